@@ -1,9 +1,9 @@
 -- sqlsem, the batches, for SQL Server. May be run again at any time, after tasks.sql.
 --
--- Whatever is decided about the batches of a name is decided under one application lock, N'batch.sqlsem.{schema}.' and
--- the name, Transaction, taken in a statement of its own before anything is read: so of several parts that end at the
--- same instant one is the last. A part, and the callback, belongs to the member that runs it; when the member is
--- gone, recover_batches says so.
+-- Decisions about the batches of a name are taken under one application lock, N'batch.sqlsem.{schema}.' and the name,
+-- Transaction, acquired in a statement of its own before anything is read. So of several parts that end at the same
+-- instant one is the last. A part, and the callback, belongs to the member that runs it; when the member is removed,
+-- recover_batches marks them.
 --
 -- Locks: as in tasks.sql an index is read without going on to the row, and rows are read and written by their number.
 -- Errors as in routines.sql, and 50007: the part cannot be started now.
@@ -51,8 +51,9 @@ BEGIN
 END;
 GO
 
--- Return 1 if this login may run, and end, the callback of a batch: what is kept, the login that kept it, putters and
--- operators; what only a program or a session knows (@own: the caller does), the logins that take part in the batch, too.
+-- Return 1 if this login may run, and end, the callback of a batch. A stored callback: the login that stored it,
+-- putters and operators. A callback that only a program or a session knows (@own: the caller does): also the logins
+-- that take part in the batch.
 IF OBJECT_ID(N'{schema}.may_run_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_run_callback AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.may_run_callback @batch bigint, @own bit
@@ -75,7 +76,7 @@ BEGIN
 END;
 GO
 
--- The parts of a batch in some states, for messages: a, b (why).
+-- Return the names of a batch's parts in some states, for messages: a, b (why).
 IF OBJECT_ID(N'{schema}.parts_in') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parts_in AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.parts_in @batch bigint, @states nvarchar(100), @told nvarchar(1000) OUTPUT
@@ -97,9 +98,9 @@ BEGIN
 END;
 GO
 
--- Tests the members that run parts or callbacks of a name's batches (NULL: of all), except @mine. Parts of the dead
--- have failed, their callbacks are to be done again. With @answer the batches in which parts failed so, a row each;
--- with @tell a message each, for a session.
+-- Check the members that run parts or callbacks of a name's batches (NULL: of all), except @mine. The parts of dead
+-- members have failed, their callbacks are pending again. With @answer one row for each batch in which parts failed so;
+-- with @tell a message for each, for a session.
 IF OBJECT_ID(N'{schema}.recover_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_batches AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.recover_batches
@@ -139,7 +140,7 @@ BEGIN
         IF @member = @before
             BREAK;
         EXEC {schema}.check_liveness @member, @mine;
-        -- Decided once, by member number: a member that is gone does not return, and its number is never used again.
+        -- Decided once, by member number: a removed member does not return, and its number is never used again.
         IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
             INSERT INTO @gone (member_id) VALUES (@member);
     END;
@@ -177,7 +178,7 @@ BEGIN
                 THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
             THROW;
         END CATCH;
-        -- At once: nobody finds it a second time, should the next batch be busy.
+        -- At once: if the next batch is busy, no later call would report this one again.
         IF @tell = 1 AND EXISTS (SELECT 1 FROM @dead WHERE batch_id = @batch)
         BEGIN
             EXEC {schema}.parts_in @batch, N'failed', @told OUTPUT;
@@ -292,7 +293,7 @@ BEGIN
            AND NOT EXISTS (SELECT 1 FROM @asked AS a
                            WHERE a.part NOT IN (SELECT p.part FROM {schema}.batch_part AS p WHERE p.batch_id = @id))
             SET @same = 1;
-        -- A batch's window is the one of the login that opened it: another login must not end it early.
+        -- The window of a batch is that of the login that opened it: another login must not end it early.
         IF @opened_by IS NULL OR @opened_by <> ORIGINAL_LOGIN()
             SET @window_ms = @own_ms;
         SET @limit = DATEADD(millisecond, CAST(@window_ms % 1000 AS int),
@@ -334,7 +335,8 @@ BEGIN
                     SET @attempt = 0;
                     INSERT INTO {schema}.batch_part (batch_id, part) SELECT @id, part FROM @asked;
                     SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
-                    -- By number: these are locked until the commit, and those of other names must not be waited for.
+                    -- By number: these rows are locked until the commit, and rows of other names must not be waited
+                    -- for.
                     INSERT INTO @old (batch_id)
                     SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
                     WHERE batch_name = @name AND batch_id < @id AND callback_status NOT IN (N'pending', N'running')
@@ -364,7 +366,7 @@ BEGIN
         END;
         IF @code <> N'started'
             SET @attempt = NULL;
-        ELSE IF @attempt = 1 AND @started = @opened  -- this is what opened the batch
+        ELSE IF @attempt = 1 AND @started = @opened  -- this start opened the batch
         BEGIN
             SELECT TOP (1) @before = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
             WHERE batch_name = @name AND batch_id < @id ORDER BY batch_id DESC;
@@ -385,7 +387,7 @@ BEGIN
 END;
 GO
 
--- Gives back a callback that this member claimed; returns 1 when there was one. May be repeated.
+-- Return a callback that this member claimed; 1 if there was one. May be repeated.
 IF OBJECT_ID(N'{schema}.return_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_callback AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.return_callback @member bigint, @uid nvarchar(64), @answer bit = 0
@@ -409,14 +411,14 @@ BEGIN
 END;
 GO
 
--- Ends a part: N'succeeded' or N'failed'. @code:
---   succeeded  it counts        failed  as was asked for
+-- End a part: N'succeeded' or N'failed'. @code:
+--   succeeded  it counts        failed  as the caller asked
 --   late       it took longer than the window, or the batch is over (expired, abandoned): it has failed
---   lost       it was given up meanwhile, and is not this member's any more
--- Where it was the last to succeed @is_last says so, and with @callback_attempt the callback is this member's to run.
--- May be repeated with the same @uid; failed after succeeded gives the callback back, should it be ours.
--- With @callback_kind the caller knows what to run, and gets the callback whatever its kind, if its login may run that
--- (may_run_callback). Otherwise the callback is pending until a login that may resumes it.
+--   lost       its member was taken for dead meanwhile: the part is not this member's any more
+-- If it was the last to succeed, @is_last says so, and with @callback_attempt this member has to run the callback. May
+-- be repeated with the same @uid; failed after succeeded returns the callback, if this member has it.
+-- With @callback_kind the caller knows the callback, and gets it whatever its kind, if its login may run it
+-- (may_run_callback). Otherwise the callback is pending until a login that may run it resumes it.
 IF OBJECT_ID(N'{schema}.end_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_part AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_part
@@ -530,9 +532,9 @@ BEGIN
 END;
 GO
 
--- Claims a callback that nobody runs: of a name's oldest such batch, or of one batch, then also one that failed. No
--- row, and @id NULL, where there is none that this login may run (may_run_callback). @own: the caller has something of its own to
--- run for those of kind local and session. May be repeated with the same @uid.
+-- Claim a callback that no member runs: of a name's oldest such batch, or of one batch, then also a failed one. No row,
+-- and @id NULL, if there is none that this login may run (may_run_callback). @own: the caller has its own code for
+-- callbacks of kind local and session. May be repeated with the same @uid.
 IF OBJECT_ID(N'{schema}.claim_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_callback AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_callback
@@ -601,8 +603,7 @@ BEGIN
 END;
 GO
 
--- Ends a callback: it failed where there is an error. Returns 1, or 0 when it was given up meanwhile. May be
--- repeated.
+-- End a callback: it failed if there is an error. Returns 1, or 0 if it is not this member's any more. May be repeated.
 IF OBJECT_ID(N'{schema}.end_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_callback AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_callback @member bigint, @batch bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
@@ -627,8 +628,8 @@ BEGIN
 END;
 GO
 
--- Abandon a batch, by its number, or the newest one of a name: one that is open or has failed, or whose callback is
--- pending or has failed. The next start of a part begins a new one. For operators. A row with the number; NULL: there is none
+-- Abandon a batch, by its number, or the newest one of a name: an open or failed one, or one whose callback is pending
+-- or has failed. The next start of a part begins a new batch. For operators. A row with the number; NULL: there is none
 -- to abandon.
 IF OBJECT_ID(N'{schema}.abandon_batch') IS NULL EXEC (N'CREATE PROCEDURE {schema}.abandon_batch AS RETURN 0');
 GO
@@ -688,10 +689,10 @@ END CATCH;
 GO
 
 
--- Views for people ------------------------------------------------------------------------------------------------
+-- Displays ----------------------------------------------------------------------------------------------------
 
--- Batches, newest first, one row a part. The text of a callback is shown to putters, operators and readers, and to the login
--- that stored it.
+-- Return batches, newest first, one row for each part. The text of a callback is shown to putters, operators and
+-- readers, and to the login that stored it.
 IF OBJECT_ID(N'{schema}.list_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_batches AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.list_batches @name nvarchar(400) = NULL, @batch bigint = NULL, @most int = 20
@@ -745,8 +746,8 @@ GO
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Starts a part for this session: a row with the number of the batch. @parts names all parts of the batch, with commas
--- in between or as a JSON array. The part has failed when the session ends before the part.
+-- Start a part for this session: a row with the number of the batch. @parts names all parts of the batch, with commas
+-- in between or as a JSON array. The part has failed if the session ends before the part.
 IF OBJECT_ID(N'{schema}.batch_part_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_start AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.batch_part_start
@@ -897,10 +898,10 @@ BEGIN
 END;
 GO
 
--- This session's part has succeeded. With is_last = 1 it was the last, and the session has the callback to run (a message
--- says so where only another login may), and
--- then to call batch_callback_ended. outcome: succeeded; late, it took longer than the window, or the batch was abandoned, and it
--- does not count. A message names the parts that have failed where all others have ended. A row, and OUTPUT parameters.
+-- End this session's part: it succeeded. With is_last = 1 it was the last one, and the session has to run the callback
+-- (a message says so if only another login may run it), and then to call batch_callback_ended. outcome: succeeded; or
+-- late: it took longer than the window, or the batch was abandoned, and the part does not count. If all other parts
+-- have ended, a message names the failed ones. A row, and OUTPUT parameters.
 IF OBJECT_ID(N'{schema}.batch_part_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_done AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.batch_part_done
@@ -940,7 +941,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- This session's part has failed. (is_last is always 0.)
+-- End this session's part: it failed. (is_last is always 0.)
 IF OBJECT_ID(N'{schema}.batch_part_failed') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_failed AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.batch_part_failed @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
@@ -967,7 +968,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Takes over a callback that nobody runs: is_last is 1 when this session has one to run now, else 0.
+-- Take over a callback that no member runs: is_last is 1 if this session has one to run now, else 0.
 IF OBJECT_ID(N'{schema}.batch_resume') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_resume AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.batch_resume @name nvarchar(400), @is_last bit = NULL OUTPUT
@@ -998,8 +999,8 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- The callback that this session has to run (of several: that it was given last) has ended: well, or with an error.
--- A row with the number of the batch.
+-- End the callback that this session has to run (of several: the latest), with success or with an error. A row with the
+-- number of the batch.
 IF OBJECT_ID(N'{schema}.batch_callback_ended') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_callback_ended AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.batch_callback_ended

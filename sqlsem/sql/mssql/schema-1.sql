@@ -2,8 +2,8 @@
 -- FROZEN once released: later changes go into schema-2.sql. Run by `sqlsem init`, or by hand (`sqlsem sql`).
 -- All times are UTC. Every constraint has a name, by which a later version can drop it.
 
--- Refuses a schema of a user who could put something of its own in the place of what is installed there: anyone who calls it would run
--- that. (A member of db_owner can do so anywhere. Servers that only speak T-SQL know other owners.)
+-- Raise an error for a schema of a user who could replace installed routines: every caller would run the replacement.
+-- (A member of db_owner can do so anywhere. Servers that only speak T-SQL have other owners.)
 DECLARE @owner int = (SELECT principal_id FROM sys.schemas WHERE schema_id = SCHEMA_ID(N'{schema}')), @message nvarchar(1000);
 IF @@VERSION LIKE N'Microsoft SQL %'
    AND @owner NOT IN (DATABASE_PRINCIPAL_ID(), DATABASE_PRINCIPAL_ID(N'dbo'), DATABASE_PRINCIPAL_ID(N'db_owner'))
@@ -30,13 +30,13 @@ VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'
 
 -- Members -----------------------------------------------------------------------------------------------------------
 
--- One row for each process or session that takes part, and what tells whether it lives: it is dead when its beacon is missing
--- and heartbeat_at is older than its grace, or when its lease is over. The numbers are bigint, as 2^31 would be used up in months
--- where sessions come and go quickly.
+-- One row for each process or session that takes part. It is dead if its beacon is missing and heartbeat_at is older
+-- than its grace, or if its lease is over. The numbers are bigint, as 2^31 would be used up in months if sessions come
+-- and go quickly.
 CREATE SEQUENCE {schema}.beacon AS int START WITH 1 MINVALUE 1 CYCLE;
--- (READPAST passes locked rows, not locked pages. So the indexes of the tables that it is used on know no locks of pages. Rows come and
--- go fast in them and in the queue, and every statement there goes by a key: statistics that are counted anew would change no plan, and have
--- all of them compiled again.)
+-- (READPAST skips locked rows, but not locked pages. So the indexes of the tables on which it is used allow no page
+-- locks. Rows come and go fast in these tables and in the queue, and every statement there uses a key: new statistics
+-- would change no plan, and make all of them compile again.)
 CREATE TABLE {schema}.member (
     member_id     bigint IDENTITY NOT NULL CONSTRAINT member_pk PRIMARY KEY
         WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON),
@@ -45,22 +45,22 @@ CREATE TABLE {schema}.member (
     host          nvarchar(255) NULL,
     pid           int NULL,
     program       nvarchar(255) NULL,
-    -- No other login may act for this member.
+    -- No other login may call for this member.
     login         nvarchar(128) NOT NULL CONSTRAINT member_login_default DEFAULT ORIGINAL_LOGIN(),
     grace_ms      int NOT NULL CONSTRAINT member_grace_ms_check CHECK (grace_ms >= 0),
     lease_ms      int NULL CONSTRAINT member_lease_ms_check CHECK (lease_ms > 0),
     joined_at     datetime2(6) NOT NULL CONSTRAINT member_joined_at_default DEFAULT SYSUTCDATETIME(),
-    -- When it last proved that it lives.
+    -- Time of the last heartbeat.
     heartbeat_at       datetime2(6) NOT NULL CONSTRAINT member_seen_at_default DEFAULT SYSUTCDATETIME(),
-    lease_until   datetime2(6) NULL,  -- dead when past; NULL where a beacon tells
+    lease_until   datetime2(6) NULL,  -- dead when past; NULL for a member with a beacon
     missing_since datetime2(6) NULL   -- when the beacon was first found missing; cleared when the member returns
 );
 CREATE INDEX member_session ON {schema}.member (session_id)  -- a session finds its member
     WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON);
 GO
 
--- The principal that the application locks belong to: public, until permissions.sql finds a moment at which no session has
--- one. Then it is a role, and a login outside of the role cannot take sqlsem's locks away from its members.
+-- Return the principal that owns the application locks: public, until permissions.sql finds a moment at which no
+-- session has such a lock. Then it is a role, and a login outside of the role cannot block sqlsem's locks.
 CREATE FUNCTION {schema}.lock_principal() RETURNS nvarchar(128) AS
 BEGIN
     RETURN N'public';
@@ -78,7 +78,7 @@ CREATE TABLE {schema}.resource (
     paused_by      nvarchar(128) NULL,                                       -- the operator's login, while paused_at is set
     -- Age at which rows without a member are removed.
     stale_after_ms bigint NULL CONSTRAINT resource_stale_after_ms_check CHECK (stale_after_ms > 0),
-    ageing_ms      int NULL  -- what one step of priority is worth, in waiting; NULL: no priorities
+    ageing_ms      int NULL  -- the waiting time that one step of priority is worth; NULL: no priorities
 );
 
 -- The limit of every resource whose name begins with the prefix and that has no limit of its own; the longest prefix counts.
@@ -105,28 +105,29 @@ CREATE TABLE {schema}.entry (
     weight            int NULL CONSTRAINT entry_weight_check CHECK (weight IS NOT NULL),
     member_id         bigint NULL,
     owner             nvarchar(255) NULL,
-    -- Bare rows are given one; of several requests of one call, its uid (64) with a number.
+    -- Bare rows get one; for several requests of one call it is the uid of the call (64) and a number.
     request_uid       nvarchar(80) COLLATE Latin1_General_100_BIN2 NULL
         CONSTRAINT entry_request_uid_unique UNIQUE WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON),
     requested_at      datetime2(6) NULL CONSTRAINT entry_requested_at_check CHECK (requested_at IS NOT NULL),
     granted_at        datetime2(6) NULL,
     revoked_at        datetime2(6) NULL,
     revoked_by        nvarchar(128) NULL,  -- the operator's login, while revoked_at is set
-    waiter_lease_until    datetime2(6) NULL,   -- a waiting row whose client does not come back goes when this is past
+    waiter_lease_until    datetime2(6) NULL,   -- when past, a waiting row whose client does not return is removed
     note              nvarchar(1000) NULL,
-    -- No row stood between that position and this one when it was registered, nor can one come. Where that is a row which is
-    -- released, its release grants this one. (The check refuses numbers that went back: a number that was set, rows that were put in.)
+    -- No row was between that position and this one at its registration, nor can one come. If that row is released, its
+    -- release grants this one. (The check refuses numbers that went back: a number that was set, or rows that were
+    -- inserted by hand.)
     behind            bigint NULL,
     CONSTRAINT entry_behind_check CHECK (behind < queue_position)
 );
 CREATE UNIQUE CLUSTERED INDEX entry_resource ON {schema}.entry (resource_id, queue_position)
     WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON);
-CREATE INDEX entry_member ON {schema}.entry (member_id) INCLUDE (request_uid, revoked_at)  -- all that a heartbeat reads
+CREATE INDEX entry_member ON {schema}.entry (member_id) INCLUDE (request_uid, revoked_at)  -- all columns that a heartbeat reads
     WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON);
 GO
--- Where looks at a resource begin: no row stands at the mark or below. Positions only grow and rows only leave, so that stays true. The
--- server keeps deleted rows (ghosts) until it finds the time to remove them, and a look from the first position on would pass all of
--- them. A mark that is not there, or is locked just now, only costs time.
+-- Checks of a resource begin behind this mark: there is no row at the mark or below. Positions only grow and rows only
+-- leave, so that stays true. The server keeps deleted rows (ghosts) for a while, and a search from the first position
+-- would pass all of them. A missing or locked mark only costs time.
 CREATE TABLE {schema}.low_water (
     resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT low_water_pk PRIMARY KEY
         WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON),
@@ -199,8 +200,8 @@ CREATE TABLE {schema}.rate_window (
     cap         bigint NULL CONSTRAINT rate_window_cap_check CHECK (cap >= 1),
     cap_by      nvarchar(128) NULL,
     seen_ms     bigint NOT NULL,  -- when it was last taken from
-    full_us     bigint NULL,      -- with a burst: when the whole burst is there again
-    -- Counted since the window is known; they only grow.
+    full_us     bigint NULL,      -- with a burst: when the whole burst is available again
+    -- Counters since the window was first declared.
     taken       bigint NOT NULL CONSTRAINT rate_window_taken_default DEFAULT 0,
     returned    bigint NOT NULL CONSTRAINT rate_window_returned_default DEFAULT 0,  -- of that, where the cost was less in the end
     waits       bigint NOT NULL CONSTRAINT rate_window_waits_default DEFAULT 0,     -- requests that were not granted at once
@@ -249,8 +250,8 @@ CREATE TABLE {schema}.commit_marker (
 );
 CREATE INDEX commit_marker_login ON {schema}.commit_marker (login);
 
--- From hand_over to adopt the rows belong to a member of their own, in transit, which lives by a lease of ttl_ms: member_id.
--- The token itself is nowhere. Rows of the past are kept for a day, to say why a token cannot be adopted.
+-- Between hand_over and adopt the rows belong to a member of their own, in transit (member_id), with a lease of ttl_ms.
+-- The token itself is not stored. Old rows are kept for a day, so that a failed adopt can give the reason.
 CREATE TABLE {schema}.handover (
     -- SHA-256, in hexadecimal digits.
     token_hash     varchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT handover_pk PRIMARY KEY,
@@ -274,26 +275,27 @@ GO
 -- feature: queue
 -- The work queue ----------------------------------------------------------------------------------------------------
 
--- The sort key of a task key: in no order that anyone chose, and each at its own place. It is stored in rows, so it never
--- changes, and is not made anew with the procedures, which run meanwhile.
+-- Return the sort key of a task key: no client can choose its order, and no two keys have the same. It is stored in
+-- rows, so it never changes, and is not created again with the procedures, which run meanwhile.
 CREATE FUNCTION {schema}.key_hash(@key nvarchar(255)) RETURNS nvarchar(263) AS
 BEGIN
     RETURN CONCAT(RIGHT(CONCAT(N'0000000', CAST(SUBSTRING(HASHBYTES('SHA2_256', @key), 1, 3) AS int)), 8), @key);
 END;
 GO
 
--- One row a task, in whatever state. A task is open while it is pending, running, or failed and holding up later orders.
+-- One row for each task, in any state. A task is open while it is pending, running, or failed and blocking later
+-- orders.
 CREATE TABLE {schema}.task (
     task_id         bigint IDENTITY NOT NULL CONSTRAINT task_pk PRIMARY KEY WITH (ALLOW_PAGE_LOCKS = OFF),
     queue_name      nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     task_order      int NOT NULL CONSTRAINT task_task_order_default DEFAULT 0,  -- a task waits for every open task of a lower order
-    -- Workers share themselves out between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
+    -- Workers are divided between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
     -- NULL: no key, in any other queue.
     task_key        nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
     task_priority   int NOT NULL CONSTRAINT task_task_priority_default DEFAULT 0,  -- among the tasks of its key; higher ones first
-    task_hash       nvarchar(263) COLLATE Latin1_General_100_BIN2 NULL,  -- the key behind eight digits of its hash (key_hash)
-    -- Of the open tasks of a queue one has it. The routines see to that: an index that is unique for some rows is a filtered
-    -- one, which wants QUOTED_IDENTIFIER ON of every client that touches the table.
+    task_hash       nvarchar(263) COLLATE Latin1_General_100_BIN2 NULL,  -- eight digits of the key's hash, then the key (key_hash)
+    -- At most one open task of a queue has it. The routines ensure that: an index that is unique for some rows is a
+    -- filtered one, which needs QUOTED_IDENTIFIER ON of every client that writes to the table.
     unique_key      nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
     kind            nvarchar(8) NOT NULL CONSTRAINT task_kind_check CHECK (kind IN (N'sql', N'shell', N'call', N'json')),
     body            nvarchar(max) NOT NULL,
@@ -331,27 +333,27 @@ CREATE TABLE {schema}.task (
     ended_at        datetime2(6) NULL,
     error           nvarchar(max) NULL,
     result          nvarchar(max) NULL,
-    -- Of a task with locks (parked.sql): its ready_at is the end of time (the year 9999), so that claims of tasks without locks
-    -- pass it by.
+    -- For a task with locks (parked.sql) ready_at is the end of time (the year 9999), so that claims of tasks without
+    -- locks skip it.
     lock_count      int NULL,           -- how many; NULL: none
-    locks_pending      int NULL,           -- how many are not granted yet; NULL: it waits in no line
-    enqueue_locks_at         datetime2(6) NULL,  -- when it may wait in the lines
+    locks_pending      int NULL,           -- how many are not granted yet; NULL: none is enqueued
+    enqueue_locks_at         datetime2(6) NULL,  -- when its locks may be enqueued
     CONSTRAINT task_turn_of_key CHECK (task_key IS NULL AND task_hash IS NULL OR task_key IS NOT NULL AND task_hash IS NOT NULL)
 );
--- Open tasks are few; all that claims read is in one index of them, whose keys do not change from the put to the end. No index
--- is filtered: a filtered index wants QUOTED_IDENTIFIER ON of every client that touches the table, and refuses its rows
--- otherwise. The indexes include what is asked of them, so that no reader goes on to the row with a lock on an index, while a
--- writer comes the other way.
+-- Open tasks are few; claims read only one index of them, whose keys do not change from put to end. No index is
+-- filtered: a filtered index needs QUOTED_IDENTIFIER ON of every client that writes to the table, and refuses its rows
+-- otherwise. The indexes include all columns that are read by them. So no reader goes on to the row with a lock on an
+-- index entry, while a writer comes the other way.
 CREATE INDEX task_open ON {schema}.task (queue_name, is_open, task_order, task_id)
     INCLUDE (status, ready_at, member_id, claim_uid, attempt, task_priority) WITH (ALLOW_PAGE_LOCKS = OFF);
--- (With lock_count in front: claims read only tasks where it is NULL, and so do not pass the parked ones.)
+-- (With lock_count in front: claims read only tasks where it is NULL, and so do not pass the blocked ones.)
 CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_hash, task_priority DESC, task_id)
     INCLUDE (ready_at) WITH (ALLOW_PAGE_LOCKS = OFF);
 CREATE INDEX task_ended ON {schema}.task (is_open, ended_at) INCLUDE (queue_name, status) WITH (ALLOW_PAGE_LOCKS = OFF);
 CREATE UNIQUE INDEX task_put ON {schema}.task (put_uid) WITH (ALLOW_PAGE_LOCKS = OFF);
 CREATE INDEX task_unique ON {schema}.task (unique_key, queue_name) WITH (ALLOW_PAGE_LOCKS = OFF);
 
--- One row an attempt that ended.
+-- One row for each ended attempt.
 CREATE TABLE {schema}.task_log (
     task_id    bigint NOT NULL,
     attempt    int NOT NULL,
@@ -369,22 +371,22 @@ CREATE TABLE {schema}.task_log (
     CONSTRAINT task_log_pk PRIMARY KEY (task_id, attempt)
 );
 
--- How many tasks of a queue may run at a time. There is a row where anything is set, of the queue or of a key.
+-- The limits and rates of a queue. There is a row if anything is set for the queue or one of its keys.
 CREATE TABLE {schema}.queue_setting (
     queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT queue_setting_pk PRIMARY KEY,
-    task_limit int NULL CONSTRAINT queue_setting_task_limit_check CHECK (task_limit >= 0),  -- of all
+    task_limit int NULL CONSTRAINT queue_setting_task_limit_check CHECK (task_limit >= 0),  -- of all tasks
     key_limit  int NULL CONSTRAINT queue_setting_key_limit_check CHECK (key_limit >= 0),    -- of each key
-    -- How many may be started in so many milliseconds: of all, and of each key.
+    -- How many tasks may be started in so many milliseconds: of all, and of each key.
     task_rate  int NULL CONSTRAINT queue_setting_task_rate_check CHECK (task_rate >= 1),
     task_ms    int NULL CONSTRAINT queue_setting_task_ms_check CHECK (task_ms >= 1),
     key_rate   int NULL CONSTRAINT queue_setting_key_rate_check CHECK (key_rate >= 1),
     key_ms     int NULL CONSTRAINT queue_setting_key_ms_check CHECK (key_ms >= 1),
-    claims     bigint NOT NULL CONSTRAINT queue_setting_claims_default DEFAULT 0,  -- every claim writes it: one after the other
+    claims     bigint NOT NULL CONSTRAINT queue_setting_claims_default DEFAULT 0,  -- every claim writes it, so that claims take turns
     set_at     datetime2(6) NOT NULL CONSTRAINT queue_setting_set_at_default DEFAULT SYSUTCDATETIME(),
     set_by     nvarchar(128) NOT NULL CONSTRAINT queue_setting_set_by_default DEFAULT ORIGINAL_LOGIN()
 );
 
--- (A clustered key may have 900 bytes, and two names have 1,020; a nonclustered one 1,700.)
+-- (A clustered key may have 900 bytes, and two names have 1,020; a nonclustered key may have 1,700.)
 CREATE TABLE {schema}.queue_key (
     queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     task_key   nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -396,10 +398,10 @@ CREATE TABLE {schema}.queue_key (
     set_by     nvarchar(128) NOT NULL CONSTRAINT queue_key_set_by_default DEFAULT ORIGINAL_LOGIN(),
     CONSTRAINT queue_key_pk PRIMARY KEY NONCLUSTERED (queue_name, task_key)
 );
--- The heavy keys, which every claim reads, at whatever key it begins.
+-- The heavy keys: every claim reads them, at whatever key it begins.
 CREATE INDEX queue_key_heavy ON {schema}.queue_key (queue_name, weight DESC, task_key);
 
--- A queue or key whose rate a claim found used up: claims pass it by until then. (The use itself is in rate_slot.)
+-- A queue or key whose rate a claim found used up: claims skip it until free_ms. (The use itself is in rate_slot.)
 CREATE TABLE {schema}.queue_wait (
     queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     task_key   nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,  -- N'': the queue itself
@@ -408,7 +410,7 @@ CREATE TABLE {schema}.queue_wait (
     CONSTRAINT queue_wait_pk PRIMARY KEY NONCLUSTERED (queue_name, task_key)
 );
 
--- The locks that tasks are put with.
+-- The locks of tasks (parked.sql).
 CREATE TABLE {schema}.task_lock (
     task_id           bigint NOT NULL,
     number            int NOT NULL,
@@ -417,7 +419,7 @@ CREATE TABLE {schema}.task_lock (
     access_type       nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL,
     concurrency_limit int NULL,
     weight            int NOT NULL,
-    queue_position    bigint NULL,                                                 -- of its row in the line; NULL: none
+    queue_position    bigint NULL,                                                 -- of its row in the lock's queue; NULL: none
     waits             bit NOT NULL CONSTRAINT task_lock_waits_default DEFAULT 0,   -- that row is not granted yet
     parked            bit NOT NULL CONSTRAINT task_lock_parked_default DEFAULT 0,  -- the task is pending
     CONSTRAINT task_lock_pk PRIMARY KEY (task_id, number) WITH (ALLOW_PAGE_LOCKS = OFF)
@@ -425,14 +427,14 @@ CREATE TABLE {schema}.task_lock (
 CREATE INDEX task_lock_parked ON {schema}.task_lock (queue_name, parked, resource_id, access_type, queue_position)
     WITH (ALLOW_PAGE_LOCKS = OFF);
 
--- The member in whose name the parked tasks of a queue wait in the lines of their locks.
+-- The member that owns the lock requests of a queue's blocked tasks.
 CREATE TABLE {schema}.parking (
     queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT parking_pk PRIMARY KEY,
     member_id  bigint NULL,
-    claims     bigint NOT NULL CONSTRAINT parking_claims_default DEFAULT 0  -- every look writes it: one after the other
+    claims     bigint NOT NULL CONSTRAINT parking_claims_default DEFAULT 0  -- every claim that polls writes it, so that they take turns
 );
 
--- Tasks that are put again and again, at the times of a cron expression: by any process that watches, and by one of them.
+-- Tasks that are put at the times of a cron expression, by one of the processes that watch for due schedules.
 CREATE TABLE {schema}.schedule (
     schedule_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT schedule_pk PRIMARY KEY,
     queue_name    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -441,7 +443,7 @@ CREATE TABLE {schema}.schedule (
     kind          nvarchar(8) NOT NULL CONSTRAINT schedule_kind_check CHECK (kind IN (N'sql', N'shell', N'call', N'json')),
     body          nvarchar(max) NOT NULL,
     options       nvarchar(max) NOT NULL CONSTRAINT schedule_options_default DEFAULT N'{}',  -- JSON; of each task: order, note, ...
-    next_due      datetime2(6) NOT NULL,  -- the next one
+    next_due      datetime2(6) NOT NULL,  -- the next time
     last_due      datetime2(6) NULL,  -- the latest time for which a task was put
     put_at        datetime2(6) NOT NULL CONSTRAINT schedule_put_at_default DEFAULT SYSUTCDATETIME(),
     put_by        nvarchar(128) NOT NULL CONSTRAINT schedule_put_by_default DEFAULT ORIGINAL_LOGIN(),
@@ -454,7 +456,7 @@ GO
 -- feature: batches
 -- Batches ------------------------------------------------------------------------------------------------------------
 
--- One row a batch: a set of parts that run side by side, and the callback that the last part to succeed starts.
+-- One row for each batch: a set of parts that run side by side, and the callback that the last part to succeed starts.
 CREATE TABLE {schema}.batch (
     batch_id         bigint IDENTITY NOT NULL CONSTRAINT batch_pk PRIMARY KEY,
     batch_name       nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -472,7 +474,7 @@ CREATE TABLE {schema}.batch (
     callback_uid     nvarchar(64) NULL,  -- made by the client: a repeated claim finds its row
     callback_member  bigint NULL,
     callback_owner   nvarchar(255) NULL,
-    callback_kept_by nvarchar(128) NULL,  -- the login that kept what is run; and the login that ran it last
+    callback_kept_by nvarchar(128) NULL,  -- the login that stored the callback; and the login that ran it last
     callback_login   nvarchar(128) NULL,
     callback_started datetime2(6) NULL,
     callback_ended   datetime2(6) NULL,

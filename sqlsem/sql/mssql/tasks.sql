@@ -1,24 +1,25 @@
 -- sqlsem, the work queue, for SQL Server. May be run again at any time, after public.sql.
 --
--- A claim belongs to a member, like a row of the lock queue: nobody takes a task from a worker that lives, however long
--- it takes; when the member is gone its tasks are pending again (recover_tasks). No transaction is open while one runs.
+-- A claim belongs to a member, like a row of the lock queue: no session takes a task from a live worker, however long
+-- the task runs. When the member is removed its tasks are pending again (recover_tasks). No transaction is open while a
+-- task runs.
 --
--- Orders are barriers: what may be claimed are the pending tasks of the lowest order that is open. A claim skips rows
--- that are locked, but the look at the barrier does not: a task whose end is not committed still holds up later ones.
+-- Orders are barriers: only pending tasks of the lowest open order may be claimed. A claim skips locked rows, but its
+-- check of the barrier does not: a task whose end is not committed still blocks later orders.
 --
 -- Locks: an index of the task table is read without going on to the row, and rows are written by their number, so that
--- every statement takes the row first and its index entries next. Anyone who has locked an index entry (a claim) skips a
--- locked row rather than wait for it. An attempt is ended, and the next task claimed, in two transactions: a look at
--- the barrier never waits while its session keeps a lock.
+-- every statement locks the row first and its index entries next. A session that has locked an index entry (a claim)
+-- skips a locked row rather than wait for it. An attempt is ended, and the next task claimed, in two transactions: a
+-- check of the barrier never waits while its session keeps a lock.
 --
--- Errors as in routines.sql, and 50006: this user may not.
--- A bit is compared with a bit, so that no engine converts the column and forgoes the index.
--- What may run from the first is ready since 1900, and shown as ready since it was put: it does not wait for a clock
--- that steps back.
--- Turns: what they are stands in PostgreSQL's tasks.sql. Who claims where limits are set writes the queue's row of queue_setting
--- first; elsewhere it keeps a shared lock on the place where that row would be, so that a first limit waits for it.
+-- Errors as in routines.sql, and 50006: not allowed for this login.
+-- A bit is compared with a bit, so that no engine converts the column and then cannot use the index.
+-- A task that may run at once is ready since 1900, and shown as ready since its put: it does not wait when the clock
+-- steps back.
+-- PostgreSQL's tasks.sql explains fair queueing. A claim from a queue with limits first writes the queue's row of
+-- queue_setting; another claim keeps a shared lock on the place of that row, so that a first limit waits for it.
 -- Application locks, Transaction: N'put.sqlsem.{schema}.' and a uid, held while tasks are put under that uid;
--- N'key.sqlsem.{schema}.', a task's key and its queue, held while one with this key is put;
+-- N'key.sqlsem.{schema}.', a task's key and its queue, held while a task with this key is put;
 -- N'schedules.sqlsem.{schema}', held while a schedule is saved.
 
 SET QUOTED_IDENTIFIER ON;
@@ -27,9 +28,9 @@ GO
 
 -- Putting ----------------------------------------------------------------------------------------------------------
 
--- What a task does: @kind comes back as it is kept. Refuses what is none, and code from anyone who may not have workers run it
--- (all kinds but json do): it runs with the workers' rights. As this runs with its owner's rights to the tables only,
--- IS_MEMBER tells about the caller.
+-- Check the kind and the body of a task; @kind becomes the value that the table stores. Raises an error for an invalid
+-- one, and for code (all kinds but json) from a login that may not put code, as the code runs with the workers' rights.
+-- This procedure has its owner's rights to the tables only, so IS_MEMBER tells about the caller.
 IF OBJECT_ID(N'{schema}.check_work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_work AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_work @kind nvarchar(100) OUTPUT, @body nvarchar(max)
@@ -43,7 +44,8 @@ BEGIN
                     WHEN N'sql|' THEN N'sql' WHEN N'shell|' THEN N'shell' WHEN N'call|' THEN N'call' WHEN N'json|' THEN N'json' END;
     IF @word IN (N'json', N'call')
     BEGIN
-        -- In brackets, as ISJSON knows no single values; and these must not make one out of none or of several.
+        -- In brackets, as ISJSON does not accept single values; the brackets must not make one value out of none or of
+        -- several.
         SET @values = 0;
         IF ISJSON(CONCAT(N'[', @body, N']')) = 1
             SELECT @values = COUNT(*) FROM OPENJSON(CONCAT(N'[', @body, N']'));
@@ -69,7 +71,7 @@ BEGIN
 END;
 GO
 
--- put_task in the name of a login, of what check_work has let pass.
+-- Do put_task for a login, with values that check_work has accepted.
 IF OBJECT_ID(N'{schema}.put_task_by') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task_by AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.put_task_by
@@ -128,7 +130,7 @@ BEGIN
         SET @uid = CONVERT(nvarchar(64), NEWID());
     ELSE
     BEGIN
-        -- The call whose reply was lost may still be running.
+        -- The first call, whose reply was lost, may still be running.
         SET @name = CONCAT(N'put.sqlsem.{schema}.', LEFT(@uid, CHARINDEX(N'.', CONCAT(@uid, N'.')) - 1));
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
@@ -142,7 +144,7 @@ BEGIN
     END;
     IF @task_id IS NULL AND @key IS NOT NULL
     BEGIN
-        -- One after the other who puts with this key: what was put before is committed, and seen.
+        -- Calls that put tasks with this key take turns: the tasks of earlier calls are committed, and visible.
         SET @name = LEFT(CONCAT(N'key.sqlsem.{schema}.', @key, N'.', @queue), 255);
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
@@ -189,7 +191,7 @@ BEGIN
             EXEC {schema}.store_task_locks @task_id, @queue, @locks;
         IF @there IS NOT NULL
         BEGIN
-            -- It gives way; while it runs it only gives up its key.
+            -- The old task is cancelled; a running one only gives up its key.
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME(),
                 error = CONCAT(N'replaced by task ', @task_id)
@@ -206,8 +208,8 @@ BEGIN
 END;
 GO
 
--- Puts one task; part of the caller's transaction, if any. A second call with the same @uid (the first reply was lost)
--- finds the task of the first. A uid is <what several calls have in common>.<number>.
+-- Put one task; part of the caller's transaction, if any. A second call with the same @uid (the first reply was lost)
+-- finds the task of the first. A uid is <common part of several calls>.<number>.
 IF OBJECT_ID(N'{schema}.put_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.put_task
@@ -235,9 +237,9 @@ GO
 
 -- Claiming and ending ----------------------------------------------------------------------------------------------
 
--- Returns 1 where the rates of a queue, and of this key, let one more task be started, after so many others (of all; of the key), in a
--- transaction that has written the queue's row of queue_setting. @start: it is started, so it counts from here on. What these rates
--- are stands in PostgreSQL's tasks.sql.
+-- Return 1 if the rates of a queue, and of this key, allow one more start, after so many other tasks (of all; of the
+-- key). Needs a transaction that has written the queue's row of queue_setting. @start: the task is started, so count it
+-- from now on. PostgreSQL's tasks.sql explains these rates.
 IF OBJECT_ID(N'{schema}.task_may_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_may_start AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.task_may_start @queue nvarchar(400), @key nvarchar(255), @all int, @of_key int, @start bit
@@ -247,7 +249,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @take int = 0, @takes int = @start, @of int, @rate int, @ms int, @whose nvarchar(255), @ahead int, @now bigint,
             @hash varbinary(32), @name nvarchar(255), @cost bigint, @windows nvarchar(1000), @only_look bit, @wait bigint, @taken bigint;
-    WHILE @take <= @takes  -- both are looked at before anything is taken of one
+    WHILE @take <= @takes  -- both rates are checked before either is used
     BEGIN
         SET @of = 0;
         WHILE @of < 2
@@ -271,7 +273,7 @@ BEGIN
                OR EXISTS (SELECT 1 FROM {schema}.queue_wait
                           WHERE queue_name = @queue AND task_key = @whose AND @now >= since_ms AND @now < free_ms)
                 RETURN 0;
-            -- As what its starts are counted. (No name has a control character.)
+            -- The name under which the starts are counted. (No name has a control character.)
             SET @hash = HASHBYTES('SHA2_256', CONCAT(@queue, NCHAR(31), @whose));
             SET @name = CONCAT(N'tasks:', CAST(SUBSTRING(@hash, 1, 8) AS bigint), N'.', CAST(SUBSTRING(@hash, 9, 8) AS bigint), N'.',
                                CAST(SUBSTRING(@hash, 17, 8) AS bigint), N'.', CAST(SUBSTRING(@hash, 25, 8) AS bigint));
@@ -298,8 +300,8 @@ BEGIN
 END;
 GO
 
--- In the transaction of a claim, of this order, the lowest that is open: whether the queue is claimed from in turns, and the
--- task whose turn it is, locked, and counted as started (NULL: none may run).
+-- In the transaction of a claim, for the lowest open order: return whether the queue uses fair queueing, and the task
+-- that may be claimed next, locked, and counted as started (NULL: none may run).
 IF OBJECT_ID(N'{schema}.pick_fair_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pick_fair_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.pick_fair_task @queue nvarchar(400), @order int, @turns bit OUTPUT, @task bigint OUTPUT
@@ -307,9 +309,9 @@ AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @running TABLE (task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY, many int NOT NULL);
-    -- near: found on the way; each of these stands for as many as are not looked at.
+    -- near: found by the walk; each of these keys stands for many others that are not read.
     DECLARE @draw TABLE (task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, near int NOT NULL);
-    -- rated: 2 where the rate was found used up, 3 where there is nothing to start.
+    -- rated: 2 if the rate is used up, 3 if there is nothing to start.
     DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY,
                          task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, rated int NOT NULL);
     DECLARE @limited int = 0, @most int, @key_most int, @total int, @key nvarchar(255), @there int = 0, @id bigint, @plain bigint,
@@ -323,7 +325,7 @@ BEGIN
     BEGIN
         UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
         IF @@ROWCOUNT = 0
-            SET @limited = 0;  -- it went while it was waited for
+            SET @limited = 0;  -- the row was deleted while this session waited for it
     END;
     IF @limited = 0
     BEGIN
@@ -338,7 +340,8 @@ BEGIN
     IF @limited = 0 AND @there = 0
         RETURN 0;
     SET @turns = 1;
-    -- What is just being ended counts until it has ended: this look waits for it, if it does not see it as it was.
+    -- A task that is just being ended counts until its end is committed: this statement waits for that, unless it reads
+    -- the old version.
     INSERT INTO @running (task_key, many)
     SELECT COALESCE(SUBSTRING(task_hash, 9, 255), N''), COUNT(*) FROM {schema}.task WITH (INDEX (task_fair))
     WHERE queue_name = @queue AND status = N'running' GROUP BY COALESCE(SUBSTRING(task_hash, 9, 255), N'');
@@ -350,8 +353,8 @@ BEGIN
     IF @code = 0
         RETURN 0;
     SET @now = {schema}.clock_us() / 1000;
-    -- Those of which nothing runs come first, some of them at a time, from a place on that is drawn; then the others. Why, stands in
-    -- PostgreSQL's tasks.sql.
+    -- Keys without running tasks come first, in portions, from a random place on; then the other keys. PostgreSQL's
+    -- tasks.sql explains why.
     SET @begin = RIGHT(CONCAT(N'0000000', CAST(FLOOR(RAND() * 16777216) AS int)), 8);
     SET @turn = @begin;
     WHILE @lap < 3 AND @task IS NULL
@@ -405,7 +408,7 @@ BEGIN
               FROM @draw AS d GROUP BY d.task_key) AS h
         LEFT JOIN @running AS r ON r.task_key = h.task_key
         LEFT JOIN {schema}.queue_key AS k ON k.queue_name = @queue AND k.task_key = h.task_key
-        -- (Compared with NULL, no index is looked into.)
+        -- (With NULL for comparison, no index is searched.)
         LEFT JOIN {schema}.queue_wait AS w WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
             ON w.queue_name = @queue
            AND w.task_key = CASE WHEN COALESCE(k.task_rate, @key_rate) IS NOT NULL AND h.task_key <> N'' THEN h.task_key END
@@ -423,7 +426,8 @@ BEGIN
             WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_hash = @at
               AND ready_at <= SYSUTCDATETIME()
             ORDER BY task_priority DESC, task_id;
-            -- Those that were put without a key before the queue had turns. (They have no priority.)
+            -- Tasks without a key that were put before the queue had keys, limits or priorities. (They have no
+            -- priority.)
             IF @key = N''
                 SELECT TOP (1) @plain = task_id
                 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
@@ -446,7 +450,8 @@ BEGIN
             END;
         END;
     END;
-    -- Others are just taking the first ones: what follows these. (Where limits are set, they would have the queue's row.)
+    -- Other sessions are just claiming the first tasks: take the tasks behind. (With limits, this session has the
+    -- queue's row, and there are no such sessions.)
     SET @place = 0;
     WHILE @task IS NULL AND @place < @count
     BEGIN
@@ -475,7 +480,7 @@ BEGIN
 END;
 GO
 
--- Claims the first task that may run now; @task is NULL where there is none. With @again (the first reply may have been
+-- Claim the first task that may run now; @task is NULL if there is none. With @again (the first reply may have been
 -- lost) the claim of the same @uid is found again.
 IF OBJECT_ID(N'{schema}.take_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_task AS RETURN 0');
 GO
@@ -499,7 +504,7 @@ BEGIN
     IF @task IS NOT NULL
         RETURN 0;
     BEGIN TRY
-        -- Anyone who keeps a row locked, but not its index entry, must not keep us here.
+        -- A session that keeps a row locked, but not its index entry, must not block this loop for ever.
         WHILE @count = 0 AND @tries < 100
         BEGIN
             SET @tries = @tries + 1;
@@ -517,8 +522,8 @@ BEGIN
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
                   AND task_hash IS NULL AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_priority DESC, task_id;
-            -- Where an engine has no such hints two sessions may have found the same task: one of them looks again. (It
-            -- may even have been run meanwhile, and be pending for a second attempt.)
+            -- On an engine without such hints two sessions may have found the same task: one of them searches again.
+            -- (The task may even have run meanwhile, and be pending for a second attempt.)
             UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
             SET status = N'running', attempt = attempt + 1, member_id = @member, owner = @owner, claim_uid = @uid,
                 claimed_at = SYSUTCDATETIME(), host = @host, pid = @pid, login = ORIGINAL_LOGIN()
@@ -534,7 +539,8 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        -- A transaction that is putting, or ending, what comes first: nothing may run yet. (Or a deadlock's victim.)
+        -- An open transaction puts or ends a task that comes first: nothing may run yet. (Or this session is a
+        -- deadlock's victim.)
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
         SET @task = NULL;
@@ -542,7 +548,7 @@ BEGIN
 END;
 GO
 
--- take_task for programs: a row of the task, or none.
+-- Do take_task for programs: a row for the task, or none.
 IF OBJECT_ID(N'{schema}.claim_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_task
@@ -558,9 +564,9 @@ BEGIN
 END;
 GO
 
--- Ends an attempt: 'finished', 'failed' (it is tried again after a growing pause, as often as max_attempts says), 'returned'
--- (pending at once; does not count), or 'cancelled'. One that was to be cancelled is, unless it has finished. @status is the task's new one; NULL when it was this member's no more.
--- May be repeated.
+-- End an attempt: 'finished', 'failed' (retried after a growing pause, as often as max_attempts says), 'returned'
+-- (pending at once; does not count), or 'cancelled'. If its cancellation was requested, the task is cancelled unless it
+-- has finished. @status is the task's new status; NULL if the attempt was not this member's any more. May be repeated.
 IF OBJECT_ID(N'{schema}.end_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_task
@@ -585,7 +591,7 @@ BEGIN
         SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SELECT @there = 1, @host = host, @pid = pid, @session_id = session_id
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
-    -- None of these changes while the task runs, but for the last; who asks later than this comes too late.
+    -- Only the last of these columns can change while the task runs; a later request to cancel comes too late.
     SELECT @failures = failures, @most = max_attempts, @backoff_ms = backoff_ms, @on_failure = on_failure,
            @by = cancel_asked_by, @locks = lock_count
     FROM {schema}.task WITH (UPDLOCK, ROWLOCK)
@@ -607,7 +613,8 @@ BEGIN
         SET @open = CASE WHEN @status = N'pending' OR (@status = N'failed' AND @on_failure = N'stop') THEN 1 ELSE 0 END;
         IF @outcome = N'failed' AND @status = N'pending'
         BEGIN
-            -- Twice as long each time, up to five minutes; by half at random, lest all come back at once.
+            -- Twice as long each time, up to five minutes; half of it is random, so that the tasks do not come back all
+            -- at once.
             SET @pause = @backoff_ms * POWER(CAST(2 AS float), CASE WHEN @failures > 20 THEN 20 ELSE @failures END);
             SET @pause = CASE WHEN @pause > 300000 THEN 300000 ELSE @pause END * (0.5 + RAND() / 2);
         END;
@@ -639,7 +646,7 @@ BEGIN
             SET @status = NULL;
     END;
     IF @status IS NULL
-        -- Ended before, by us?
+        -- Did an earlier call end it?
         SELECT @status = t.status FROM {schema}.task_log AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
         WHERE l.task_id = @task AND l.attempt = @attempt AND l.member_id = @member AND l.outcome = @outcome;
     IF @answer = 1
@@ -647,7 +654,7 @@ BEGIN
 END;
 GO
 
--- end_task and claim_task in one call: what a worker does between two tasks. One row.
+-- Do end_task and claim_task in one call, as a worker does between two tasks. One row.
 IF OBJECT_ID(N'{schema}.next_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.next_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.next_task
@@ -665,8 +672,8 @@ BEGIN
 END;
 GO
 
--- Claims up to @most tasks: those that come first, as far as they are calls or SQL whose worker has never died, and no more
--- than a million characters of them; another one is claimed alone. Otherwise as claim_task: a row each.
+-- Claim up to @most tasks: the first ones, as long as they are calls or SQL whose worker has never died, and no more
+-- than a million characters of them. Any other task is claimed alone. Otherwise as claim_task: one row for each.
 IF OBJECT_ID(N'{schema}.claim_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_tasks
@@ -713,7 +720,7 @@ BEGIN
                   AND task_hash IS NULL AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_priority DESC, task_id;
             SET @last = @first;
-            SET @alone = 1;  -- (each turn is drawn by itself)
+            SET @alone = 1;  -- (in fair queueing each task is drawn by itself)
             IF @most > 1 AND @turns = 0
                 SELECT @alone = CASE WHEN losses > 0 OR kind NOT IN (N'call', N'sql') OR task_priority <> 0 THEN 1 ELSE 0 END
                 FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE task_id = @first;
@@ -722,7 +729,8 @@ BEGIN
                 INSERT INTO @chosen (task_id) SELECT @first WHERE @first IS NOT NULL;
             ELSE
             BEGIN
-                -- How far the group goes. Looked at without keeping locks: what is not taken must look free to everybody.
+                -- The end of the group. Read without keeping locks: other sessions must see a task that is not taken as
+                -- free.
                 DELETE FROM @seen;
                 INSERT INTO @seen (task_id)
                 SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
@@ -769,7 +777,7 @@ BEGIN
 END;
 GO
 
--- Gives back what a claim may have left whose reply was lost for good. Returns how many tasks.
+-- Return the tasks of a claim whose reply was lost for good. Returns their number.
 IF OBJECT_ID(N'{schema}.return_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_claim AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.return_claim @member bigint, @queue nvarchar(400), @uid nvarchar(64), @answer bit = 0
@@ -797,8 +805,8 @@ BEGIN
 END;
 GO
 
--- Tests the members that run tasks of a queue (NULL: of all), and makes those of the dead pending again: returns how
--- many. Whose worker died five times has failed: it may be what kills them.
+-- Check the members that run tasks of a queue (NULL: of all queues), and make the tasks of dead ones pending again;
+-- return their number. A task whose worker died five times has failed, as the task may kill its workers.
 IF OBJECT_ID(N'{schema}.recover_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.recover_tasks @queue nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0
@@ -811,7 +819,7 @@ BEGIN
     DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id bigint NOT NULL);
     DECLARE @member bigint = -1, @before bigint, @task bigint = 0, @attempt int, @count int = 0, @found int, @rows int;
     SET @mine = COALESCE(@mine, 0);
-    -- Nobody's open transaction keeps us from the dead: a row that somebody writes is looked at the next time.
+    -- An open transaction must not delay this search: a row that another session writes is checked the next time.
     IF @queue IS NULL
         INSERT INTO @running (task_id, attempt, member_id)
         SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open), ROWLOCK, READPAST, READCOMMITTEDLOCK)
@@ -828,7 +836,7 @@ BEGIN
         IF @member = @before
             BREAK;
         EXEC {schema}.check_liveness @member, @mine;
-        -- Decided once, by member number: a member that is gone does not return, and its number is never used again.
+        -- Decided once, by member number: a removed member does not return, and its number is never used again.
         IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
             DELETE FROM @running WHERE member_id = @member;
     END;
@@ -839,7 +847,7 @@ BEGIN
         WHERE task_id > @task ORDER BY task_id;
         IF @found = 0
             BREAK;
-        -- This very claim: the task may have been recovered by another meanwhile, and be a third's by now.
+        -- Only this very claim: another session may have recovered the task meanwhile, and a third one may run it.
         BEGIN TRANSACTION;
         UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         SET status = CASE WHEN cancel_asked_at IS NOT NULL THEN N'cancelled' WHEN losses < 4 THEN N'pending' ELSE N'failed' END,
@@ -868,8 +876,8 @@ BEGIN
 END;
 GO
 
--- What is left to do: whether anything waits, whether anything runs, whether something of the lowest open order waits
--- (or everything behind it does), and the first failed task that holds up what comes later. One row.
+-- Return the state of a queue: whether tasks are pending, whether tasks run, whether a task of the lowest open order is
+-- pending (or all pending ones are of later orders), and the first failed task that blocks later orders. One row.
 IF OBJECT_ID(N'{schema}.queue_state') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_state AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.queue_state @queue nvarchar(400)
@@ -883,7 +891,7 @@ BEGIN
     EXEC @all = {schema}.sees_all;
     SELECT TOP (1) @order = task_order FROM {schema}.task WITH (INDEX (task_open))
     WHERE queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_order;
-    -- One look for both: a task goes from the one to the other at any time, and two looks could miss it.
+    -- Both in one statement: a task changes from one status to the other at any time, and two statements could miss it.
     SELECT TOP (1) @any_next = 1 FROM {schema}.task WITH (INDEX (task_open))
     WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order
       AND status IN (N'pending', N'running');
@@ -903,15 +911,15 @@ BEGIN
     SELECT TOP (1) @failed = task_id FROM {schema}.task WITH (INDEX (task_open))
     WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND status = N'failed' ORDER BY task_order, task_id;
     SELECT @pending AS pending, @running AS running, @next_pending AS next_pending, @failed AS failed,
-           -- (A login that only puts tasks sees what became of its own.)
+           -- (A login that only puts tasks sees the errors of its own.)
            (SELECT t.error FROM {schema}.task AS t WHERE t.task_id = @failed AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())) AS error;
 END;
 GO
 
 
--- Views for people ------------------------------------------------------------------------------------------------
+-- Displays ----------------------------------------------------------------------------------------------------
 
--- 1 for those who may see what others have put.
+-- Return 1 if the login may see the tasks of other logins.
 IF OBJECT_ID(N'{schema}.sees_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.sees_all AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.sees_all
@@ -924,9 +932,9 @@ BEGIN
 END;
 GO
 
--- Newest first where they have ended; those that are open in the order in which they will run. status: as in the table, or
--- lost: it ran, and its worker is dead, as anyone who looks next will find. Who neither runs tasks nor watches over them sees
--- those that it put itself.
+-- Return ended tasks, newest first, and open ones in the order in which they will run. status: as in the table, or
+-- lost: the task ran, and its worker is dead, as the next check will find. A login that is no worker, operator or
+-- reader sees only tasks that it put itself.
 IF OBJECT_ID(N'{schema}.show_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.show_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.show_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0
@@ -949,7 +957,7 @@ BEGIN
     DECLARE @left bigint, @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin()),
             @stored nvarchar(16) = CASE @status WHEN N'lost' THEN N'running' ELSE @status END, @all int;
     EXEC @all = {schema}.sees_all;
-    -- The indexes first, the rows in a statement of their own: see the head of this file.
+    -- The indexes first, the rows in another statement: see the head of this file.
     IF @queue IS NULL
         INSERT INTO @shown (task_id)
         SELECT TOP (CAST(@skip AS bigint) + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
@@ -1004,7 +1012,7 @@ BEGIN
 END;
 GO
 
--- The first page of them.
+-- Do show_tasks for the first page.
 IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100
@@ -1021,7 +1029,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Each queue as counts: see PostgreSQL's tasks.sql. Reads all tasks that are kept.
+-- Return the counts of each queue: see PostgreSQL's tasks.sql. Reads all stored tasks.
 IF OBJECT_ID(N'{schema}.queue_counts') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_counts AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.queue_counts @queue nvarchar(400) = NULL
@@ -1079,7 +1087,7 @@ BEGIN
 END;
 GO
 
--- Every attempt at a task, the running one too.
+-- Return every attempt at a task, including a running one.
 IF OBJECT_ID(N'{schema}.task_attempts') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_attempts AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.task_attempts @task bigint
@@ -1107,11 +1115,11 @@ END;
 GO
 
 
--- What operators do ------------------------------------------------------------------------------------------------
+-- Operators ------------------------------------------------------------------------------------------------------
 
--- 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or failed).
--- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state, -3 another one with its key is open. A task whose worker is dead is pending
--- again first, and so retried by that.
+-- Change a task: 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or failed). 0
+-- done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state, -3 another open task has its key. If
+-- the worker of a running task is dead, the task is made pending first; a retry needs no more than that.
 IF OBJECT_ID(N'{schema}.set_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @answer bit = 0
@@ -1124,7 +1132,7 @@ BEGIN
     IF @what NOT IN (N'retry', N'cancel') OR @what IS NULL
         THROW 50000, N'sqlsem: a task can be told to retry or cancel', 1;
     SET XACT_ABORT ON;
-    -- Who is no operator has its own alone.
+    -- A login that is no operator may change only its own tasks.
     IF COALESCE(IS_MEMBER(N'{schema}_operator'), 0) = 0 AND COALESCE(IS_MEMBER(N'db_owner'), 0) = 0
        AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
        AND NOT EXISTS (SELECT 1 FROM {schema}.task WHERE task_id = @task AND put_by = ORIGINAL_LOGIN())
@@ -1177,9 +1185,9 @@ BEGIN
 END;
 GO
 
--- Cancels a task: one that is pending or has failed at once (0); of one that runs its worker is told, which ends it, and then
--- it is cancelled (1). -1 no such task, -2 it is in no such state. Nothing is taken away from a worker that lives. (A session
--- that called work has nobody beside it who could ask: its task is cancelled when its SQL has ended, or KILL has ended it.)
+-- Cancel a task: a pending or failed one at once (0); for a running one its worker is notified, which ends it, and then
+-- it is cancelled (1). -1 no such task, -2 it is in no such state. A live worker keeps its task. (A session that called
+-- work has no thread beside it that could poll: its task is cancelled when its SQL has ended, or KILL has ended it.)
 IF OBJECT_ID(N'{schema}.cancel_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.cancel_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.cancel_task @task bigint, @answer bit = 0
@@ -1211,8 +1219,8 @@ BEGIN
 END;
 GO
 
--- What is asked of the tasks that a member runs (@tasks: a JSON array of their numbers): how long each may run (s), and who
--- wants it cancelled. Rows only of those of which anything is.
+-- Return the requests for the tasks that a member runs (@tasks: a JSON array of their numbers): the time limit of each
+-- (s), and the login that wants it cancelled. Rows only for tasks with any.
 IF OBJECT_ID(N'{schema}.task_controls') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_controls AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.task_controls @member bigint, @tasks nvarchar(max)
@@ -1230,9 +1238,10 @@ BEGIN
 END;
 GO
 
--- How many tasks of a queue may run at a time: N'limit', of all (@key NULL) or of one key; N'key_limit', of each key. How many may be
--- started in any @per_ms milliseconds: N'rate', of all or of one key; N'key_rate', of each key. N'weight': the share of a key. @value
--- NULL: as if it had never been set. What runs, runs on.
+-- Set a limit, rate or weight of a queue. The number of tasks that may run at a time: N'limit', of all (@key NULL) or
+-- of one key; N'key_limit', of each key. The number that may be started in any @per_ms milliseconds: N'rate', of all or
+-- of one key; N'key_rate', of each key. N'weight': the share of a key. @value NULL: as if it had never been set.
+-- Running tasks run on.
 IF OBJECT_ID(N'{schema}.set_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_queue AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_queue @queue nvarchar(400), @key nvarchar(400), @what nvarchar(20), @value int, @per_ms int = NULL
@@ -1269,7 +1278,7 @@ BEGIN TRY
         ROLLBACK TRANSACTION;
         THROW 50002, N'sqlsem: busy: somebody else sets a resource or a queue in an open transaction', 1;
     END;
-    -- (This waits for the claims that know of no limit; and those behind wait for us.)
+    -- (This waits for the claims that have seen no limit; later claims wait for this transaction.)
     INSERT INTO {schema}.queue_setting (queue_name)
     SELECT @queue WHERE NOT EXISTS (SELECT 1 FROM {schema}.queue_setting WHERE queue_name = @queue);
     UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
@@ -1313,7 +1322,7 @@ BEGIN TRY
     WHERE queue_name = @queue AND task_limit IS NULL AND key_limit IS NULL AND task_rate IS NULL AND key_rate IS NULL
       AND NOT EXISTS (SELECT 1 FROM {schema}.queue_key WHERE queue_name = @queue);
     IF @is_rate = 1
-        DELETE FROM {schema}.queue_wait WHERE queue_name = @queue;  -- by the new one there may be room
+        DELETE FROM {schema}.queue_wait WHERE queue_name = @queue;  -- the new rate may have room
     IF COALESCE(@before, N'') <> @after
         INSERT INTO {schema}.operation (host, program, action, queue_name, old_value, new_value)
         VALUES (LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), @what, @queue, CONCAT(@key + N': ', @before),
@@ -1329,8 +1338,8 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- What is set, of one queue or all: a row for the queue (task_key NULL), and one for each key of which anything is. task_per,
--- key_per: the windows of the rates, in seconds.
+-- Return the settings of one queue or all: a row for the queue (task_key NULL), and one for each key with settings.
+-- task_per, key_per: the windows of the rates, in seconds.
 IF OBJECT_ID(N'{schema}.queue_limits') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_limits AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.queue_limits @queue nvarchar(400) = NULL
@@ -1349,8 +1358,8 @@ BEGIN
 END;
 GO
 
--- Whose rate is used up, of one queue or all, as far as claims have found it so: the queue's (task_key NULL), or a key's; and for how
--- many seconds.
+-- Return the rates that claims have found used up, of one queue or all: the queue's (task_key NULL) or a key's, and the
+-- seconds until there is room.
 IF OBJECT_ID(N'{schema}.queue_waits') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_waits AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.queue_waits @queue nvarchar(400) = NULL
@@ -1366,7 +1375,7 @@ BEGIN
 END;
 GO
 
--- Removes ended tasks older than setting history_days, with their log, at most @most a call. Returns how many.
+-- Remove ended tasks older than setting history_days, with their log, at most @most in one call. Returns their number.
 IF OBJECT_ID(N'{schema}.prune_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.prune_tasks @most int, @answer bit = 0
@@ -1387,14 +1396,14 @@ BEGIN
     BEGIN TRANSACTION;
     DELETE FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     OUTPUT deleted.task_id INTO @gone (task_id)
-    -- Asked again: one may have been retried.
+    -- Checked again: a task may have been retried.
     WHERE task_id IN (SELECT o.task_id FROM @old AS o)
       AND is_open = CAST(0 AS bit) AND ended_at < @before;
     SET @count = @@ROWCOUNT;
     DELETE FROM {schema}.task_log WHERE task_id IN (SELECT g.task_id FROM @gone AS g);
     DELETE FROM {schema}.task_lock WHERE task_id IN (SELECT g.task_id FROM @gone AS g);
     COMMIT TRANSACTION;
-    -- Of keys that come no more.
+    -- Of keys that are not used any more.
     DELETE TOP (@most) FROM {schema}.queue_wait WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE free_ms < {schema}.clock_us() / 1000 - 86400000;
     IF @answer = 1
@@ -1408,7 +1417,7 @@ GO
 
 -- Tasks that are put at the times of a cron expression: see PostgreSQL's tasks.sql.
 
--- Refuses what cannot be the options of a schedule's task, of which put_task_by would only know when it is put.
+-- Raise an error for invalid options of a schedule's tasks, which put_task_by would find only when a task is put.
 IF OBJECT_ID(N'{schema}.check_task_options') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_task_options AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_task_options @options nvarchar(max)
@@ -1464,7 +1473,7 @@ BEGIN
 END;
 GO
 
--- Refuses a next time that clients' calendars do not have.
+-- Raise an error for a next time that the calendars of clients do not have.
 IF OBJECT_ID(N'{schema}.check_due') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_due AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_due @next datetime2(6)
@@ -1477,9 +1486,10 @@ BEGIN
 END;
 GO
 
--- Keeps a schedule, in the place of one of the same name. @options: a JSON object of what put_task takes (order, after_ms,
--- max_attempts, backoff_ms, on_failure, note, time_limit_ms, unique, replace); and missed. @next: its first time. (The zone is a
--- name of the IANA database, which the server does not know: only how such names look.)
+-- Save a schedule; it replaces one of the same name. @options: a JSON object with the options of put_task (order,
+-- after_ms, max_attempts, backoff_ms, on_failure, note, time_limit_ms, unique, replace); and missed. @next: its first
+-- time. (The zone is a name of the IANA database, which the server does not know: only the form of the name is
+-- checked.)
 IF OBJECT_ID(N'{schema}.save_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.save_schedule AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.save_schedule
@@ -1516,14 +1526,14 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     BEGIN TRY
         BEGIN TRANSACTION;
-        -- One after the other who saves: what was saved before is committed, and seen.
+        -- Calls that save schedules take turns: earlier ones are committed, and visible.
         EXEC @code = sys.sp_getapplock @Resource = N'schedules.sqlsem.{schema}', @LockMode = N'Exclusive',
             @LockOwner = N'Transaction', @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: schedules are being saved by another transaction; try again', 1;
         UPDATE {schema}.schedule
         SET queue_name = @queue, cron = @cron, time_zone = @time_zone, kind = @kind, body = @body, options = @options,
-            -- What is due, and nobody has seen yet, is not forgotten by being said again.
+            -- A due time that no process has noticed yet stays when the schedule is saved again.
             next_due = CASE WHEN cron = @cron AND time_zone = @time_zone AND paused_at IS NULL THEN COALESCE(next_due, @next)
                             ELSE @next END
         WHERE schedule_name = @schedule
@@ -1552,7 +1562,7 @@ BEGIN
 END;
 GO
 
--- As recover_tasks; and whether a schedule of the queue is due. One row.
+-- Do recover_tasks, and return whether a schedule of the queue is due. One row.
 IF OBJECT_ID(N'{schema}.maintain_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.maintain_queue AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.maintain_queue @queue nvarchar(400), @mine bigint = NULL
@@ -1562,17 +1572,17 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @recovered int, @due bit = 0;
     EXEC @recovered = {schema}.recover_tasks @queue, @mine;
-    -- One that somebody writes (fire_schedule) need not be waited for: it is looked at the next time.
+    -- A schedule that another session writes (fire_schedule) is not waited for: it is checked the next time.
     SELECT TOP (1) @due = 1 FROM {schema}.schedule WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE queue_name = @queue AND paused_at IS NULL AND next_due <= SYSUTCDATETIME();
     SELECT @recovered AS recovered, @due AS due;
 END;
 GO
 
--- Of a time that is due: puts the task (@put = 0: none, as that time is left out, as the schedule says of those that were missed),
--- and writes down the time after it (@next), in one transaction, if nobody was faster and @next has not come meanwhile. @last: the
--- latest of the times for which this one task stands. One row: whether it was done, and the task's number. When nothing is put, or
--- nothing for a long time, that is noted as an operation.
+-- Handle a due time of a schedule, in one transaction: put the task (@put = 0: none, as the schedule skips missed
+-- times), and store the next time (@next), unless another session was faster or @next has passed meanwhile. @last: the
+-- latest of the times for which this one task stands. One row: whether it was done, and the task's number. If no task
+-- is put, or the next one is due only after a long time, that is logged as an operation.
 IF OBJECT_ID(N'{schema}.fire_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.fire_schedule AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.fire_schedule
@@ -1594,7 +1604,7 @@ BEGIN
     SET @last = CASE WHEN @last > @now THEN @now WHEN @last >= @due THEN @last ELSE @due END;
     BEGIN TRY
         BEGIN TRANSACTION;
-        -- Its lock is what makes the others wait, who find another time then.
+        -- The lock on this row makes the other sessions wait; they then find the next time.
         UPDATE {schema}.schedule WITH (ROWLOCK)
         SET next_due = @next, last_due = CASE WHEN @put = 1 THEN @last ELSE last_due END
         WHERE schedule_name = @schedule AND next_due = @due AND paused_at IS NULL AND next_due <= SYSUTCDATETIME()
@@ -1637,8 +1647,8 @@ BEGIN
 END;
 GO
 
--- 'pause', 'resume' (from @next on: what was due meanwhile is left out) or 'remove'. Returns 0 done, -1 where there is none, or
--- it is another login's and this one is no operator.
+-- Do 'pause', 'resume' (from @next on: times that were due meanwhile are skipped) or 'remove'. Returns 0 done, -1 if
+-- there is no such schedule, or it is another login's and this one is no operator.
 IF OBJECT_ID(N'{schema}.set_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_schedule AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_schedule
@@ -1682,7 +1692,7 @@ BEGIN
 END;
 GO
 
--- By name. Who may put only sees its own.
+-- Return the schedules by name. A login that may only put tasks sees its own.
 IF OBJECT_ID(N'{schema}.list_schedules') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_schedules AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.list_schedules @schedule nvarchar(400) = NULL, @queue nvarchar(400) = NULL
@@ -1709,10 +1719,11 @@ GO
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Puts one task, a SQL text if @kind is not given. May be part of the caller's transaction. @unique_key: while one with this
--- key is open, it is that one's number. @replace_key: in the place of the one with this key. @key: whose task it is; workers
--- share themselves out between the keys. @priority: among those of its key, higher ones first. @locks: what it needs to run, such as
--- N'[{"resource": "customers", "access": "write", "limit": 1}]'; it starts, on any worker, when it is its turn in all of their lines.
+-- Put one task, a SQL text if @kind is not given. May be part of the caller's transaction. @unique_key: while a task
+-- with this key is open, its number is returned instead. @replace_key: the task replaces the open one with this key.
+-- @key: the key of the task; workers are divided between the keys. @priority: among the tasks of its key, higher ones
+-- first. @locks: the locks that it needs to run, such as N'[{"resource": "customers", "access": "write", "limit": 1}]';
+-- the task starts, on any worker, when all of them can be granted.
 IF OBJECT_ID(N'{schema}.put') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.put
@@ -1725,7 +1736,7 @@ BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @outside int = @@TRANCOUNT;
-    -- What is too much here is too much there.
+    -- A value that is too large here is too large there.
     DECLARE @after_ms bigint = CASE WHEN ABS(@after_seconds) > 1e12 THEN -1 ELSE FLOOR(@after_seconds * 1000) END,
             @backoff_ms bigint = CASE WHEN ABS(@backoff_seconds) > 1e12 THEN -1 ELSE FLOOR(@backoff_seconds * 1000) END,
             @time_limit_ms bigint = CASE WHEN ABS(@time_limit_seconds) > 1e12 THEN -1
@@ -1742,7 +1753,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Claims for this session; @task is NULL where there is nothing now, or somebody is in the way.
+-- Claim a task for this session; @task is NULL if there is none now, or another session blocks the claim.
 IF OBJECT_ID(N'{schema}.session_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_claim AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_claim
@@ -1766,14 +1777,14 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        -- Busy, chosen as deadlock victim, or an operator has removed this member: the caller comes again.
+        -- Busy, chosen as deadlock victim, or an operator has removed this member: the caller tries again.
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222, 50002, 50005)
             THROW;
     END CATCH;
 END;
 GO
 
--- Ends an attempt of this session's, however long somebody is in the way. @status as of end_task.
+-- End an attempt of this session, however long other sessions block that. @status as of end_task.
 IF OBJECT_ID(N'{schema}.session_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_end AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_end
@@ -1803,9 +1814,9 @@ BEGIN
 END;
 GO
 
--- What an earlier call left behind, of whatever queue, that its client broke off (a command timeout): the session
--- lives, so nobody else ends it. A task that was claimed since the session's present request began is that of a work
--- which called this one.
+-- End the tasks of earlier calls that the client broke off (a command timeout), of any queue: the session lives, so no
+-- other session ends them. A task that was claimed after the session's present request began belongs to a work that
+-- called this one.
 IF OBJECT_ID(N'{schema}.recover_session_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_session_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.recover_session_tasks
@@ -1820,7 +1831,7 @@ BEGIN
     EXEC {schema}.session_member NULL, @member OUTPUT;
     SELECT @age = DATEDIFF_BIG(millisecond, last_request_start_time, GETDATE())
     FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
-    -- What is locked is somebody else's. What has not ended has no end.
+    -- A locked row belongs to another session. Running tasks have no end yet.
     INSERT INTO @running (task_id)
     SELECT task_id FROM {schema}.task WITH (INDEX (task_ended), ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE is_open = CAST(1 AS bit) AND ended_at IS NULL AND status = N'running';
@@ -1833,7 +1844,7 @@ BEGIN
         IF @found = 1
             SELECT @attempt = attempt, @claimed_at = claimed_at FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
             WHERE task_id = @task AND status = N'running' AND member_id = @member AND claim_uid IS NULL;
-        -- Two clocks: the one of the requests is coarse.
+        -- Two clocks: the clock of requests is coarse.
         IF DATEDIFF_BIG(millisecond, @claimed_at, SYSUTCDATETIME()) > @age + 50
             EXEC {schema}.session_end @member, @task, @attempt,
                 N'it was broken off by its client (a command timeout?); give work all the time it needs';
@@ -1841,13 +1852,14 @@ BEGIN
 END;
 GO
 
--- Runs the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for @idle_seconds:
--- what an Agent job calls, as many of them as shall work side by side. @done and @failed count the tasks.
--- A text is run as EXEC (text) does, with the session's settings and no transaction around it; one that it leaves open
--- is rolled back, and the task has failed. Give the call all the time that it needs (no command timeout).
--- EXEC ends what a text sets, the database it uses, whom it impersonates (WITH NO REVERT is refused there) and its
--- local tables. What belongs to the session stays until that ends: application locks, global cursors, SESSION_CONTEXT,
--- and sqlsem's own locks and parts of batches.
+-- Run the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for @idle_seconds.
+-- Agent jobs call it, one job for each concurrent worker. @done and @failed count the tasks.
+-- A text is run as EXEC (text) does, with the session's settings and no transaction around it. If the text leaves a
+-- transaction open, that is rolled back, and the task has failed. Give the call all the time that it needs (no command
+-- timeout).
+-- The end of EXEC undoes the settings of a text, its change of the database, its impersonation (WITH NO REVERT is
+-- refused there) and its local tables. Application locks, global cursors, SESSION_CONTEXT, sqlsem's own locks and parts
+-- of batches belong to the session, and stay until that ends.
 IF OBJECT_ID(N'{schema}.work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.work AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.work
@@ -1899,7 +1911,7 @@ BEGIN
                 IF ERROR_PROCEDURE() IS NOT NULL
                     SET @error = CONCAT(@error, N' (', ERROR_PROCEDURE(), N', line ', ERROR_LINE(), N')');
                 IF ERROR_NUMBER() = 266 AND @@TRANCOUNT > 0
-                    SET @error = NULL;  -- said in better words next
+                    SET @error = NULL;  -- a better text follows
             END CATCH;
         END;
         IF @@TRANCOUNT > 0
