@@ -1,4 +1,4 @@
-"""This process in a database: what its faces (threads, asyncio, the work queue, batches) have in common.
+"""The client of a database, shared by the APIs for threads, asyncio, work queues and batches.
 
-Nothing here is public, and nothing here imports a face.
+Nothing here is public, and nothing here imports one of these APIs.
 """

@@ -1,6 +1,6 @@
-"""Other people's cursors and connections, as `assert_held` is given them.
+"""The program's own cursors and connections, as `assert_held` and other calls accept them.
 
-They are known by what they can do, so that nothing has to be imported.
+They are recognised by their attributes, so that no driver has to be imported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sqlsem.errors import ConfigurationError
 
 __all__ = ["IDLE", "cursor_of", "refuse_autocommit", "refused"]
 
-#: psycopg's name for a connection without a transaction (`psycopg.pq.TransactionStatus.IDLE`).
+#: psycopg's status of a connection without a transaction (`psycopg.pq.TransactionStatus.IDLE`).
 IDLE = 0
 _ADVICE = (
     "it guards what is written until that transaction ends; begin one (psycopg: with connection.transaction(), Django: "
@@ -20,7 +20,7 @@ _ADVICE = (
 
 
 def cursor_of(given: Any, what: str = "assert_held") -> Any:
-    """The DB-API cursor of what may be a ``Session`` or ``Connection`` of SQLAlchemy, with its transaction begun."""
+    """Return the DB-API cursor; that of a ``Session`` or ``Connection`` of SQLAlchemy, and begin its transaction."""
     if hasattr(given, "execute") and hasattr(given, "get_bind") and callable(getattr(given, "connection", None)):
         given = given.connection()  # a Session; its transaction begins here
     if not hasattr(given, "exec_driver_sql"):
@@ -30,7 +30,7 @@ def cursor_of(given: Any, what: str = "assert_held") -> Any:
     if not given.in_transaction():
         given.begin()
     proxied = given.connection
-    # (That of asyncio runs its calls in a greenlet, which nobody has made here.)
+    # (An asyncio driver of SQLAlchemy runs its calls in a greenlet, and there is none here.)
     if getattr(given.dialect, "is_async", False):
         raise ConfigurationError(
             f"{what} cannot use {type(given).__name__} of SQLAlchemy with an asyncio driver; give it a cursor of "
@@ -40,7 +40,7 @@ def cursor_of(given: Any, what: str = "assert_held") -> Any:
 
 
 def refuse_autocommit(cursor: Any, what: str = "assert_held") -> None:
-    """Raise `ConfigurationError` where each statement is a transaction of its own, as far as the driver can tell."""
+    """Raise `ConfigurationError` if each statement is a transaction of its own, as far as the driver shows it."""
     connection = getattr(cursor, "connection", None)
     if connection is None:
         connection = getattr(cursor, "_conn", None)  # aiosqlite
@@ -53,7 +53,7 @@ def refuse_autocommit(cursor: Any, what: str = "assert_held") -> None:
         by_itself = connection.isolation_level is None and getattr(connection, "autocommit", None) is not False
         alone = (by_itself or getattr(connection, "autocommit", None) is True) and not connection.in_transaction
     else:
-        return  # SQL Server asks for itself
+        return  # SQL Server checks this itself
     if alone:
         raise ConfigurationError(
             f"{what} was given a cursor in autocommit mode, outside of a transaction, where it protects nothing: "
@@ -62,7 +62,7 @@ def refuse_autocommit(cursor: Any, what: str = "assert_held") -> None:
 
 
 def refused(exc: Exception, what: str = "assert_held") -> ConfigurationError | None:
-    """What the database's own refusal means, if this is it."""
+    """Return the error to raise if ``exc`` is the database's refusal of a call outside of a transaction; else None."""
     if "sqlsem: asserting needs an open transaction" in str(exc):
         return ConfigurationError(f"{what} was given a cursor outside of a transaction: {_ADVICE}")
     return None

@@ -91,10 +91,10 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def hold(function: F, terms: Terms, block: Callable[[Sequence[Ask]], AbstractContextManager[object]]) -> F:
-    """A function, each call of which runs in such a block, with what these terms ask for."""
+    """Return a decorated function, each call of which runs in a block with the requests of these terms."""
 
     def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # (Nothing but 'with' leaves no gap between entering and what sees to the leaving.)
+        # (Only 'with' leaves no gap between the entry and the code that ensures the exit.)
         with block(terms.requests_of(instance, args, kwargs)):
             result = wrapped(*args, **kwargs)
         return _refuse_coroutine(function, result)
@@ -118,7 +118,7 @@ def hold_awaiting(
     enter: Callable[[Sequence[Ask]], Awaitable[object]],
     leave: Callable[..., Awaitable[object]],
 ) -> F:
-    """As `hold`, for a coroutine function. ``leave`` is as ``__aexit__``. (A task is cancelled where it awaits.)"""
+    """Decorate a coroutine function as `hold` does. ``leave`` works as ``__aexit__``. (An await may be cancelled.)"""
 
     async def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         await enter(terms.requests_of(instance, args, kwargs))
@@ -134,7 +134,7 @@ def hold_awaiting(
 
 
 def run_once(function: F, once: AbstractContextManager[object | None]) -> F:
-    """A function that is called where ``once`` gives a run, and else returns None."""
+    """Return a decorated function that is called if ``once`` gives a run, and otherwise returns None."""
 
     def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with once as run:
@@ -144,7 +144,7 @@ def run_once(function: F, once: AbstractContextManager[object | None]) -> F:
 
 
 def run_once_awaiting(function: F, once: AbstractAsyncContextManager[object | None]) -> F:
-    """As `run_once`, for a coroutine function."""
+    """Decorate a coroutine function as `run_once` does."""
 
     async def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         async with once as run:

@@ -30,7 +30,7 @@ log = voice
 
 
 def checking(client: DatabaseClient, state: GrantState) -> Effects[None]:
-    """Ask the database whether it is still held; raises `LockLost` or `NotHeld` when not."""
+    """Ask the database if the lock is still held; raises `LockLost` or `NotHeld` if not."""
     state.require_held()
     try:
         yield from client.member.heartbeat_effects()
@@ -41,7 +41,7 @@ def checking(client: DatabaseClient, state: GrantState) -> Effects[None]:
 
 
 def asserting(client: DatabaseClient, state: GrantState, given: Any) -> Generator[Any, Any, None]:
-    """`Grant.assert_held`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
+    """Run `Grant.assert_held`. Yields the results of the cursor's methods, for a driver to await."""
     state.require_held()
     cursor = cursor_of(given)
     refuse_autocommit(cursor)
@@ -72,7 +72,7 @@ class Grant(BaseGrant):
         position: The number in the queue (``queue_position`` in the table).
         positions: Each resource's position.
         fence: A number that grows with every grant of a mutex; store it with what you write, and refuse smaller ones.
-        waited: Seconds between asking and being let in.
+        waited: Seconds from the request to the grant.
     """
 
     _event: threading.Event | None = None
@@ -93,7 +93,7 @@ class Grant(BaseGrant):
 
     @property
     def lost_event(self) -> threading.Event:
-        """An event that is set when the lock is lost, for those who wait."""
+        """An event that is set when the lock is lost, for threads that wait."""
         if self._event is None:
             with self._client.state_lock:
                 if self._event is None:
@@ -123,7 +123,7 @@ class Grant(BaseGrant):
         return event
 
     def check(self) -> None:
-        """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not.
+        """Ask the database now if the lock is still held; raises `LockLost` or `NotHeld` if not.
 
         >>> with sqlsem.mutex("nightly") as grant:  # doctest: +SKIP
         ...     for part in parts:
@@ -133,13 +133,13 @@ class Grant(BaseGrant):
         run_generator(checking(self._client, self.state), self._client.execute_effect)
 
     def assert_held(self, cursor: Any) -> None:
-        """Check inside the caller's own transaction that the lock is held, and keep it held until that ends.
+        """Check inside the caller's own transaction that the lock is held, and keep it held until the transaction ends.
 
         ``cursor`` is a DB-API cursor on the *same database* (psycopg, pyodbc, sqlite3 …) with a transaction open, or a
-        ``Connection`` or ``Session`` of SQLAlchemy; what is written in that transaction can then never be committed
-        beside another holder. Commit before leaving the block.
+        ``Connection`` or ``Session`` of SQLAlchemy. The transaction can then never commit while another client holds
+        the lock. Commit before the end of the block.
 
-        Raises `LockLost`, and `ConfigurationError` for a cursor in autocommit mode, where it would protect nothing.
+        Raises `LockLost`, and `ConfigurationError` for a cursor in autocommit mode, where the check protects nothing.
         """
         run_generator(asserting(self._client, self.state, cursor), lambda answer: answer)
 
@@ -164,13 +164,13 @@ class Grant(BaseGrant):
 
     @contextlib.contextmanager
     def session(self, connection: Any) -> Iterator[None]:
-        """While the block lasts, every transaction on this connection counts as one that has asserted the grant, in
-        tables that are guarded (``sqlsem guard``): from its first write into one of them it keeps the lock until its
-        end. Nothing is asked of the database meanwhile, and no other code has to be changed.
+        """Assert the grant in every transaction on this connection until the block ends, for guarded tables (``sqlsem
+        guard``). From its first write into a guarded table each transaction keeps the lock until the transaction ends.
+        That needs no further calls of the database, and no change of other code.
 
         ``connection`` is one on the *same database*, outside of a transaction: of psycopg, pyodbc, or a ``Connection``
-        of SQLAlchemy or Django. What is written without the lock, or after it was lost, is refused by the database, as
-        an error of the driver's.
+        of SQLAlchemy or Django. The database refuses writes without the lock, or after its loss, with an error of the
+        driver.
 
         Raises `LockLost`, and `ConfigurationError` for a connection in a transaction or through a pooler, and for an
         engine without guarded tables.
@@ -192,16 +192,17 @@ class Grant(BaseGrant):
         run_generator(ending_session(client, line, noted), lambda answer: answer)
 
     def upgrade(self, timeout: Duration | None = None) -> None:
-        """Become the writer, without letting go: wait until all other readers have left, while nobody new is let in.
+        """Upgrade a read lock to a write lock, without releasing it: wait until all other readers have released theirs.
+        No new request is granted meanwhile.
 
         Args:
-            timeout: How long to wait at most (``60``, ``"1m"``); None: for ever; 0: only if nobody else is inside.
+            timeout: How long to wait at most (``60``, ``"1m"``); None: for ever; 0: only if there is no other reader.
 
         Raises:
-            Timeout: Not had in time; it is a reader as before.
+            Timeout: Not granted in time; the grant is still a read lock.
             Deadlock: Another reader is upgrading, and each would wait for the other. Release one, then ask to write.
-            LockLost: It was lost while it waited.
-            ConfigurationError: This is no reader (or one of several resources).
+            LockLost: The lock was lost during the wait.
+            ConfigurationError: This is no read lock (or a lock of several resources).
 
         >>> with sqlsem.read("prices") as grant:  # doctest: +SKIP
         ...     if outdated():
@@ -211,31 +212,32 @@ class Grant(BaseGrant):
         run_operation(Upgrade(self._client, self.state, timeout, runtime.event()), self._client.execute_effect)
 
     def downgrade(self) -> None:
-        """Become a reader, without letting go: readers that wait right behind are let in, writers are not.
+        """Downgrade a write lock to a read lock, without releasing it. Readers that wait right behind it are granted,
+        writers are not.
 
-        Raises `ConfigurationError` when this is no writer (or one of several resources, or held several times), and
-        `LockLost`.
+        Raises `ConfigurationError` if this is no write lock (or a lock of several resources, or held several times),
+        and `LockLost`.
         """
         run_generator(downgrade(self._client, self.state), self._client.execute_effect)
 
     def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
-        """Give the lock to whoever shows the token that is returned, to `sqlsem.adopt` or ``EXEC sqlsem.adopt``: in
-        another process, on another host, in another language. It keeps its position and its fence, and nobody gets in
-        between.
+        """Hand the lock over: return a token with which another client adopts it (`sqlsem.adopt`, ``EXEC
+        sqlsem.adopt``), in another process, on another host, in another language. The lock keeps its position and its
+        fence, and no other request is granted in between.
 
-        From this call on it is held no more here; its block ends without an error. A lock of several resources goes as
-        a whole. A token is good for one adoption.
+        From this call on this client does not hold the lock, and its block ends without an error. A lock of several
+        resources is handed over as a whole. A token is valid for one adoption.
 
         Args:
-            ttl: How long it waits to be adopted, from 1 second on. When nobody did, the lock is free, as if its holder
-                had died.
-            to: The login of the database that may adopt it; left out, the one that this program uses. (The giver's
-                login may always take it back.)
+            ttl: How long the lock waits to be adopted, from 1 second. If no client adopts it, it is then free, as if
+                its holder had died.
+            to: The login of the database that may adopt it; left out, the login of this program. (The giver's login may
+                always adopt it, too.)
 
         Raises:
-            LockLost: It was lost before; or what came of the call is not known (the call was interrupted, or the
-                database was out of reach): then it is lost here, and free at the latest when the time is up.
-            NotHeld: It was released, or handed over before.
+            LockLost: The lock was lost before; or the outcome of the call is unknown (it was interrupted, or the
+                database was out of reach). The lock is then lost here, and free at the latest after ``ttl``.
+            NotHeld: The lock was released or handed over before.
             ConfigurationError: It is held several times (``reentrant``), is being upgraded, or there is no such login.
             Unavailable: The database is out of reach.
 
@@ -259,19 +261,19 @@ class Grant(BaseGrant):
                 raise
 
     def adjust(self, actual: int, *, rate: str | None = None) -> None:
-        """Say what was used of a rate that was taken with the lock (`sqlsem.all_of`); see `RateGrant.adjust`.
-        ``rate``: its name, where there are several. Raises `ConfigurationError` where there is none of that name.
+        """Correct the cost of a rate that was taken with the lock (`sqlsem.all_of`); see `RateGrant.adjust`. ``rate``:
+        its name, if there are several. Raises `ConfigurationError` if there is none of that name.
         """
         run_generator(adjusting(rate_of(self.rates, rate, self), actual), self._client.execute_effect)
 
     def release(self) -> None:
-        """Release the lock, from any thread. The end of its block has then nothing to do.
+        """Release the lock, from any thread. The end of its block then does nothing.
 
-        Raises `NotHeld` when it was released before, `LockLost` when it was lost.
+        Raises `NotHeld` if it was released before, `LockLost` if it was lost.
         """
         release_grant(self, self.state.release_token_for(this_thread()))
 
 
 def release_grant(grant: Grant, by: Permit) -> None:
-    """End this hold of a grant, or one by this exit; errors as of `Grant.release`."""
+    """Release the acquisition of this token, or one acquisition for a release token; raises as `Grant.release`."""
     run_generator(grant._client.registry.release(grant, by), grant._client.execute_effect)

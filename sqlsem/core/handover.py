@@ -1,4 +1,4 @@
-"""Locks that travel: how a grant is handed over, and adopted by whoever shows its token."""
+"""Hands a grant over, and adopts it in the process that presents its token."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ __all__ = ["LONGEST_TOKEN", "TTL_SECONDS", "Adoption", "check_token", "handing_o
 log = voice
 G = TypeVar("G", bound=BaseGrant)
 
-#: How long a lock waits to be adopted, unless told otherwise.
+#: The default time for which a lock waits to be adopted.
 TTL_SECONDS = 60.0
 #: The shortest such time: the token must reach its receiver.
 SHORTEST_SECONDS = 1.0
-#: Why a lock is lost whose handing over has no end.
+#: The reason of the loss if a hand-over takes too long.
 OVERDUE = (
     "it was being handed over for so long that the time of its token may soon be up, and nobody knows whether it was"
 )
-#: And one whose handing over did not end.
+#: The reason of the loss if a hand-over was interrupted.
 BROKEN_OFF = "it was being handed over when that was broken off, and nobody knows whether it was"
 #: No token is longer.
 LONGEST_TOKEN = 200
 
 
 def check_token(token: object) -> str:
-    """Return what can be a token, else raise `ConfigurationError`, which never repeats it."""
+    """Return the token if its form is valid; raise `ConfigurationError` otherwise, without the token in the message."""
     if (
         not isinstance(token, str)
         or not token.isascii()
@@ -50,7 +50,7 @@ def check_token(token: object) -> str:
 
 
 def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: str | None) -> Effects[str]:
-    """Hand a grant over; the token by which it can be adopted. See `Grant.hand_over`."""
+    """Hand a grant over, and return the token for its adoption. See `Grant.hand_over`."""
     state = grant.state
     client.engine.require(TransferSession, "hand_over()")
     seconds = _check_ttl(ttl)
@@ -76,8 +76,8 @@ def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: st
         if not sent:
             sent = True
             timer.start()
-            # Until its outcome is known, these rows are neither missed nor strangers: a ping that comes between two
-            # attempts must not take what is handed over for lost.
+            # Until the outcome is known, these rows count neither as lost nor as orphans: a heartbeat between two
+            # attempts must not mark a grant as lost that was handed over.
             member.begin_registration(uid)
             member.discard(state.tickets)
         there = session.hand_over(member_id, state.tickets, token, seconds, to)
@@ -94,12 +94,12 @@ def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: st
         if too_late:
             _lose(client, state, OVERDUE)
 
-    # Whatever is under way then, an attempt without an answer or one to connect: what is in transit goes when the time
-    # is up, and others come in. (It counts from when the server has it, which is no earlier than the call.)
+    # This limits any attempt, also one that waits for an answer or a connection: when the token expires, the lock is
+    # free, and another request is granted. (The server counts from the hand-over, which is no earlier than the call.)
     timer = runtime.current().timer(seconds / 2, be_too_late)
 
     try:
-        # The giver must know that it holds no more before nobody does: no attempt is begun after half of that time.
+        # The giver must know that it no longer holds the lock before it is free: no attempt begins after half the time.
         there: bool = yield Call("hand_over", give, min(client.retry, seconds / 2))
     except (ConfigurationError, Busy):
         if sent:
@@ -137,7 +137,7 @@ def _check_ttl(ttl: Duration) -> float:
 
 
 def _refused(client: DatabaseClient, state: GrantState) -> Effects[None]:
-    """The server would not. But an attempt before may have been carried out, without an answer: a ping tells."""
+    """Send a heartbeat after a refusal: it shows if an earlier attempt, without an answer, was carried out."""
     client.member.add(state.tickets)
     try:
         yield from client.member.heartbeat_effects()
@@ -150,11 +150,11 @@ def _refused(client: DatabaseClient, state: GrantState) -> Effects[None]:
 def _lose(client: DatabaseClient, state: GrantState, why: str) -> None:
     client.member.discard(state.tickets)
     client.mark_lost_and_log([ticket.position for ticket in state.tickets], why)
-    client.member.request_cleanup()  # if it is ours after all, nobody shall hold it
+    client.member.request_cleanup()  # removes the row if it is still ours
 
 
 class Adoption(Generic[G]):
-    """One adoption; an `Operation`. Arguments as of `Acquisition`."""
+    """One adoption; an `Operation`. For its arguments see `Acquisition`."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Adoption(Generic[G]):
         self._rolled_back = False  # as in `Acquisition`
 
     def run(self) -> Effects[G]:
-        """Have what was handed over under the token. Raises `NotHeld`, `ConfigurationError`, `LockLost`."""
+        """Adopt the lock that was handed over under the token. Raises `NotHeld`, `ConfigurationError`, `LockLost`."""
         began = monotonic()
         found: list[tuple[Request, Ticket]] = yield Call("adopt", self._adopt, counts_as_heartbeat=True)
         requests: Sequence[Request] = [request for request, _ in found]
@@ -190,7 +190,7 @@ class Adoption(Generic[G]):
         self._grant = grant = self._make_grant(state, monotonic() - began)
         registry.add(grant)
         missing = [ticket.position for ticket in self._tickets if not self._member.has_ticket(ticket)]
-        if missing:  # the main session was lost in between, and they with it
+        if missing:  # the main connection was lost in between, and these rows with it
             client.mark_lost_and_log(missing, "its row was removed before it could be used")
             state.require_held()
         state.is_published = True
@@ -211,7 +211,7 @@ class Adoption(Generic[G]):
         return found
 
     def rollback(self) -> Effects[None]:
-        """Give back what this has left; where that cannot be done now, the next good ping does it. Repeatable."""
+        """Release what this adoption acquired; if that fails now, the next successful heartbeat does it. Idempotent."""
         uid = self._uid
         self._disown()
         try:
@@ -225,7 +225,7 @@ class Adoption(Generic[G]):
             self._forget()
 
     def rollback_local(self) -> None:
-        """As `rollback`, where nothing can be carried out any more."""
+        """Roll back in this process only, when no effect can be executed any more."""
         self._disown()
         self._forget()
 
@@ -241,5 +241,5 @@ class Adoption(Generic[G]):
             self._member.request_cleanup()
 
     def close(self) -> None:
-        """Its outcome is known. Repeatable."""
+        """End the registration, as its outcome is known. Idempotent."""
         self._member.end_registration(self._uid)

@@ -1,9 +1,9 @@
-"""Locks that are given back by a transaction of the caller's, and cursors that are on another database.
+"""Releases a lock with the commit of the caller's transaction, and refuses cursors on another database.
 
-The transaction pins the grant's rows, as `Grant.assert_held` does, and writes a word that nobody else knows. When the
-word can be seen it has been committed, and this process gives the lock back, in the usual way. Rolled back, also to a
-savepoint, there is no word, and nothing has happened. So the lock is never gone before the commit; when this process
-dies in between, it goes as that of any other dead owner.
+The transaction pins the grant's rows, as `Grant.assert_held` does, and writes a random commit marker. Once this process
+can read the marker, the transaction has committed, and the process releases the lock in the usual way. After a
+rollback, also to a savepoint, there is no marker, and the lock stays held. So the lock is never released before the
+commit. If this process dies in between, its locks are removed as those of any dead owner.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ __all__ = ["ReleaseOnCommit", "elsewhere", "here", "leaving", "placed"]
 
 log = voice
 
-#: Between two looks whether the transaction has been committed: at first, and at the longest.
+#: Seconds between two checks for the commit: at first, and at most.
 FIRST_SECONDS, LONGEST_SECONDS = 0.005, 0.25
-#: Of a grant that was to go more often than that, so many words are looked for, the last ones.
+#: If a grant was to be released by more transactions than this, only the latest markers are checked.
 MOST_WORDS = 16
 
 
 def here(client: DatabaseClient, where: Callable[[], str], what: str) -> None:
-    """Raise `ConfigurationError` when ``where()``, what the caller's cursor says of where it is, is not our database.
+    """Raise `ConfigurationError` if ``where()``, the database identity of the caller's cursor, is not our database's.
     Blocks.
     """
-    # Was the server started anew since, the cursor's session has ended: it tells so when it is asked again.
+    # Two attempts: if the server was restarted meanwhile, the cursor's session has ended, and the second one raises.
     if elsewhere(client, where()) and elsewhere(client, where()):
         raise _refusal(client, what)
 
 
 def placed(client: DatabaseClient, cursor: Any, what: str) -> Generator[Any, Any, None]:
-    """As `here`, for a cursor whose methods may have to be awaited. Yields as `Engine.identity_steps` does."""
+    """Check as `here` does, for a cursor whose methods may be awaitable. Yields as `Engine.identity_steps` does."""
     for _ in range(2):
         if not elsewhere(client, (yield from client.engine.identity_steps(cursor))):
             return
@@ -74,28 +74,28 @@ def elsewhere(client: DatabaseClient, theirs: str) -> bool:
 
 
 class ReleaseOnCommit:
-    """A grant that leaves when a transaction of the caller's is committed; meanwhile a thread looks for that."""
+    """Releases a grant when the caller's transaction commits; until then a thread polls for the commit."""
 
     def __init__(self, client: DatabaseClient, grant: BaseGrant, word: str) -> None:
         self._client = client
         self._grant = grant
         self._words = deque([word], MOST_WORDS)
-        self._lock = runtime.lock()  # of who gives the grant back; never held during I/O
+        self._lock = runtime.lock()  # of the decision which caller releases; never held during I/O
         self._settled = False
         self._left = False
         self._thread = SupervisedThread("sqlsem-leaving", self._watch, client.member.closing)
-        self._parted = runtime.event()  # having left, it is in nobody's hands any more
+        self._parted = runtime.event()  # set once the registry has dropped the grant
 
     def begin(self) -> None:
-        """Look, in a thread."""
+        """Start the thread."""
         self._thread.begin()
 
     def add_marker(self, word: str) -> None:
-        """Leave by this word, too: the one before may be undone (a savepoint), or be all that is committed."""
+        """Release on this marker, too: a savepoint may undo the earlier one, or only that one may be committed."""
         self._words.append(word)
 
     def reenter(self, token: Permit) -> bool:
-        """Have the grant once more, by this hold, unless it has left; it does not leave before that has ended."""
+        """Reenter the grant with this token, unless it is released. It is then not released before the token is."""
         with self._lock:
             left = self._left
             there = not left and self._grant.state.reenter(token)
@@ -109,7 +109,7 @@ class ReleaseOnCommit:
             self._settled = True
             left = self._left
         if left:
-            self._parted.wait()  # (which comes before the database is asked)
+            self._parted.wait()  # (set before the call of the database)
         return left
 
     def _watch(self, goes_on: ShouldContinue) -> None:
@@ -126,14 +126,14 @@ class ReleaseOnCommit:
             except SqlsemError as exc:
                 log.info("Whether %r has left with its transaction is not known yet: %s", self._grant, exc)
                 if self._left:
-                    break  # it is lost, or given back by the next ping
+                    break  # the grant is lost, or the next heartbeat releases it
         try:
             client.execute_effect(Call("delete_commit_marker", self._forget, 1.0))
         except SqlsemError as exc:
             log.info("A word that a transaction left is removed later: %s", exc)
 
     def _leave(self) -> bool:
-        """Give the grant back, unless somebody else does; False where it is to stay for now."""
+        """Release the grant, unless another caller does. Return False if it must stay for now."""
         with self._lock:
             if self._settled or self._grant.state.depth > 1:
                 return self._settled
@@ -159,7 +159,7 @@ class ReleaseOnCommit:
 
 
 def leaving(client: DatabaseClient, grant: BaseGrant, given: Any) -> Generator[Any, Any, None]:
-    """Carry out `Grant.release_on_commit`. Yields the results of the cursor's methods, for a driver to await."""
+    """Run `Grant.release_on_commit`. Yields the results of the cursor's methods, for a driver to await."""
     state, engine = grant.state, client.engine
     engine.require(CommitReleaseSession, "release_on_commit()")
     state.require_held()

@@ -77,19 +77,19 @@ def inherited(environment: Mapping[str, str] = os.environ) -> tuple[Held, ...]:
 
 
 class ParentLocks:
-    """The locks of the parents in one database; looked up once. (A database is recognised by their rows in it.)"""
+    """The locks of the parents in one database, read once. (Their rows show that the database is the same.)"""
 
     def __init__(self) -> None:
-        self.held: tuple[Held, ...] | None = None  # None: not looked up yet; (): nothing, as nearly always
+        self.held: tuple[Held, ...] | None = None  # None: not read yet; (): none, as nearly always
 
     def find(self) -> Effects[tuple[Held, ...]]:
-        """Return the locks, looked up at the first call."""
+        """Return the locks; the first call reads them."""
         if self.held is None:
             try:
                 self.held = yield from _still_held(inherited())
             except Unavailable:
                 raise
-            except Exception as exc:  # the login may not look at the queue, and need not
+            except Exception as exc:  # the login may not read the queue, and need not
                 log.warning("Cannot read the locks of a parent sqlsem run, and ignore them: %s", exc)
                 self.held = ()
         return self.held
@@ -116,7 +116,7 @@ def refuse(held: Sequence[Held], requests: Iterable[Request], timeout: float | N
     """
     for request in requests:
         blocking = [lock for lock in held if lock.resource == request.resource and lock.request.excludes(request)]
-        # (It may have been given back: a process may outlive the command that it was started by.)
+        # (The parent may have released the lock: a process may outlive the command that started it.)
         for lock in (yield from _still_held(blocking)):
             if timeout == 0:
                 return True
@@ -155,9 +155,9 @@ def _search(session: Session, member: int) -> Found | None:
     plain = {node for cycle in deadlocks.find(rows, caps) for node in cycle.nodes}
     for cycle in deadlocks.find([*rows, *_until_they_end(rows)], caps):
         below = [row for row in cycle.blocked if row.position > 0 and _parent(row) is not None]
-        if not below or plain & cycle.nodes:  # the usual search finds it, and tells somebody
+        if not below or plain & cycle.nodes:  # the usual search finds it, and chooses a victim
             continue
-        # The youngest of those who can find it.
+        # The youngest of the requests whose process can find this deadlock.
         victim = max(below, key=lambda row: row.position)
         if victim.member == member:
             return Found(_steps(cycle.path(victim), entries), len(cycle.nodes))

@@ -33,7 +33,7 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Called with what went wrong with a batch, in the process that finds out.
+#: Called with the failure of a batch, in the process that detects it.
 Alarm = Callable[[BatchFailed], object]
 
 
@@ -53,7 +53,7 @@ class GroupOptions(TypedDict, total=False):
 class LockOptions(GroupOptions, total=False):
     """The options of a coordinator's functions that make one lock."""
 
-    #: Words for anyone who looks at the queue (``sqlsem ls``).
+    #: A text for readers of the queue (``sqlsem ls``).
     note: str | None
     #: From 0 to 99, higher ones first, where an operator has set priorities.
     priority: int | None
@@ -128,7 +128,7 @@ class BatchOptions(TypedDict, total=False):
     on_failed: Alarm | None
 
 
-#: How others call an option.
+#: Names that other libraries have for an option.
 OTHER_WORDS = {
     **dict.fromkeys(("retries", "max_retries", "attempts", "tries", "max_tries"), "max_attempts"),
     **dict.fromkeys(("delay", "countdown", "eta", "schedule_in"), "after"),
@@ -146,7 +146,7 @@ DEFAULTS: dict[str, Any] = {
     **{"grace": 5.0, "retry": 10.0, "schema": "sqlsem", "table": "ProcessControl"},
     **{"order": 0, "after": 0, "max_attempts": 1, "backoff": 1, "locks": ()},
 }
-#: Where one name has another default: that of `sqlsem.Queue.put` and of a queue.
+#: Defaults that differ between functions, by the class of the options and the name: `sqlsem.Queue.put`, and a queue.
 OTHER_DEFAULTS = {("PutOptions", "priority"): 0, ("QueueOptions", "on_failure"): "stop"}
 
 
@@ -164,7 +164,7 @@ def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> 
     names = sorted(known)
     for name in given:
         if name not in names:
-            import difflib  # takes longer to load than all of ours
+            import difflib  # takes longer to load than all of sqlsem
 
             meant = [word for word in [OTHER_WORDS.get(name)] if word in names]
             near = meant or difflib.get_close_matches(name, names, 1, 0.5)

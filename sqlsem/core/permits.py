@@ -1,4 +1,4 @@
-"""A pool of permits, as a semaphore has, whose count is right wherever an interrupt strikes.
+"""A pool of permits, as of a semaphore. Its count stays right, even if an interrupt strikes at any line.
 
 A counter that is raised before a ``try`` and lowered in its ``finally`` stays wrong if a signal handler raises in
 between. Here each user has a permit object. The pool knows it weakly, so a permit that is dropped is free again, and a

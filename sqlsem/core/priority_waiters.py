@@ -21,7 +21,7 @@ class PriorityWaiters:
     def __init__(self, state_lock: threading.Lock) -> None:
         self._state_lock = state_lock
         self._queues: dict[str, dict[int, Waiter]] = {}
-        self._behind: dict[Waiter, int] = {}  # the position of the waiter of ours right ahead, if there still is one
+        self._behind: dict[Waiter, int] = {}  # the position of our waiter right ahead, if it still waits
 
     def add(self, waiter: Waiter) -> None:
         """Put a waiter into the queue of its resource."""

@@ -28,9 +28,9 @@ log = voice
 #: The pause between polls as a share of the time waited, with its bounds in seconds. The pause grows with the number
 #: of requests ahead.
 SHARE, SHORTEST, LONGEST = 0.05, 0.002, 0.25
-#: As many of those ahead make a difference.
+#: At most this many requests ahead lengthen the pause.
 FAR = 8
-#: Behind everybody.
+#: The position behind all requests.
 LAST = 2**63 - 1
 #: The sleep of a waiter behind another one of this process, which notifies it when it leaves the queue.
 BEHIND_SECONDS = 30.0
@@ -76,7 +76,7 @@ class PriorityAcquisition(Acquisition[G]):
 
     def _wait_for_all(self) -> Effects[bool]:
         yield from ()
-        return True  # that was done
+        return True  # the wait has ended already
 
     def _wait_in_line(self, waiter: Waiter, place: Ticket, turn: PriorityAnswer) -> Effects[bool]:
         """Return True if it was granted in time."""
@@ -108,7 +108,7 @@ class PriorityAcquisition(Acquisition[G]):
         return pause * min(ahead + 1, FAR) * random.uniform(0.8, 1.2)
 
     def _ask(self, place: Ticket | None) -> Effects[PriorityAnswer | None]:
-        """Ask whether it is its turn; None where somebody keeps the gate for longer than there is time."""
+        """Ask the database if the request is granted; None if another session keeps the gate for too long."""
         member, request = self.member, self.requests[0]
         requesting_id = self.requesting_id()
 
@@ -120,7 +120,7 @@ class PriorityAcquisition(Acquisition[G]):
             turn = session.acquire_by_priority(
                 member_id, requesting_id, self.owner, self.uid, request, self.timeout == 0, place
             )
-            # Under way on the main session, so no ping comes in between.
+            # The call has the main connection, so no heartbeat comes in between.
             if turn.ticket is not None:
                 self.tickets = [turn.ticket]
                 member.add(self.tickets)

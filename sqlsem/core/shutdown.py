@@ -1,5 +1,5 @@
-"""The end of the interpreter, when Python stops daemon threads wherever they are; and that of a child of
-`multiprocessing`, which ends by `os._exit`, so that `atexit` calls nobody.
+"""The end of the interpreter, when Python stops daemon threads at any line; and the end of a child of
+`multiprocessing`, which calls `os._exit`, so that no `atexit` callback runs.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Callable
 
 __all__ = ["at_end", "begin", "has_begun", "stay_asleep", "watch_child"]
 
-#: When a child of `multiprocessing` ends: after all finalizers of programs, and after its own children.
+#: Our priority at the end of a child of `multiprocessing`: after all finalizers of programs, and after its children.
 CHILD_PRIORITY = -1000
 
 _ending = False
 _calls: list[Callable[[], object]] = []
-_watched: int | None = None  # the process that `watch_child` has registered something for
+_watched: int | None = None  # the process for which `watch_child` has run
 
 
 def at_end(call: Callable[[], object]) -> Callable[[], object]:
-    """Have something called when this process ends, and each forked child that takes part (`watch_child`)."""
+    """Register a call for the end of this process, and of each forked child that has called `watch_child`."""
     _calls.append(call)
     return atexit.register(call)
 
 
 def watch_child() -> None:
-    """This process takes part from now on: where it is a child of `multiprocessing`, see to its end. Repeatable.
+    """Register the calls of `at_end` for the end of this process, if it is a child of `multiprocessing`. Idempotent.
 
-    Done late, as a child forgets what was registered before it began to run.
+    Called late, as a child discards finalizers that were registered before it began to run.
     """
     global _watched
     if _watched == os.getpid():
@@ -41,7 +41,7 @@ def watch_child() -> None:
 
 
 def _end_child() -> None:
-    """As at the end of an interpreter: threads that are no daemons finish their work first."""
+    """Make the calls after all threads that are not daemons have ended, as at the end of an interpreter."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -50,19 +50,19 @@ def _end_child() -> None:
 
 
 def begin() -> None:
-    """It ends."""
+    """Record that the interpreter is ending."""
     global _ending
     _ending = True
 
 
 def has_begun() -> bool:
-    """True as soon as `begin` was called."""
+    """Return True once `begin` was called."""
     return _ending
 
 
 def stay_asleep() -> None:
-    """At the end, no daemon thread shall come back to tell of it: where one is stopped while it writes to standard
-    error, Python aborts the whole process.
+    """Block daemon threads at the end of the interpreter: if Python stops a daemon thread while it writes to standard
+    error, the whole process aborts.
     """
     if _ending and threading.current_thread().daemon:
         threading.Event().wait()

@@ -1,8 +1,8 @@
-"""Connections that count on a grant for a while: what `Grant.session` notes in the database's session, and takes back.
+"""Sets and removes the note of `Grant.session`, which names the grant in the session of the caller's connection.
 
-The triggers of guarded tables read the note at each statement and pin the grant that it names to the transaction, as
-`Grant.assert_held` does. That comes as late as the first write, and is as good as at the transaction's beginning: a row
-that was lost never comes back, so one that stands there at the write was never lost.
+The triggers of guarded tables read the note at each statement, and pin the grant's row to the transaction, as
+`Grant.assert_held` does. The first write is early enough for that: a lost row never comes back, so a row that exists at
+the write was never lost before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INSTEAD = "call grant.assert_held(cursor) in each transaction instead"
 
 
 def connection_of(given: Any) -> Any:
-    """The driver's connection of what may be SQLAlchemy's ``Connection`` or Django's, without a transaction."""
+    """Return the driver's connection of a connection, also one of SQLAlchemy or Django, without a transaction."""
     if hasattr(given, "exec_driver_sql"):
         if given.in_transaction():
             raise _in_transaction()
@@ -49,7 +49,7 @@ def connection_of(given: Any) -> Any:
 
 
 def beginning(client: DatabaseClient, state: GrantState, connection: Any) -> Generator[Any, Any, str]:
-    """Note the grant in the connection's session; what was noted. Yields what the driver's methods return."""
+    """Note the grant in the connection's session, and return the note. Yields the results of the driver's methods."""
     state.require_held()
     engine = client.engine
     if _open(connection):
@@ -75,8 +75,8 @@ def beginning(client: DatabaseClient, state: GrantState, connection: Any) -> Gen
 
 
 def ending_session(client: DatabaseClient, connection: Any, noted: str) -> Generator[Any, Any, None]:
-    """Take the note back. In a transaction that is open still this ends with it, should it be undone: then the note
-    stays, and is good for nothing once the lock is given back.
+    """Remove the note. If the connection is in a transaction that rolls back later, the note stays; once the lock is
+    released, it permits nothing.
     """
     if getattr(connection, "closed", False) or _failed(connection):
         return
@@ -93,15 +93,16 @@ def ending_session(client: DatabaseClient, connection: Any, noted: str) -> Gener
 
 
 def _settled(connection: Any) -> Generator[Any, Any, None]:
-    """Commit what the statements above have begun, where the note ends with its transaction, and the driver tells that
-    there was none before: PostgreSQL. SQL Server's outlasts any, and what is open there may be the caller's.
+    """Commit the transaction that these statements have begun, on PostgreSQL: a rollback would undo the note there, and
+    the driver shows that there was no transaction before. On SQL Server the note outlasts a rollback, and an open
+    transaction may be the caller's.
     """
     if _status(connection) is not None and not getattr(connection, "autocommit", False):
         yield connection.commit()
 
 
 def _status(connection: Any) -> int | None:
-    """psycopg's word for where a connection is; None for drivers that do not tell."""
+    """Return psycopg's transaction status of a connection; None for drivers without one."""
     status = getattr(getattr(connection, "info", None), "transaction_status", None)
     return None if status is None else int(status)
 

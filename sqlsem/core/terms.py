@@ -197,7 +197,7 @@ def mutex(name: Name, options: LockOptions, client: DatabaseClient | None = None
 
 
 def own_mutex(name: str, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
-    """One at a time, of a resource whose name users cannot take (`RESERVED`)."""
+    """Return the terms of a mutex on a resource whose name users cannot take (`RESERVED`)."""
     return _terms_of("mutex", name, WRITE, 1, options, client, own=True)
 
 
@@ -293,7 +293,7 @@ def _terms_of(
     others: dict[str, Any] = {**options}
     note, coordinator = others.pop("note", None), others.pop("coordinator", None)
     priority = others.pop("priority", None)
-    # A stand-in lets everything but a computed name be checked at once.
+    # With a substitute for a computed name, all other arguments are checked at once.
     resource = name if isinstance(name, str) or not callable(name) else "computed"
     request = Request(resource, access, limit, weight, note, priority)
     if not own:
