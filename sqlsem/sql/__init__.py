@@ -7,49 +7,49 @@ Each engine's folder holds the same scripts:
 ``routines.sql``
     functions and procedures; may be run again at any time, also while locks are held.
 ``public.sql``
-    the routines for sessions (T-SQL, psql), built on the above; rerunnable too. Not for SQLite, which has none.
+    the routines for sessions (T-SQL, psql), built on the above; rerunnable too. Not for SQLite, which has no routines.
 ``priorities.sql``
-    requests that wait by priority; rerunnable. Not for SQLite, where the client does.
+    requests that wait by priority; rerunnable. Not for SQLite, where the client orders them.
 ``deadlocks.sql``
-    finds those who wait for each other; rerunnable. Not for SQLite, where the client does.
+    finds owners that wait for each other; rerunnable. Not for SQLite, where the client finds them.
 ``rates.sql``
-    so much in so long; rerunnable. Not for SQLite, where the client does.
+    rates: limits of use in a window of time; rerunnable. Not for SQLite, where the client counts.
 ``tasks.sql``, ``batches.sql``
-    the same for the work queue and the batches.
+    the work queue and the batches; rerunnable. Not for SQLite.
 ``parked.sql``
-    tasks with locks, which wait for these without a process; rerunnable. Not for SQLite, where the client does.
+    tasks with locks, which wait for these without a process; rerunnable. Not for SQLite, where the client parks them.
 ``conversions.sql``
     readers that become writers and writers that become readers; rerunnable.
 ``handovers.sql``
     locks that go from one process to another; rerunnable. Not for SQLite.
 ``overview.sql``
-    all that is there at one instant, and what operators did; rerunnable. Not for SQLite.
+    the whole state at one instant, for displays, and estimates; rerunnable. Not for SQLite.
 ``guards.sql``
     tables that can be written only under a lock; rerunnable. Not for SQLite.
 ``once.sql``
-    what runs once per period; rerunnable. Not for SQLite.
+    runs once per period; rerunnable. Not for SQLite.
 ``features.sql``
-    writes down what is installed, for `sqlsem init`; rerunnable. Not for SQLite, where everything is.
+    records the installed features, for `sqlsem init`; rerunnable. Not for SQLite, where all are installed.
 ``permissions.sql``
     roles and grants; may be run again.
 ``drop.sql``
-    removes everything.
+    removes all tables and routines.
 ``client.sql``
     the statements that the Python client sends, each under a line ``-- name: …``. Where there are routines, most
     statements call the routine of the same name, and so have the same names on every such engine. SQLite has none:
-    there the client puts a call together from smaller statements, and a name that others have does the same as there.
+    there the client builds a call from smaller statements, and a name that other engines have does the same.
 ``doctor.sql``
-    what ``sqlsem doctor`` asks; the same.
+    the statements of ``sqlsem doctor``, in the same form.
 ``by_hand.sql``
-    only SQL Server: the statements before and after all scripts, where a person runs them.
+    only SQL Server: the statements before and after all scripts that a person runs.
 ``certify.sql``
-    what ``sqlsem certify`` asks, in a schema that it makes and drops; the same.
+    the statements of ``sqlsem certify``, in a schema that it creates and drops; in the same form.
 ``simulated.sql``
-    only PostgreSQL: what makes a database one for simulations (`sqlsem.testing.simulate`). Never run in any other.
+    only PostgreSQL: turns a database into one for simulations (`sqlsem.testing.simulate`). Never run it in any other.
 
-Two words are filled in: ``{schema}`` and ``{table}``. Both are checked to be plain identifiers first; nothing
-else is ever put into a statement except as a bound parameter, and what the file itself abbreviates: after a line
-``-- where {clock} is …`` the word ``{clock}`` stands for what follows.
+Two words are filled in: ``{schema}`` and ``{table}``, after a check that both are plain identifiers. A file may also
+abbreviate: after a line ``-- where {clock} is …`` the word ``{clock}`` stands for the text in that line. All other
+values are bound parameters.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ __all__ = [
 
 #: The version of the schema that this client brings.
 LATEST = 1
-#: What ``sqlsem sql`` can print, in the order in which a DBA would run it, and the feature that each script belongs to.
+#: The scripts that ``sqlsem sql`` can print, in the order in which a DBA would run them, each with its feature.
 FEATURE_OF = {
     "schema": CORE,
     "routines": CORE,
@@ -100,7 +100,7 @@ FEATURE_OF = {
     "client": CORE,
 }
 SCRIPTS = tuple(FEATURE_OF)
-#: Those that follow the schema's at every `sqlsem init`.
+#: The scripts that follow the schema's at every `sqlsem init`.
 RERUNNABLE = SCRIPTS[1:-2]
 ALL = frozenset(FEATURES)
 
@@ -110,7 +110,7 @@ _NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
 
 def check_identifier(what: str, value: str) -> str:
-    """Return ``value`` when it can stand unquoted in SQL of every engine, else raise `ConfigurationError`."""
+    """Return ``value`` if the SQL of every engine takes it unquoted, else raise `ConfigurationError`."""
     if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
         raise ConfigurationError(
             f"{what} must be a plain identifier (a letter or _, then letters, digits or _; at most 48), not {value!r}"
@@ -140,9 +140,9 @@ def script(
     table: str = "ProcessControl",
     features: Collection[str] = ALL,
 ) -> str:
-    """The text of one script, ready to run, without what belongs to other features than these.
+    """Return the text of one script, ready to run, without the lines of features other than these.
 
-    ``schema`` stands for all schema versions after one another.
+    ``schema`` is all schema versions after one another.
 
     Raises `ConfigurationError` for an engine or script that does not exist.
     """
@@ -157,7 +157,7 @@ def script(
 
 
 def rerunnable(engine: str, features: Collection[str] = ALL) -> list[str]:
-    """The scripts that follow the schema's at every `sqlsem init`, in order; not every engine has all."""
+    """Return the scripts that follow the schema's at every `sqlsem init`, in order; not every engine has all."""
     return [name for name in RERUNNABLE if FEATURE_OF[name] in features and _read(engine, f"{name}.sql") is not None]
 
 
@@ -169,7 +169,7 @@ def migrations(
     table: str = "ProcessControl",
     features: Collection[str] = ALL,
 ) -> list[tuple[int, str]]:
-    """The parts of these features of the schema scripts that lead from ``version`` to `LATEST`, oldest first."""
+    """Return the schema scripts from ``version`` to `LATEST`, oldest first, as far as they belong to these features."""
     found = []
     for number in range(version + 1, LATEST + 1):
         text = _read(engine, f"schema-{number}.sql")
@@ -181,15 +181,14 @@ def migrations(
 
 @functools.cache
 def queries(engine: str, schema: str = "sqlsem", table: str = "ProcessControl", file: str = "client") -> dict[str, str]:
-    """The client's statements by name; ``file="doctor"`` has those of ``sqlsem doctor``, and ``"certify"`` those of
-    ``sqlsem certify``."""
+    """Return the client's statements by name; ``file="doctor"`` and ``"certify"``: the statements of these."""
     parts = _NAME_LINE.split(script(engine, file, schema=schema, table=table))
     return {name: body.strip().rstrip(";") for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 @functools.cache
 def query_features(engine: str) -> dict[str, str]:
-    """The feature of each of the client's statements."""
+    """Return the feature of each of the client's statements."""
     found = {}
     for line, needed, _ in sections(_read(engine, "client.sql") or ""):
         name = _NAME_LINE.match(line)
@@ -204,5 +203,5 @@ def by_hand(engine: str) -> dict[str, str] | None:
 
 
 def has_features(engine: str) -> bool:
-    """Return True if the tables of an engine can be made in part."""
+    """Return True if an engine's tables can be created for a part of the features."""
     return bool(set(query_features(engine).values()) - {CORE})

@@ -1,9 +1,9 @@
 """The features that a database can have, and the parts of the scripts that belong to each.
 
 In a script the lines from ``-- feature: queue`` to ``-- end of feature: queue`` belong to that feature, and are left
-out where it is not installed: tables of the schema's script, and in a routine what it does for another feature.
-Sections may stand in one another. Lines of ``-- feature: any`` go with the parts of any feature, those of
-``-- feature: not queue`` stand where that one is not installed.
+out where it is not installed: tables of the schema's script, and in a routine the lines for another feature.
+Sections may be nested. Lines of ``-- feature: any`` belong to any feature, and lines of ``-- feature: not queue`` are
+included only where that feature is not installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["CORE", "EVERYTHING", "FEATURES", "Feature", "chosen", "compose", "fr
 
 
 class Feature(NamedTuple):
-    """A part of sqlsem that a database may have or not."""
+    """A part of sqlsem that a database may have or not have."""
 
     title: str
     #: The features that its routines call.
@@ -50,7 +50,7 @@ _MARK = re.compile(r"[ \t]*-- (feature|end of feature): ((?:not )?)(\w+)")
 def chosen(names: Iterable[str]) -> frozenset[str]:
     """Return the features of these names (``all``: every one), with those that they need.
 
-    Raises `ConfigurationError` for a name that there is not.
+    Raises `ConfigurationError` for an unknown name.
     """
     found, left = {CORE}, list(names)
     while left:
@@ -71,12 +71,12 @@ def listed(features: Collection[str]) -> str:
 
 
 def to_setting(features: Collection[str]) -> str:
-    """Return what setting ``features`` says of them."""
+    """Return the value of setting ``features`` for these features."""
     return EVERYTHING if set(features) >= set(FEATURES) else listed(features).replace(" ", "")
 
 
 def from_setting(value: str | None) -> frozenset[str]:
-    """Return the features that setting ``features`` names; all of them where there is no such setting.
+    """Return the features that setting ``features`` names; all features without such a setting.
 
     Features of a later version are left out.
     """
@@ -85,17 +85,17 @@ def from_setting(value: str | None) -> frozenset[str]:
 
 
 def compose(text: str, features: Collection[str], feature: str = CORE) -> str:
-    """Return the lines of a script that belong to these features; ``feature`` is that of the lines in no section."""
+    """Return the lines of a script for these features; lines outside of any section belong to ``feature``."""
     return "".join(line for line, needed, unwanted in sections(text, feature) if fits(needed, unwanted, features))
 
 
 def fits(needed: Collection[str], unwanted: Collection[str], features: Collection[str]) -> bool:
-    """True if a line of such a section (see `sections`) belongs where these features are."""
+    """True if a line with these sections (see `sections`) belongs into a database with these features."""
     return set(needed) <= set(features) and not set(unwanted) & set(features)
 
 
 def sections(text: str, feature: str = CORE) -> Iterator[tuple[str, set[str], set[str]]]:
-    """Each line but the marks, with the features that it needs, and those without which it stands there."""
+    """Yield each line but the marks, with the features that it needs, and the features that exclude it."""
     inside: list[tuple[str, str]] = []
     for line in text.splitlines(keepends=True):
         mark = _MARK.fullmatch(line.rstrip())

@@ -59,7 +59,7 @@ FROM {schema}.acquire_by_priority(%s::bigint, %s::varchar, %s::varchar, %s::varc
 -- end of feature: priorities
 
 -- name: wait
--- What a wait writes is only displayed, and a crash of the server may undo it. A crash may undo a release, too: the
+-- The writes of a wait are for displays, and a crash of the server may undo them. A crash may undo a release, too: the
 -- client repeats it.
 -- (In one column, as the client reads each.)
 SELECT CASE WHEN pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL

@@ -10,7 +10,7 @@
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- A row as the search sees it: n numbers the rows by resource and position, who numbers the owners, from 1; room is the
+-- A row as the search sees it: n numbers the rows by resource and position, `who` the owners, from 1; room is the
 -- limit that the row and an operator allow, were the row granted.
 DO $$
 BEGIN
@@ -125,7 +125,7 @@ DECLARE
     v_from     integer[] := '{}';
     v_waiter   integer[] := '{}';
     v_blocker  integer[] := '{}';
-    v_found    integer[];  -- of them, those of the last level
+    v_found    integer[];  -- of them, the owners of the last level
     v_front    {schema}.deadlock_row[];  -- their rows
     v_rest     {schema}.deadlock_row[];  -- of owners that are not reached yet
 BEGIN

@@ -107,7 +107,7 @@ BEGIN
 END
 $$;
 
--- The whole state but the rows of entries(): one row, whose columns are arrays in JSON. batches: the batches that are
+-- The whole state but the rows of entries(): one row of JSON arrays. batches: the batches that are
 -- open, that have failed and were not begun anew, or whose callback has not finished; without bodies. holds: of the 200
 -- most contended resources.
 CREATE OR REPLACE FUNCTION {schema}.overview(

@@ -545,7 +545,7 @@ END
 $$;
 
 -- Release: 0 done, -1 nothing to release. Without queue_position all rows that this requester has on the resource. May
--- be repeated. (routines.sql has the member's release, whose fourth parameter is the outcome. Its parameters are
+-- be repeated. (routines.sql has the member's release, with the outcome as its fourth parameter. Its parameters are
 -- varchar, so a call with three literals means this function, and is not ambiguous.)
 CREATE OR REPLACE FUNCTION {schema}.release(
     resource text, queue_position bigint DEFAULT NULL, requesting_id text DEFAULT NULL) RETURNS integer

@@ -297,7 +297,7 @@ $$;
 -- entries in the indexes: a search for the first row of a resource would have to pass all rows that left since. But
 -- positions only grow, registrations on a resource follow each other (the gate), and rows ahead only leave. So once it
 -- is true that "below this position nothing lives but these survivors", it stays true for ever. Each read begins at the
--- newest mark, whose index entry comes first. The rows of a member have such marks as well, under a key that no
+-- newest mark: its index entry comes first. The rows of a member have such marks as well, under a key that no
 -- resource can have.
 --
 -- A mark of a resource is written under the gate, by a registration, a waiter that is granted, or one that is about to
@@ -605,8 +605,8 @@ $$;
 
 
 -- Test if the owner of a blocking row is alive, and act on the result (check_liveness). Stale rows go. So does a row
--- whose waiter lease is over (it waits, or was granted unseen by a reader ahead that upgrades), even if its member
--- lives or is p_mine.
+-- after its waiter lease (it waits, or was granted unseen by a reader ahead that upgrades), even if its member lives or
+-- is p_mine.
 -- Return true if something was written: the caller should then end its transaction, so that other sessions see it.
 CREATE OR REPLACE FUNCTION {schema}.check_if_dead(p_resource varchar, p_position bigint, p_mine bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -742,7 +742,7 @@ BEGIN
     PERFORM {schema}.check_grace_or_lease('grace', p_grace_ms);
     PERFORM {schema}.check_grace_or_lease('lease', p_lease_ms);
     PERFORM {schema}.check_members();
-    PERFORM set_config('synchronous_commit', 'off', true);  -- what must last is made durable itself (and below)
+    PERFORM set_config('synchronous_commit', 'off', true);  -- writes that must last are made durable themselves (and below)
     PERFORM {schema}.check_origin();
     IF p_lease_ms IS NULL THEN
         v_beacon := {schema}.take_beacon();
@@ -1242,7 +1242,7 @@ BEGIN
               AND (revoked_at IS NOT NULL
                    OR CASE WHEN member_id IS NULL THEN requested_at <= v_stale
                            ELSE {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(queue_position))
-                                AND NOT EXISTS (SELECT FROM {schema}.member AS m  -- whose lease has not ended
+                                AND NOT EXISTS (SELECT FROM {schema}.member AS m  -- it has a lease that lasts
                                                 WHERE m.member_id = r.member_id AND m.lease_until >= clock_timestamp()) END)
         GROUP BY CASE WHEN unattended OR member_id IS NULL THEN -queue_position ELSE member_id END, revoked_at IS NULL
         ORDER BY 1 LIMIT 32

@@ -23,9 +23,9 @@
 --     mark in its own transaction, with the put lock, by writing a mark that says nothing. The next claim that can
 --     writes a better one.
 -- A mark that a crash undoes counts as never written, and the crash undoes the change behind it, too. An operator that
--- opens tasks by hand deletes the rows of task_low_water. The statement that uses the mark also reads it: both are of one moment. Lookups
--- of tasks by their keys write other conditions as coalesce(…): else the planner may prefer a small partial index, and
--- walk all of it.
+-- opens tasks by hand deletes the rows of task_low_water. The statement that uses the mark also reads it: both are of
+-- one moment. Lookups of tasks by their keys write other conditions as coalesce(…): else the planner may prefer a small
+-- partial index, and walk all of it.
 --
 -- Fair queueing (uses_fair_queueing, pick_fair_task). A queue with limits, or with tasks that have keys, is claimed
 -- from in turns: among the tasks that orders let run, of the keys below their limits, the next key is the one with the
@@ -533,7 +533,7 @@ BEGIN
         FOR v_one IN
             SELECT h.task_key, coalesce(s.task_rate, v_setting.key_rate, v_setting.task_rate) IS NOT NULL AS rated
             FROM (SELECT DISTINCT ON (d.task_key) d.task_key, d.part
-                  FROM (-- Each of these stands for as many as are not looked at.
+                  FROM (-- Each of these stands for as many as are not read.
                         SELECT f.task_key, CASE WHEN v_lap > 1 OR f.task_key = '' THEN 1
                                                 ELSE greatest(v_place - v_start + CASE v_lap WHEN 1 THEN 100000000 ELSE 0 END, 1)
                                                      / 100000000.0::float END AS part
