@@ -505,13 +505,13 @@ def test_leaving_tells_of_a_loss(run, connect, database, name):
         with pytest.raises(sqlsem.LockLost):
             async with coordinator.mutex(name) as grant:
                 remove(database, grant.position)
-        told = []
+        lost_grants = []
         with pytest.raises(ZeroDivisionError):
-            async with coordinator.mutex(name, on_lost=told.append) as grant:
+            async with coordinator.mutex(name, on_lost=lost_grants.append) as grant:
                 remove(database, grant.position)
                 await asyncio.wait_for(grant.lost_event.wait(), PATIENCE)
                 _ = 1 / 0
-        await eventually(lambda: told == [grant])  # the callback runs just after the event is set
+        await eventually(lambda: lost_grants == [grant])  # the callback runs just after the event is set
         assert grant.lost
 
     run(main())

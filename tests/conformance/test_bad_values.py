@@ -271,17 +271,17 @@ async def held_async(made, what):
 def functions(owner):
     """The public functions of a class, or of the package, by name."""
     names = owner.__all__ if inspect.ismodule(owner) else [name for name in dir(owner) if not name.startswith("_")]
-    found = {}
+    members = {}
     for name in names:
         function = inspect.getattr_static(owner, name)
         if isinstance(function, (staticmethod, classmethod)) or inspect.isroutine(function) or function in CONSTRUCTED:
-            found[name] = getattr(owner, name)
-    return found
+            members[name] = getattr(owner, name)
+    return members
 
 
 def parameters(function):
     """The names of a function's parameters, those of its options included; True for those that must be given."""
-    found = {}
+    required = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in ("self", "cls"):
             continue
@@ -289,13 +289,13 @@ def parameters(function):
             continue  # the arguments of a function that a task calls
         if parameter.kind is parameter.VAR_KEYWORD:
             kind = getattr(options, parameter.annotation.removeprefix("Unpack[").removesuffix("]"))
-            found |= dict.fromkeys(kind.__annotations__, False)
+            required |= dict.fromkeys(kind.__annotations__, False)
             for base in getattr(kind, "__orig_bases__", ()):
-                found |= dict.fromkeys(getattr(base, "__annotations__", ()), False)
-            found |= dict.fromkeys(kind.__optional_keys__, False)
+                required |= dict.fromkeys(getattr(base, "__annotations__", ()), False)
+            required |= dict.fromkeys(kind.__optional_keys__, False)
         else:
-            found[parameter.name] = parameter.default is parameter.empty
-    return found
+            required[parameter.name] = parameter.default is parameter.empty
+    return required
 
 
 def owners():
@@ -317,8 +317,8 @@ def value(made, what, name, parameter):
     """Return a valid value for a parameter that is not under test."""
     for key in ((what, name, parameter), f"{what}.{name}.{parameter}", parameter):
         if key in VALID:
-            found = VALID[key]
-            return found(made) if callable(found) and getattr(found, "__name__", "") == "<lambda>" else found
+            valid = VALID[key]
+            return valid(made) if callable(valid) and getattr(valid, "__name__", "") == "<lambda>" else valid
     raise AssertionError(f"{what}.{name}() must be given {parameter!r}: add a line to VALID")
 
 

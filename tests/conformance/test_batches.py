@@ -31,9 +31,9 @@ def make(connect, name):
     def make(*parts, window="1h", coordinator=None, **options):
         alarms = []
         options.setdefault("on_failed", alarms.append)
-        made = batches.batch(name, parts, window=window, coordinator=coordinator or connect(grace=GRACE), **options)
-        made.alarms = alarms
-        return made
+        batch = batches.batch(name, parts, window=window, coordinator=coordinator or connect(grace=GRACE), **options)
+        batch.alarms = alarms
+        return batch
 
     return make
 
@@ -50,8 +50,8 @@ def ledger(database, name):
     return count
 
 
-def run(made, part, *, fail=None):
-    with made.part(part) as part_run:
+def run(batch, part, *, fail=None):
+    with batch.part(part) as part_run:
         if fail is not None:
             raise fail
     return part_run
@@ -68,12 +68,12 @@ def many_batches(connect, name, number):
     ran, last, problems = [], [0] * number, []
 
     def work(which, part):
-        made = batches.batch(name, parts, window="1h", coordinator=coordinators[which % 3], on_failed=problems.append)
-        made._declaration.declare_callback(lambda: ran.append(part))
+        batch = batches.batch(name, parts, window="1h", coordinator=coordinators[which % 3], on_failed=problems.append)
+        batch._declaration.declare_callback(lambda: ran.append(part))
         chance = random.Random(which)
         for turn in range(number):
             gather.wait()
-            with made.part(part) as part_run:
+            with batch.part(part) as part_run:
                 if turn % 3:  # in every third batch all parts end at nearly the same time
                     time.sleep(chance.uniform(0, 0.004))
             if part_run.is_last:
@@ -90,9 +90,9 @@ def check_many_batches(connect, name, threads, database, number):
     assert last == [1] * number
     assert len(ran) == number
     assert problems == []
-    found = batches.list_batches(connect(), name, number + 1)
-    assert len(found) == number
-    for entry in found:
+    entries = batches.list_batches(connect(), name, number + 1)
+    assert len(entries) == number
+    for entry in entries:
         assert (entry.status, entry.callback_status, entry.callback_attempt) == ("succeeded", "finished", 1)
         assert sum(part.is_last for part in entry.parts) == 1
         assert max(part.ended_at for part in entry.parts) == entry.ended_at
@@ -114,10 +114,10 @@ def test_two_that_end_at_the_same_instant(make, threads):
     ran, last = [], []
     first, second = make("a", "b"), make("a", "b")
 
-    def work(made, part):
-        made._declaration.declare_callback(lambda: ran.append(part))
+    def work(batch, part):
+        batch._declaration.declare_callback(lambda: ran.append(part))
         for turn in range(100):
-            part_run = made.part(part).start()
+            part_run = batch.part(part).start()
             both.wait()
             last.append((turn, part_run.done()))
             both.wait()
@@ -149,17 +149,17 @@ def test_the_parts_in_processes(make, spawn, name, ledger):
 
 def child_part(channel, url, options, name, parts, part, sql=None, window="1h", wait_in_callback=False):
     coordinator = sqlsem.connect(url, **{"grace": GRACE, **options})
-    made = batches.batch(name, parts, window=window, coordinator=coordinator)
+    batch = batches.batch(name, parts, window=window, coordinator=coordinator)
     if sql is not None:
-        made._declaration.declare_callback(sqlsem.Sql(sql))
+        batch._declaration.declare_callback(sqlsem.Sql(sql))
     if wait_in_callback:
 
         def then():
             channel.tell("in_callback")
             channel.ask()
 
-        made._declaration.declare_callback(then)
-    with made.part(part) as part_run:
+        batch._declaration.declare_callback(then)
+    with batch.part(part) as part_run:
         channel.tell("started", batch_id=part_run.batch_id)
         channel.ask()
     channel.tell("ended", is_last=part_run.is_last)
@@ -198,12 +198,12 @@ def test_a_failed_part_keeps_the_next_from_starting(make):
 
 
 def test_last_part_may_be_the_failed_part(make):
-    made = make("a", "b", on_success=lambda: pytest.fail("must not run"))
-    run(made, "a")
+    batch = make("a", "b", on_success=lambda: pytest.fail("must not run"))
+    run(batch, "a")
     with pytest.raises(KeyboardInterrupt):
-        run(made, "b", fail=KeyboardInterrupt())
-    assert len(made.alarms) == 1
-    entry = made.entry()
+        run(batch, "b", fail=KeyboardInterrupt())
+    assert len(batch.alarms) == 1
+    entry = batch.entry()
     assert (entry.status, entry.callback_status) == ("failed", "none")
     assert "KeyboardInterrupt" in {part.part: part.error for part in entry.parts}["b"]
 
@@ -212,40 +212,40 @@ def test_error_in_hook_hides_no_other_error(make, caplog):
     def hook(failure):
         raise OSError("the pager is out of order")
 
-    made = make("a", on_failed=hook)
+    batch = make("a", on_failed=hook)
     with pytest.raises(ZeroDivisionError):
-        run(made, "a", fail=ZeroDivisionError())
+        run(batch, "a", fail=ZeroDivisionError())
     assert "the pager is out of order" in caplog.text
-    assert made.entry().status == "failed"
+    assert batch.entry().status == "failed"
 
 
 @pytest.mark.parametrize("when", ["open", "failed"])
 def test_part_that_succeeded_is_repeated_in_its_batch(make, connect, when):
     """A scheduler may repeat a part whose exit status it lost: no state is lost, and no new batch begins."""
     ran = []
-    made = make("a", "b", "c", on_success=lambda: ran.append(1))
+    batch = make("a", "b", "c", on_success=lambda: ran.append(1))
     with pytest.raises(ValueError):
-        run(made, "a", fail=ValueError())
-    first = run(made, "b")
+        run(batch, "a", fail=ValueError())
+    first = run(batch, "b")
     if when == "failed":
-        run(made, "c")
-        assert made.entry().status == "failed"
-    again = run(made, "b")
+        run(batch, "c")
+        assert batch.entry().status == "failed"
+    again = run(batch, "b")
     assert (again.batch_id, again.attempt, again.is_last) == (first.batch_id, 2, False)
     if when == "open":
-        run(made, "c")
-    assert run(made, "a").is_last
+        run(batch, "c")
+    assert run(batch, "a").is_last
     assert ran == [1]
-    assert [entry.status for entry in batches.list_batches(connect(), made.name)] == ["succeeded"]
+    assert [entry.status for entry in batches.list_batches(connect(), batch.name)] == ["succeeded"]
 
 
 def test_batch_waits_for_part_that_is_repeated(make):
     """The callback never runs beside a running part."""
     ran = []
-    made = make("a", "b", on_success=lambda: ran.append(1))
-    run(made, "a")
-    again = made.part("a").start()
-    assert run(made, "b").is_last is False
+    batch = make("a", "b", on_success=lambda: ran.append(1))
+    run(batch, "a")
+    again = batch.part("a").start()
+    assert run(batch, "b").is_last is False
     assert ran == []
     assert again.done() is True
     assert ran == [1]
@@ -273,14 +273,14 @@ def test_last_part_is_repeated_when_callback_has_not_ended(make, spawn, name, ho
         run(failing, "b")
         with pytest.raises((BatchFailed, SystemExit)):
             run(failing, "a")
-    made = make("a", "b", on_success=lambda: ran.append(1))
-    first = made.entry()
-    again = run(made, "a")  # starts at once, and waits for proof that the first process is dead
+    batch = make("a", "b", on_success=lambda: ran.append(1))
+    first = batch.entry()
+    again = run(batch, "a")  # starts at once, and waits for proof that the first process is dead
     assert (again.batch_id, again.attempt, again.is_last) == (first.batch_id, 2, True)
     assert ran == [1]
-    entry = made.wait(PATIENCE)
+    entry = batch.wait(PATIENCE)
     assert (entry.batch_id, entry.callback_status, entry.callback_attempt) == (first.batch_id, "finished", 2)
-    assert run(made, "a").batch_id > first.batch_id, "of the next batch"
+    assert run(batch, "a").batch_id > first.batch_id, "of the next batch"
 
 
 def test_other_part_takes_callback_over_and_begins_anew(make, database, name):
@@ -291,19 +291,19 @@ def test_other_part_takes_callback_over_and_begins_anew(make, database, name):
     with pytest.raises(BatchFailed):
         run(failing, "a")
     first = failing.entry().batch_id
-    made = make("a", "b", on_success=lambda: ran.append(1))
-    assert run(made, "b").batch_id > first
+    batch = make("a", "b", on_success=lambda: ran.append(1))
+    assert run(batch, "b").batch_id > first
     assert failing._declaration.entry(first).callback_status == "failed"
 
 
 def test_failed_batch_with_other_parts_is_not_lost(make):
-    made = make("a", "b")
+    batch = make("a", "b")
     with pytest.raises(ValueError):
-        run(made, "a", fail=ValueError())
-    run(made, "b")
+        run(batch, "a", fail=ValueError())
+    run(batch, "b")
     with pytest.raises(ConfigurationError, match=r"it lacks c; login .* opened it at .*sqlsem batches abandon"):
         make("a", "b", "c").part("c").start()
-    assert run(made, "a").is_last
+    assert run(batch, "a").is_last
 
 
 # -- abandoned batches -------------------------------------------------------------------------------------------------
@@ -312,49 +312,49 @@ def test_failed_batch_with_other_parts_is_not_lost(make):
 @pytest.mark.parametrize("by_number", [False, True])
 @pytest.mark.parametrize("state", ["open", "failed", "callback failed", "callback pending"])
 def test_batch_is_abandoned_by_operator(make, connect, state, by_number):
-    operator, made = connect(), make("a", "b")
-    run(made, "a")
+    operator, batch = connect(), make("a", "b")
+    run(batch, "a")
     if state == "failed":
         with pytest.raises(ValueError):
-            run(made, "b", fail=ValueError())
+            run(batch, "b", fail=ValueError())
     elif state == "callback failed":
         with pytest.raises(BatchFailed):
             run(make("a", "b", on_success=lambda: 1 / 0), "b")
     elif state == "callback pending":
         run(make("a", "b", on_success=lambda: None), "a")
-        run(made, "b")
-    old = made.entry().batch_id
-    assert batches.abandon(operator, old if by_number else made.name) == old
-    assert batches.abandon(operator, old if by_number else made.name) is None
-    entry = made.entry()
+        run(batch, "b")
+    old = batch.entry().batch_id
+    assert batches.abandon(operator, old if by_number else batch.name) == old
+    assert batches.abandon(operator, old if by_number else batch.name) is None
+    entry = batch.entry()
     assert (entry.status, entry.callback_status in ("none", "failed")) == ("abandoned", True)
-    (operation,) = operator.admin.operations(made.name)
-    assert (operation.action, operation.resource) == ("abandon", made.name)
+    (operation,) = operator.admin.operations(batch.name)
+    assert (operation.action, operation.resource) == ("abandon", batch.name)
     assert operation.old.startswith(f"batch {old}, ")
     with pytest.raises(BatchFailed, match="was abandoned"):
-        made.wait(PATIENCE)
+        batch.wait(PATIENCE)
     assert batches.resume(operator, old) is False
-    assert run(made, "b").batch_id > old
+    assert run(batch, "b").batch_id > old
     assert batches.abandon(operator, "nowhere") is None
 
 
 def test_running_callback_keeps_batch_open(make, connect):
-    operator, told = connect(), []
-    made = make("a", on_success=lambda: told.append(batches.abandon(operator, made.name)))
-    run(made, "a")
-    assert (told, batches.abandon(operator, made.name)) == ([None], None)
-    assert made.entry().status == "succeeded"
+    operator, outcomes = connect(), []
+    batch = make("a", on_success=lambda: outcomes.append(batches.abandon(operator, batch.name)))
+    run(batch, "a")
+    assert (outcomes, batches.abandon(operator, batch.name)) == ([None], None)
+    assert batch.entry().status == "succeeded"
 
 
 def test_part_that_ends_after_batch_was_abandoned(make, connect):
-    made = make("a", "b", on_success=lambda: pytest.fail("must not run"))
-    run(made, "a")
-    slow = made.part("b").start()
-    batches.abandon(connect(), made.name)
+    batch = make("a", "b", on_success=lambda: pytest.fail("must not run"))
+    run(batch, "a")
+    slow = batch.part("b").start()
+    batches.abandon(connect(), batch.name)
     with pytest.raises(BatchFailed, match="was abandoned before part 'b' ended") as caught:
         slow.done()
     assert caught.value.failed == {"b": "ended after the batch was abandoned"}
-    assert made.alarms == [caught.value]
+    assert batch.alarms == [caught.value]
 
 
 def test_pending_callback_of_last_part_gives_the_alarm(make):
@@ -365,18 +365,18 @@ def test_pending_callback_of_last_part_gives_the_alarm(make):
 
 
 def test_ended_by_hand(make):
-    made = make("a", "b")
-    with made.part("a") as part_run:
+    batch = make("a", "b")
+    with batch.part("a") as part_run:
         part_run.failed("the file has not come")
-    assert {part.part: part.error for part in made.entry().parts}["a"] == "the file has not come"
-    part_run = made.part("a").start()
+    assert {part.part: part.error for part in batch.entry().parts}["a"] == "the file has not come"
+    part_run = batch.part("a").start()
     with pytest.raises(NotHeld, match="started before"):
         part_run.start()
     assert part_run.done() is False
     with pytest.raises(NotHeld, match="ended before"):
         part_run.done()
     with pytest.raises(NotHeld, match="not started"):
-        made.part("b").done()
+        batch.part("b").done()
 
 
 # -- stale, late, twice, missing --------------------------------------------------------------------------------------
@@ -384,12 +384,12 @@ def test_ended_by_hand(make):
 
 def test_yesterdays_success_does_not_count(make):
     ran = []
-    made = make("a", "b", on_success=lambda: ran.append(1))
-    run(made, "a")
-    assert run(made, "b").is_last
-    assert run(made, "a").is_last is False  # of a new batch
+    batch = make("a", "b", on_success=lambda: ran.append(1))
+    run(batch, "a")
+    assert run(batch, "b").is_last
+    assert run(batch, "a").is_last is False  # of a new batch
     assert ran == [1]
-    entry = made.entry()
+    entry = batch.entry()
     assert {part.part: part.status for part in entry.parts} == {"a": "succeeded", "b": "expected"}
 
 
@@ -410,12 +410,12 @@ def grow_older(database, number, seconds, connection=None):
 
 def test_a_success_older_than_the_window_does_not_count(make, database):
     ran = []
-    made = make("a", "b", window="6h", on_success=lambda: ran.append(1))
-    old = run(made, "a")
+    batch = make("a", "b", window="6h", on_success=lambda: ran.append(1))
+    old = run(batch, "a")
     grow_older(database, old.batch_id, 6 * 3600)
     with pytest.raises(BatchFailed, match=r"b \(never started"):
-        made.wait(PATIENCE)
-    assert made.alarms == []
+        batch.wait(PATIENCE)
+    assert batch.alarms == []
     other = make("a", "b", window="6h", on_success=lambda: ran.append(2))
     assert run(other, "b").is_last is False
     (alarm,) = other.alarms
@@ -423,7 +423,7 @@ def test_a_success_older_than_the_window_does_not_count(make, database):
     assert alarm.failed == {"b": "never started"}
     assert other._declaration.entry(old.batch_id).status == "expired"
     assert ran == []
-    assert run(made, "a").is_last
+    assert run(batch, "a").is_last
     assert ran == [1]
 
 
@@ -449,21 +449,21 @@ def test_expired_batch_is_reported_once(database, name):
 
 
 def test_a_part_that_takes_longer_than_the_window_fails(make):
-    made = make("a", window=timedelta(seconds=0.2), on_success=lambda: pytest.fail("must not run"))
+    batch = make("a", window=timedelta(seconds=0.2), on_success=lambda: pytest.fail("must not run"))
     with pytest.raises(BatchFailed, match="does not count") as caught:
-        with made.part("a"):
-            until(lambda: made.entry().overdue)
+        with batch.part("a"):
+            until(lambda: batch.entry().overdue)
     assert caught.value.failed == {"a": "ended after the window"}
-    assert made.alarms == [caught.value]
-    entry = made.entry()
+    assert batch.alarms == [caught.value]
+    entry = batch.entry()
     assert (entry.status, entry.parts[0].status, entry.parts[0].error) == ("failed", "failed", "ended after the window")
 
 
 def test_the_end_of_a_part_of_a_batch_that_is_over(make):
-    made = make("a", "b", window=0.2)
-    slow = made.part("a").start()
-    until(lambda: made.entry().overdue)
-    made.window = 3600.0
+    batch = make("a", "b", window=0.2)
+    slow = batch.part("a").start()
+    until(lambda: batch.entry().overdue)
+    batch.window = 3600.0
     mended = make("a", "b", window=0.2)
     other = mended.part("b").start()
     assert other.batch_id > slow.batch_id
@@ -502,71 +502,71 @@ def test_names_do_not_meet(connect, name):
 
 
 def test_old_batches_are_removed(make, database):
-    made = make("a")
+    batch = make("a")
     kept = database.rows(f"SELECT value FROM {database.beside('setting')} WHERE name = 'history_days'")[0][0]
-    run(made, "a")
-    first = made.entry().batch_id
+    run(batch, "a")
+    first = batch.entry().batch_id
     database.rows(f"UPDATE {database.beside('setting')} SET value = '-1' WHERE name = 'history_days'")
     try:
-        run(made, "a")
+        run(batch, "a")
     finally:
         database.rows(f"UPDATE {database.beside('setting')} SET value = ? WHERE name = 'history_days'", kept)
-    assert made._declaration.entry(first) is None
-    assert made.entry().status == "succeeded"
+    assert batch._declaration.entry(first) is None
+    assert batch.entry().status == "succeeded"
 
 
 # -- processes that die -----------------------------------------------------------------------------------------------
 
 
 def test_part_of_dead_process_counts_as_failed(make, spawn, name):
-    made = make("a", "b", on_success=list)
+    batch = make("a", "b", on_success=list)
     child = spawn(child_part, name=name, parts=["a", "b"], part="a")
     child.expect("started")
-    assert run(made, "b").is_last is False
+    assert run(batch, "b").is_last is False
     child.kill()
     with pytest.raises(BatchFailed, match=r"a \(its process died"):
-        made.wait(PATIENCE)
-    (alarm,) = made.alarms
+        batch.wait(PATIENCE)
+    (alarm,) = batch.alarms
     assert alarm.failed == {"a": "its process died"}
-    again = run(made, "a")
+    again = run(batch, "a")
     assert (again.attempt, again.is_last) == (2, True)
-    assert len(made.alarms) == 1
+    assert len(batch.alarms) == 1
 
 
 def test_a_part_of_the_dead_is_taken_over(make, spawn, name):
-    made = make("a")
+    batch = make("a")
     child = spawn(child_part, name=name, parts=["a"], part="a")
     child.expect("started")
     with pytest.raises(ConfigurationError, match="runs already"):
-        made.part("a").start()
+        batch.part("a").start()
     child.kill()
-    again = run(made, "a")  # starts at once, and waits for proof of death
+    again = run(batch, "a")  # starts at once, and waits for proof of death
     assert (again.attempt, again.is_last) == (2, True)
 
 
 def test_reap_looks_after_batches(make, spawn, name, connect):
-    made, operator = make("a", "b"), connect()
-    alive = made.part("b").start()
+    batch, operator = make("a", "b"), connect()
+    alive = batch.part("b").start()
     child = spawn(child_part, name=name, parts=["a", "b"], part="a")
     child.expect("started")
     operator.admin.reap()
-    assert {part.status for part in made.entry().parts} == {"running"}
+    assert {part.status for part in batch.entry().parts} == {"running"}
     child.kill()
-    until(lambda: operator.admin.reap() or {part.status for part in made.entry().parts} == {"failed", "running"})
+    until(lambda: operator.admin.reap() or {part.status for part in batch.entry().parts} == {"failed", "running"})
     assert alive.done() is False
-    assert ["a (its process died)" in str(alarm) for alarm in made.alarms] == [True]
+    assert ["a (its process died)" in str(alarm) for alarm in batch.alarms] == [True]
 
 
 def test_a_paused_process_keeps_its_part(make, spawn, name, database):
-    made = make("a")
+    batch = make("a")
     child = spawn(child_part, name=name, parts=["a"], part="a")
     child.expect("started")
     child.pause()
     try:
         time.sleep(2 * GRACE)
-        made._declaration.recover()
+        batch._declaration.recover()
         with pytest.raises(ConfigurationError, match="runs already"):
-            made.part("a").start()
+            batch.part("a").start()
     finally:
         child.resume()
     child.send(end=True)
@@ -587,10 +587,10 @@ def test_callback_of_dead_process_is_taken_over(make, spawn, name, threads):
         watching.wait(0.05)
     child.kill()
 
-    def work(made):
+    def work(batch):
         # Two threads compete until the callback of one of them has finished.
-        while made.entry().callback_status != "finished":
-            resumed.append(made.resume())
+        while batch.entry().callback_status != "finished":
+            resumed.append(batch.resume())
 
     for label in "xy":
         threads.start(work, make("a", on_success=lambda label=label: ran.append(label)))
@@ -604,14 +604,14 @@ def test_the_next_start_takes_a_callback_over(make, spawn, name):
     ran = []
     child = spawn(child_part, name=name, parts=["a", "b"], part="a", wait_in_callback=True)
     child.expect("started")
-    made = make("a", "b", on_success=lambda: ran.append(made.entry().batch_id))
-    run(made, "b")
+    batch = make("a", "b", on_success=lambda: ran.append(batch.entry().batch_id))
+    run(batch, "b")
     child.send(end=True)
     child.expect("in_callback")
-    first = made.entry().batch_id
+    first = batch.entry().batch_id
     child.kill()
-    until(lambda: made._declaration.recover() or made.entry().callback_status == "pending")
-    assert run(made, "b").batch_id > first
+    until(lambda: batch._declaration.recover() or batch.entry().callback_status == "pending")
+    assert run(batch, "b").batch_id > first
     assert ran == [first]
 
 
@@ -621,15 +621,15 @@ def test_a_paused_process_keeps_its_callback(make, spawn, name):
     child.expect("started")
     child.send(end=True)
     child.expect("in_callback")
-    made = make("a", on_success=lambda: pytest.fail("must not run"))
+    batch = make("a", on_success=lambda: pytest.fail("must not run"))
     child.pause()
     try:
-        remains(lambda: made.resume() is False, 2.5 * GRACE, "nobody takes it from a process that lives")
+        remains(lambda: batch.resume() is False, 2.5 * GRACE, "nobody takes it from a process that lives")
     finally:
         child.resume()
     child.send(end=True)
     assert child.expect("ended")["is_last"]
-    assert (made.entry().callback_status, made.entry().callback_attempt) == ("finished", 1)
+    assert (batch.entry().callback_status, batch.entry().callback_attempt) == ("finished", 1)
 
 
 @pytest.mark.engines("postgresql")
@@ -638,7 +638,7 @@ def test_a_lost_connection_does_not_lose_a_callback(make, spawn, name, database)
     child.expect("started")
     child.send(end=True)
     child.expect("in_callback")
-    made = make("a", on_success=lambda: pytest.fail("must not run"))
+    batch = make("a", on_success=lambda: pytest.fail("must not run"))
 
     def backend():
         return database.rows("SELECT backend_pid FROM sqlsem.member WHERE pid = ?", child.pid)
@@ -647,17 +647,17 @@ def test_a_lost_connection_does_not_lose_a_callback(make, spawn, name, database)
         before = backend()
         assert len(before) == 1
         database.rows("SELECT pg_terminate_backend(?)", before[0][0])
-        until(lambda before=before: made.resume() is False and backend() not in ([], before), "it is back")
+        until(lambda before=before: batch.resume() is False and backend() not in ([], before), "it is back")
     child.send(end=True)
     assert child.expect("ended")["is_last"]
-    assert (made.entry().callback_status, made.entry().callback_attempt) == ("finished", 1)
+    assert (batch.entry().callback_status, batch.entry().callback_attempt) == ("finished", 1)
 
 
 def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
     number = leave_a_callback(database, name, "sql", ledger.insert)
-    made = batches.batch(name, ["a"], window=60, coordinator=connect())
+    batch = batches.batch(name, ["a"], window=60, coordinator=connect())
     gather, resumed = threading.Barrier(6, timeout=PATIENCE), []
-    until(lambda: made._declaration.recover() or made.entry().callback_status == "pending")
+    until(lambda: batch._declaration.recover() or batch.entry().callback_status == "pending")
 
     def work(coordinator):
         coordinator.client.member.heartbeat()
@@ -736,20 +736,20 @@ def test_a_local_callback_waits_where_the_last_does_not_know_it(make):
 
 
 def test_a_callback_that_fails(make, database, connect, name):
-    made = make("a", on_success=sqlsem.Sql(f"INSERT INTO late_{name} (who) VALUES ('x')"))
+    batch = make("a", on_success=sqlsem.Sql(f"INSERT INTO late_{name} (who) VALUES ('x')"))
     with pytest.raises(BatchFailed, match="sqlsem batches resume") as caught:
-        run(made, "a")
+        run(batch, "a")
     assert caught.value.__cause__ is not None
-    assert made.alarms == [caught.value]
-    entry = made.entry()
+    assert batch.alarms == [caught.value]
+    entry = batch.entry()
     assert (entry.status, entry.callback_status) == ("succeeded", "failed")
     assert f"late_{name}" in entry.callback_error
     with pytest.raises(BatchFailed, match="callback failed"):
-        made.wait(PATIENCE)
-    assert made.resume() is False  # a failed callback is not retried by itself
+        batch.wait(PATIENCE)
+    assert batch.resume() is False  # a failed callback is not retried by itself
     database.rows(f"CREATE TABLE late_{name} (who varchar(40))")
     assert batches.resume(connect(), entry.batch_id)
-    assert made.wait(PATIENCE).callback_attempt == 2
+    assert batch.wait(PATIENCE).callback_attempt == 2
     assert len(database.rows(f"SELECT who FROM late_{name}")) == 1
 
 
@@ -759,34 +759,34 @@ def test_the_kinds_of_callbacks(make, tmp_path):
     assert file.read_text() == "x\n"
     assert run(make("a", on_success=sqlsem.Call("os:unlink", str(file))), "a").is_last
     assert not file.exists()
-    made = make("a", on_success=time.monotonic)
-    run(made, "a")
-    entry = made.entry()
+    batch = make("a", on_success=time.monotonic)
+    run(batch, "a")
+    entry = batch.entry()
     assert (entry.callback_kind, entry.callback_status) == ("call", "finished")
     assert '"time:monotonic"' in entry.callback_body
 
 
 def test_without_callback(make):
-    made = make("a", "b")
-    run(made, "a")
-    assert run(made, "b").is_last
-    entry = made.wait(PATIENCE)
+    batch = make("a", "b")
+    run(batch, "a")
+    assert run(batch, "b").is_last
+    entry = batch.wait(PATIENCE)
     assert (entry.callback_status, entry.callback_kind) == ("none", None)
-    assert made.resume() is False
+    assert batch.resume() is False
 
 
 def test_wait_goes_on_until_the_first_batch_is_done(make, threads):
     watching, working = make("a", "b"), make("a", "b", on_success=lambda: ran.append(1))
-    ran, found = [], []
+    ran, results = [], []
     with pytest.raises(Timeout, match="No part"):
         watching.wait("10ms")
-    threads.start(lambda: found.append((watching.wait(PATIENCE), list(ran))))
+    threads.start(lambda: results.append((watching.wait(PATIENCE), list(ran))))
     run(working, "a")
     with pytest.raises(Timeout, match=r"waits for b \(expected\)"):
         watching.wait(0.02)
     run(working, "b")
     threads.join()
-    ((entry, then),) = found
+    ((entry, then),) = results
     assert entry.callback_status == "finished"
     assert then == [1]
 
@@ -836,9 +836,9 @@ def test_repeated_calls_give_the_same_answers(database, name):
 @pytest.mark.parametrize("call", ["start_part", "end_part", "end_callback"])
 def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
     ran = []
-    made = make("a", on_success=lambda: ran.append(1))
-    made.entry()
-    kind = type(made._declaration.client.member.main.session)
+    batch = make("a", on_success=lambda: ran.append(1))
+    batch.entry()
+    kind = type(batch._declaration.client.member.main.session)
     right, calls = getattr(kind, call), []
 
     def wrong(self, *arguments):
@@ -849,18 +849,18 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
         return result
 
     monkeypatch.setattr(kind, call, wrong)
-    assert run(made, "a").is_last
+    assert run(batch, "a").is_last
     assert len(calls) == 2
     assert calls[0] == calls[1]
     assert ran == [1]
-    assert made.entry().callback_status == "finished"
-    assert made.entry().parts[0].attempt == 1
+    assert batch.entry().callback_status == "finished"
+    assert batch.entry().parts[0].attempt == 1
 
 
 def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
-    made = make("a")
-    made.entry()
-    kind = type(made._declaration.client.member.main.session)
+    batch = make("a")
+    batch.entry()
+    kind = type(batch._declaration.client.member.main.session)
     right, calls = kind.end_part, []
 
     def wrong(self, *arguments):
@@ -870,7 +870,7 @@ def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
         return right(self, *arguments)
 
     monkeypatch.setattr(kind, "end_part", wrong)
-    assert run(made, "a").is_last
+    assert run(batch, "a").is_last
     assert len(calls) == 3
 
 
@@ -878,10 +878,12 @@ def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
 def test_an_interrupt_leaves_nothing_behind_that_blocks(make, database, name, monkeypatch, call):
     if call == "claim_callback":
         leave_a_callback(database, name, "local", None)
-    made = make("a", on_success=lambda: None)
-    until(lambda: made._declaration.recover() or call != "claim_callback" or made.entry().callback_status == "pending")
-    made.entry()
-    kind = type(made._declaration.client.member.main.session)
+    batch = make("a", on_success=lambda: None)
+    until(
+        lambda: batch._declaration.recover() or call != "claim_callback" or batch.entry().callback_status == "pending"
+    )
+    batch.entry()
+    kind = type(batch._declaration.client.member.main.session)
     right = getattr(kind, call)
 
     def wrong(self, *arguments):
@@ -892,35 +894,35 @@ def test_an_interrupt_leaves_nothing_behind_that_blocks(make, database, name, mo
     monkeypatch.setattr(kind, call, wrong)
     with pytest.raises(KeyboardInterrupt):
         if call == "claim_callback":
-            made.resume()
-        run(made, "a")
+            batch.resume()
+        run(batch, "a")
     if call == "start_part":
-        until(lambda: made.entry().parts[0].status == "failed")
+        until(lambda: batch.entry().parts[0].status == "failed")
     else:
-        until(lambda: made.entry().callback_status == "pending")
-        assert made.wait(PATIENCE).callback_status == "finished"
-    assert run(made, "a").is_last
+        until(lambda: batch.entry().callback_status == "pending")
+        assert batch.wait(PATIENCE).callback_status == "finished"
+    assert run(batch, "a").is_last
 
 
 def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
-    made = make("a", on_success=lambda: pytest.fail("must not run"))
+    batch = make("a", on_success=lambda: pytest.fail("must not run"))
     with pytest.raises(BatchFailed, match="given up part 'a'") as caught:
-        with made.part("a"):
-            member = made._declaration.client.member.member_id
+        with batch.part("a"):
+            member = batch._declaration.client.member.member_id
             database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
-    assert made.alarms[-1] is caught.value
-    until(lambda: made._declaration.recover() or made.entry().status == "failed")
-    assert made.entry().parts[0].error == "its process died"
+    assert batch.alarms[-1] is caught.value
+    until(lambda: batch._declaration.recover() or batch.entry().status == "failed")
+    assert batch.entry().parts[0].error == "its process died"
 
 
 def test_a_callback_of_a_process_that_was_given_up(make, database):
     def then():
-        member = made._declaration.client.member.member_id
+        member = batch._declaration.client.member.member_id
         database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
 
-    made = make("a", on_success=then)
+    batch = make("a", on_success=then)
     with pytest.raises(BatchFailed, match="another may have run it too"):
-        run(made, "a")
+        run(batch, "a")
 
 
 #: The source files of batches: the package, and the module of claims.
@@ -972,31 +974,31 @@ def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database
     ran, number = [], 0
     batches.list_batches(coordinator)
 
-    def prepare(made):
+    def prepare(batch):
         if what == "callback":
-            knows_nothing = batches.batch(made.name, ["a"], window=60, coordinator=coordinator)
-            coordinator.client.member.call("keep", lambda session, me: leave_behind(session, me, made.name))
+            knows_nothing = batches.batch(batch.name, ["a"], window=60, coordinator=coordinator)
+            coordinator.client.member.call("keep", lambda session, me: leave_behind(session, me, batch.name))
             assert knows_nothing.resume() is False
         elif what == "expired batch":
-            early = batches.batch(made.name, ["a", "b"], window=60, coordinator=coordinator)
+            early = batches.batch(batch.name, ["a", "b"], window=60, coordinator=coordinator)
             run(early, "a")
             grow_older(database, early.entry().batch_id, 60, raw)
 
-    def body(made):
+    def body(batch):
         if what == "callback":
-            made.resume()
+            batch.resume()
         else:
-            with made.part("b" if what == "expired batch" else "a"):
+            with batch.part("b" if what == "expired batch" else "a"):
                 if what == "failing part":
                     raise BatchFailed("x")
 
     while True:
         number += 1
         parts = ["a", "b"] if what in ("part", "expired batch") else ["a"]
-        made = batches.batch(name(str(number)), parts, window=60, coordinator=coordinator)
-        made._declaration.declare_callback(lambda: ran.append(1))
-        prepare(made)
-        if not strike(number, lambda made=made: body(made)):
+        batch = batches.batch(name(str(number)), parts, window=60, coordinator=coordinator)
+        batch._declaration.declare_callback(lambda: ran.append(1))
+        prepare(batch)
+        if not strike(number, lambda batch=batch: body(batch)):
             break
     raw.close()
     assert number > (50 if what == "callback" else 100)
@@ -1025,26 +1027,26 @@ def leave_behind(session, member, name):
 
 
 def test_a_part_that_is_dropped_has_failed(make):
-    made = make("a")
-    made.part("a").start()
-    until(lambda: (gc.collect(), made.entry().parts[0].status == "failed")[1])
-    assert made.entry().parts[0].error == "it was dropped without an end"
-    assert run(made, "a").is_last
+    batch = make("a")
+    batch.part("a").start()
+    until(lambda: (gc.collect(), batch.entry().parts[0].status == "failed")[1])
+    assert batch.entry().parts[0].error == "it was dropped without an end"
+    assert run(batch, "a").is_last
 
 
 def test_a_hook_that_ends_the_program_leaves_no_part_running(make, database):
-    made = make("a", "b", on_failed=lambda failure: sys.exit(3))
-    grow_older(database, run(made, "a").batch_id, 3600)
+    batch = make("a", "b", on_failed=lambda failure: sys.exit(3))
+    grow_older(database, run(batch, "a").batch_id, 3600)
     with pytest.raises(SystemExit):
-        run(made, "b")
-    until(lambda: made.entry().parts[1].status == "failed")
-    assert run(made, "b").attempt == 2
+        run(batch, "b")
+    until(lambda: batch.entry().parts[1].status == "failed")
+    assert run(batch, "b").attempt == 2
 
 
-def deaf(monkeypatch, made, after):
+def deaf(monkeypatch, batch, after):
     """Make `list_batches` fail from the moment that the call ``after`` has returned."""
-    made.entry()
-    kind = type(made._declaration.client.member.main.session)
+    batch.entry()
+    kind = type(batch._declaration.client.member.main.session)
     right, list_batches, away = getattr(kind, after), kind.list_batches, []
 
     def call(self, *arguments):
@@ -1062,40 +1064,40 @@ def deaf(monkeypatch, made, after):
 
 
 def test_failures_are_reported_beside_unreadable_parts(make, monkeypatch, database):
-    made = make("a", "b")
+    batch = make("a", "b")
     with pytest.raises(ValueError):
-        run(made, "a", fail=ValueError())
-    made.alarms.clear()
-    deaf(monkeypatch, made, "end_part")
-    run(made, "b")
-    assert ["has failed, though part 'b' has succeeded" in str(alarm) for alarm in made.alarms] == [True]
+        run(batch, "a", fail=ValueError())
+    batch.alarms.clear()
+    deaf(monkeypatch, batch, "end_part")
+    run(batch, "b")
+    assert ["has failed, though part 'b' has succeeded" in str(alarm) for alarm in batch.alarms] == [True]
     monkeypatch.undo()
 
-    grow_older(database, made.entry().batch_id, 3600)
-    made.alarms.clear()
-    deaf(monkeypatch, made, "start_part")
-    part = made.part("a").start()
+    grow_older(database, batch.entry().batch_id, 3600)
+    batch.alarms.clear()
+    deaf(monkeypatch, batch, "start_part")
+    part = batch.part("a").start()
     assert part.attempt == 1
-    assert ["has expired" in str(alarm) for alarm in made.alarms] == [True]
+    assert ["has expired" in str(alarm) for alarm in batch.alarms] == [True]
     monkeypatch.undo()
     part.done()
 
 
 def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
-    made = make("a", on_success=lambda: pytest.fail("must not run"))
-    made.entry()
-    kind = type(made._declaration.client.member.main.session)
+    batch = make("a", on_success=lambda: pytest.fail("must not run"))
+    batch.entry()
+    kind = type(batch._declaration.client.member.main.session)
 
     def wrong(self, *arguments):
         raise Unavailable("the line is dead")
 
-    with pytest.raises(Unavailable), made.part("a"):
+    with pytest.raises(Unavailable), batch.part("a"):
         monkeypatch.setattr(kind, "end_part", wrong)
-    assert ["the line is dead" in str(alarm) for alarm in made.alarms] == [True]
-    assert made.alarms[0].failed == {"a": "its end could not be recorded"}
+    assert ["the line is dead" in str(alarm) for alarm in batch.alarms] == [True]
+    assert batch.alarms[0].failed == {"a": "its end could not be recorded"}
     monkeypatch.undo()
     # (The deferred call may have been tried and dropped while the error lasted.)
-    until(lambda: made.entry().status == "failed" or not made._declaration.client.member.deferred_calls)
+    until(lambda: batch.entry().status == "failed" or not batch._declaration.client.member.deferred_calls)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
@@ -1103,11 +1105,11 @@ def test_a_callback_that_ends_the_program_has_failed(make, error):
     def then():
         raise error
 
-    made = make("a", on_success=then)
+    batch = make("a", on_success=then)
     with pytest.raises(type(error)):
-        run(made, "a")
-    assert ["has failed: " + type(error).__name__ in str(alarm) for alarm in made.alarms] == [True]
-    entry = made.entry()
+        run(batch, "a")
+    assert ["has failed: " + type(error).__name__ in str(alarm) for alarm in batch.alarms] == [True]
+    entry = batch.entry()
     assert (entry.callback_status, entry.status) == ("failed", "succeeded")
 
 
@@ -1129,21 +1131,21 @@ def forked(work):
             os._exit(0)
     os.close(write)
     with open(read, "rb") as file:
-        told = file.read().decode()
+        answer = file.read().decode()
     os.waitpid(child, 0)
-    return told
+    return answer
 
 
 @needs_fork
 def test_a_connection_that_was_interrupted_is_replaced(connect, name):
     """An interrupted connection is replaced; the watchdog interrupts one that does not answer."""
     coordinator = connect(lease=30, retry=2)
-    made = batches.batch(name, ["a"], window=60, coordinator=coordinator)
-    with made.part("a") as part:
+    batch = batches.batch(name, ["a"], window=60, coordinator=coordinator)
+    with batch.part("a") as part:
         coordinator.client.member.main.session.interrupt()
         forked(lambda: None)  # (a fork closes the connections first on engines that need it)
     assert part.is_last
-    assert made.entry().status == "succeeded"
+    assert batch.entry().status == "succeeded"
 
 
 @needs_fork
@@ -1154,16 +1156,16 @@ def test_forked_child_does_not_own_its_parents_part(make, tmp_path):
         with part:
             return forked(lambda: part.__exit__(None, None, None))
 
-    made = make("a", "b", on_failed=lambda failure: (tmp_path / "alarm").write_text(str(failure)))
-    answer = leave(made.part("a"))
+    batch = make("a", "b", on_failed=lambda failure: (tmp_path / "alarm").write_text(str(failure)))
+    answer = leave(batch.part("a"))
     assert "NotHeld: " in answer
     assert "forked from" in answer
-    part = made.part("b").start()
+    part = batch.part("b").start()
     assert forked(lambda: part.__exit__(ZeroDivisionError, ZeroDivisionError(), None)) == "None"
     assert forked(lambda: part.__del__()) == "None"
     assert part.done() is True
     assert not (tmp_path / "alarm").exists()
-    assert {entry.status for entry in made.entry().parts} == {"succeeded"}
+    assert {entry.status for entry in batch.entry().parts} == {"succeeded"}
 
 
 @needs_fork
@@ -1176,23 +1178,23 @@ def test_a_child_that_is_forked_in_a_callback_does_not_end_it(make, tmp_path, ho
             raise SystemExit(3)
 
     parent = os.getpid()
-    made = make("a", on_failed=lambda failure: (tmp_path / "alarm").write_text(str(failure)))
-    made._declaration.declare_callback(then)
-    part = made.part("a").start()
-    told = "nothing"
+    batch = make("a", on_failed=lambda failure: (tmp_path / "alarm").write_text(str(failure)))
+    batch._declaration.declare_callback(then)
+    part = batch.part("a").start()
+    answer = "nothing"
     try:
         part.done()
     except BaseException as exc:
-        told = f"{type(exc).__name__}: {exc}"
+        answer = f"{type(exc).__name__}: {exc}"
     finally:
         if os.getpid() != parent:
-            os.write(write, told.encode())
+            os.write(write, answer.encode())
             os._exit(0)
     os.close(write)
     with open(read, "rb") as file:
         assert ("forked from" if how == "returns" else "SystemExit: 3") in file.read().decode()
-    assert told == "nothing"
-    assert made.entry().callback_status == "finished"
+    assert answer == "nothing"
+    assert batch.entry().callback_status == "finished"
     assert not (tmp_path / "alarm").exists()
 
 
@@ -1207,8 +1209,8 @@ LONG = (
 @pytest.mark.engines("sqlite")
 def test_a_fork_waits_for_the_sql_of_a_callback(make, threads, database, ledger, name, caplog):
     """A fork during the SQL would leave the child with a file lock that never ends."""
-    made = make("a", on_success=sqlsem.Sql(LONG.format(table=f"ledger_{name}", most=6_000_000)))
-    threads.start(run, made, "a")
+    batch = make("a", on_success=sqlsem.Sql(LONG.format(table=f"ledger_{name}", most=6_000_000)))
+    threads.start(run, batch, "a")
 
     def locked():
         connection = database.raw()
@@ -1235,9 +1237,9 @@ def test_a_fork_waits_for_the_sql_of_a_callback(make, threads, database, ledger,
     assert forked(locked_out) == "False"
     assert ledger() == 1
     threads.join()
-    with make("b", coordinator=Admin(made._declaration.client)).part("b"):  # no other SQL has to wait
+    with make("b", coordinator=Admin(batch._declaration.client)).part("b"):  # no other SQL has to wait
         pass
-    assert run(made, "a").is_last
+    assert run(batch, "a").is_last
     assert ledger() == 2
 
 
@@ -1245,7 +1247,7 @@ def test_a_fork_waits_for_the_sql_of_a_callback(make, threads, database, ledger,
 @pytest.mark.parametrize("when", ["before", "waiting", "running", "between", "alone"])
 def test_sql_can_be_ended(database, threads, ledger, name, when):
     engine = database.make_engine()
-    session, told = engine.connect("work"), []
+    session, errors = engine.connect("work"), []
     table = f"ledger_{name}"
     text = {
         "between": f"INSERT INTO {table} (who) VALUES ('x');" * 20000,
@@ -1259,7 +1261,7 @@ def test_sql_can_be_ended(database, threads, ledger, name, when):
         try:
             session.execute(text)
         except Unavailable as exc:
-            told.append(str(exc))
+            errors.append(str(exc))
         finally:
             session.close()
 
@@ -1267,14 +1269,14 @@ def test_sql_can_be_ended(database, threads, ledger, name, when):
         session.cancel_running()
     threads.start(work)
     if when != "before":
-        until(lambda: session._working is not None or told)
+        until(lambda: session._working is not None or errors)
         if when == "waiting":
-            remains(lambda: not told, 0.2, "it waits for the lock")
+            remains(lambda: not errors, 0.2, "it waits for the lock")
         session.cancel_running()
-        assert told or session._working is None
+        assert errors or session._working is None
     threads.join()
     holder.close()
-    assert "ended before its time" in told[0]
+    assert "ended before its time" in errors[0]
     assert ledger() == 0
 
 
@@ -1341,9 +1343,9 @@ async def coroutine():
     ],
 )
 def test_bad_callbacks(what, told):
-    made = batches.batch("x", ["a"], window=1)
+    batch = batches.batch("x", ["a"], window=1)
     with pytest.raises(ConfigurationError, match=told):
-        made._declaration.declare_callback(what() if getattr(what, "__name__", "") == "<lambda>" else what)
+        batch._declaration.declare_callback(what() if getattr(what, "__name__", "") == "<lambda>" else what)
 
 
 def test_an_unknown_part():
@@ -1359,17 +1361,17 @@ def test_the_error_survives_pickling():
 
 
 def test_any_thread(make, threads):
-    made = make("a")
-    thread = threading.Thread(target=run, args=(made, "a"), name="a\0b\ud800c")
+    batch = make("a")
+    thread = threading.Thread(target=run, args=(batch, "a"), name="a\0b\ud800c")
     thread.start()
     thread.join()
-    assert (made.entry().status, made.entry().parts[0].owner) == ("succeeded", "a?b?c")
+    assert (batch.entry().status, batch.entry().parts[0].owner) == ("succeeded", "a?b?c")
 
 
 def test_any_names(connect, name):
     parts = ["Übung, 1", "it's", '"b"', "日本", "a%s?:x"]
-    made = batches.batch(name("ä'\"%s"), parts, window=60, coordinator=connect())
+    batch = batches.batch(name("ä'\"%s"), parts, window=60, coordinator=connect())
     for part in parts[:-1]:
-        assert not run(made, part).is_last
-    assert run(made, parts[-1]).is_last
-    assert {part.part for part in made.entry().parts} == set(parts)
+        assert not run(batch, part).is_last
+    assert run(batch, parts[-1]).is_last
+    assert {part.part for part in batch.entry().parts} == set(parts)

@@ -90,9 +90,9 @@ def test_every_setter_is_in_a_table():
 def test_python_has_the_same_bounds_everywhere(queue, amount, value, within):
     if within:
         number = queue.put(1, **{amount: value})
-        made = queue.schedule("@yearly", Json("x"), name=queue.name, **{amount: value})
+        schedule = queue.schedule("@yearly", Json("x"), name=queue.name, **{amount: value})
         kept, number_kept = as_kept(amount, value)
-        assert made.options.get(kept, number_kept) == number_kept
+        assert schedule.options.get(kept, number_kept) == number_kept
         queue.claiming.client.with_connection(lambda session: session.set_schedule(queue.name, "remove", None))
         assert queue.tasks()[0].task_id == number
     else:

@@ -219,9 +219,9 @@ def test_cancel_ends_task_of_worker_that_never_polls(connect, queue, outcome):
 
 def task_session(queue):
     member = queue.claiming.client.member
-    found = []
-    member.call("look", lambda session, number: found.extend([session, number]))
-    return found
+    session_and_member = []
+    member.call("look", lambda session, number: session_and_member.extend([session, number]))
+    return session_and_member
 
 
 def hold(channel, url, options, name):
@@ -319,20 +319,20 @@ def test_invalid_time_limit_is_refused(queue):
 def test_cancel_poll_costs_a_statement_per_second(queue):
     """Short tasks and an idle worker cost no statement."""
     client = queue.claiming.client
-    asked = []
+    polled = []
     client.member.call("look", lambda session, _: None)
     session = client.member.main.session
     look = session.task_controls
 
     def watched(member, numbers):
-        asked.append(sorted(numbers))
+        polled.append(sorted(numbers))
         return look(member, numbers)
 
     session.task_controls = watched
 
     def were_short():
         """Run two tasks; return False if a slow machine made them long."""
-        asked.clear()
+        polled.clear()
         queue.put_many(range(2))
         began = time.monotonic()
         for _ in range(2):
@@ -340,7 +340,7 @@ def test_cancel_poll_costs_a_statement_per_second(queue):
         if time.monotonic() - began > cancellation.LEAST_SECONDS / 2:
             return False
         time.sleep(2 * cancellation.LOOK_SECONDS)
-        assert asked == []
+        assert polled == []
         return True
 
     until(were_short, "two short tasks")
@@ -348,11 +348,11 @@ def test_cancel_poll_costs_a_statement_per_second(queue):
     began = time.monotonic()
     tasks = [queue.try_claim() for _ in range(3)]
     time.sleep(4 * cancellation.LOOK_SECONDS)
-    until(lambda: asked and asked[-1] == sorted(task.id for task in tasks), "all of them are asked about at a time")
-    assert len(asked) <= 1 + (time.monotonic() - began) / cancellation.LOOK_SECONDS
+    until(lambda: polled and polled[-1] == sorted(task.id for task in tasks), "all of them are asked about at a time")
+    assert len(polled) <= 1 + (time.monotonic() - began) / cancellation.LOOK_SECONDS
     for task in tasks:
         task.finish()
-    count = len(asked)
+    count = len(polled)
     time.sleep(5 * cancellation.LOOK_SECONDS)
-    assert len(asked) <= count + 1, "a look may have been on its way"
+    assert len(polled) <= count + 1, "a look may have been on its way"
     del session.task_controls

@@ -50,8 +50,8 @@ class Bench:
         return queues[0]["entries"] if queues else []
 
     def tasks(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.call("tasks", self.name, "--json").stdout)
-        return found
+        rows: list[dict[str, Any]] = json.loads(self.call("tasks", self.name, "--json").stdout)
+        return rows
 
 
 @pytest.fixture

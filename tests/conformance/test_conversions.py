@@ -68,10 +68,10 @@ class Member:
     def ask(self, access, limit=1, weight=1, only_if_free=False, resource=None):
         number = next(self._numbers)
         request = Request(resource or self.resource, access, limit, weight)
-        found = self.main.register(
+        tickets = self.main.register(
             self.number, f"id-{number}", f"thread-{number}", f"{self.resource}.{number}", [request], only_if_free
         )
-        return found[0] if found else None
+        return tickets[0] if tickets else None
 
     def read(self):
         ticket = self.ask(READ)
@@ -90,9 +90,9 @@ class Member:
         deadline = time.monotonic() + timeout
         while True:
             left = deadline - time.monotonic()
-            found = call(max(0.0, min(left, 4.0)))
-            if found is not False or left <= 0:
-                return found
+            answer = call(max(0.0, min(left, 4.0)))
+            if answer is not False or left <= 0:
+                return answer
 
     def begin(self, ticket, only_if_free=False):
         """Begin an upgrade: True if it is granted, False if it must wait, None if the row is gone."""
@@ -869,10 +869,10 @@ def test_a_grant_goes_up_and_down(connect, database, name):
         grant.upgrade(timeout=0)
         assert grant.fence == fence
     assert not grant.lost
-    told = [
+    outcomes = [
         (past.access, past.outcome) for past in reversed(first.admin.history(name)) if past.position == grant.position
     ]
-    assert told == [(READ, "upgraded"), (WRITE, "downgraded"), (READ, "upgraded"), (WRITE, "released")]
+    assert outcomes == [(READ, "upgraded"), (WRITE, "downgraded"), (READ, "upgraded"), (WRITE, "released")]
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["one process", "two"])

@@ -14,8 +14,8 @@ GRACE = 1.0
 
 
 def entry_of(coordinator, name):
-    found = coordinator.admin.entries(name)
-    return found[0] if found else None
+    entries = coordinator.admin.entries(name)
+    return entries[0] if entries else None
 
 
 def hold(spawn, name, grace=GRACE, **lock):
@@ -44,10 +44,10 @@ def test_ls_shows_dead_members_without_waiters(spawn, connect, database, name):
     coordinator = connect()
     child = hold(spawn, name)
     child.kill()
-    entry = until(lambda: (found := entry_of(coordinator, name)).state == "dead" and found, "it is shown as dead")
+    entry = until(lambda: (row := entry_of(coordinator, name)).state == "dead" and row, "it is shown as dead")
     assert entry.missing_for is not None
     assert entry.pid == child.pid
-    later = until(lambda: (found := entry_of(coordinator, name)).missing_for > entry.missing_for + 0.2 and found)
+    later = until(lambda: (row := entry_of(coordinator, name)).missing_for > entry.missing_for + 0.2 and row)
     assert later.state == "dead"
     assert len(database.queue(name)) == 1, "who looks removes nothing"
     lock = coordinator.mutex(name)

@@ -133,14 +133,14 @@ def test_against_the_reference(database, name):
 
     def compare(mirror):
         caps = {mirror.full(resource): cap for resource, cap in mirror.world.caps.items()}
-        found = find(mirror.read(), caps)
+        cycles = find(mirror.read(), caps)
         expected = find(mirror.world.rows, mirror.world.caps)
-        assert len(found) == len(expected), "the rows are not what the moves lead to"
-        event(f"{len(found)} cycles")
-        seen.append(len(found))
+        assert len(cycles) == len(expected), "the rows are not what the moves lead to"
+        event(f"{len(cycles)} cycles")
+        seen.append(len(cycles))
         people = {member: (f"host{number}", 1000 + number, None) for number, member in mirror.members.items()}
         for number, member in mirror.members.items():
-            mine = {cycle.victim.position: cycle for cycle in found if cycle.victim.member == member}
+            mine = {cycle.victim.position: cycle for cycle in cycles if cycle.victim.member == member}
             answers = [mirror.sessions[number].find_deadlock(member)]
             if database.engine == "postgresql":  # and the function that sessions use
                 rows = mirror.sessions[number].connection.execute(ROUTINE, (member,)).fetchall()
@@ -166,17 +166,17 @@ def ring(database, name):
     sessions = []
 
     def ring(size, **options):
-        found = []
+        members = []
         for number in range(size):
             session = database.session(**options)
             sessions.append(session)
-            found.append((session, session.register_member(f"host{number}", number, "test")))
+            members.append((session, session.register_member(f"host{number}", number, "test")))
         for step in (0, 1):
-            for number, (session, member) in enumerate(found):
+            for number, (session, member) in enumerate(members):
                 request = Request(name((number + step) % size))
                 (ticket,) = session.register(member, f"r{number}", "main", f"{name}.{number}.{step}", [request], False)
                 assert ticket.granted == (step == 0)
-        return found
+        return members
 
     yield ring
     for session in sessions:
@@ -185,16 +185,16 @@ def ring(database, name):
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_only_the_youngest_is_told(database, ring, name, size):
-    found = ring(size)
-    answers = [session.find_deadlock(member) for session, member in found]
+    members = ring(size)
+    answers = [session.find_deadlock(member) for session, member in members]
     assert [answer is not None for answer in answers] == [False] * (size - 1) + [True]
     assert len(answers[-1].steps) == answers[-1].nodes == size
     last = max(row[0] for row in database.queue(name))
     assert answers[-1].victim == last
-    session, member = found[-1]
+    session, member = members[-1]
     assert session.cancel(member, f"{name}.{size - 1}.1", "cancelled") == 1
-    assert [session.find_deadlock(member) for session, member in found] == [None] * size
-    for session, member in found:
+    assert [session.find_deadlock(member) for session, member in members] == [None] * size
+    for session, member in members:
         session.deregister_member(member)
 
 
@@ -322,15 +322,15 @@ def test_readers_and_limits(database, connect, name, threads):
     book, pool = name("book"), name("pool")
     reader = Holder(database, threads, coordinator.read(book), coordinator.limit(pool, 2))
     holder = Holder(database, threads, coordinator.limit(pool, 2), coordinator.write(book))
-    two = Holder(database, threads, coordinator.limit(pool, 2), coordinator.write(book))
+    second = Holder(database, threads, coordinator.limit(pool, 2), coordinator.write(book))
     holder.want(name)
     reader.want(name)
     remains(lambda: not (holder.ended.is_set() or reader.ended.is_set()), 2.5, "no deadlock while one of two can leave")
-    two.want(name)
-    assert isinstance(two.done(), sqlsem.Deadlock)
-    assert f"'{pool}'" in str(two.outcome)
-    assert f"'{book}'" in str(two.outcome)
-    two.may_leave.set()
+    second.want(name)
+    assert isinstance(second.done(), sqlsem.Deadlock)
+    assert f"'{pool}'" in str(second.outcome)
+    assert f"'{book}'" in str(second.outcome)
+    second.may_leave.set()
     assert isinstance(reader.done(), sqlsem.Grant)
     assert isinstance(holder.done(), sqlsem.Grant)
     threads.join()
@@ -339,11 +339,11 @@ def test_readers_and_limits(database, connect, name, threads):
 def test_a_timeout_comes_first(database, connect, name, threads):
     coordinator = connect()
     holder = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b"), timeout=0.05))
-    two = Holder(database, threads, coordinator.mutex(name("b")), coordinator.mutex(name("a")))
+    second = Holder(database, threads, coordinator.mutex(name("b")), coordinator.mutex(name("a")))
     holder.want(name)
-    two.want(name)
+    second.want(name)
     assert isinstance(holder.done(), sqlsem.Timeout)
-    assert isinstance(two.done(), sqlsem.Grant)
+    assert isinstance(second.done(), sqlsem.Grant)
     threads.join()
 
 

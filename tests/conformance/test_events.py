@@ -27,9 +27,9 @@ KINDS = {
 @pytest.fixture
 def told():
     """Return a function that lists all events in the order of their delivery."""
-    found = []
-    subscriptions = [sqlsem.on(kind, found.append) for kind in events.EVENTS]
-    yield lambda: event_bus.drain(PATIENCE) or list(found)
+    published = []
+    subscriptions = [sqlsem.on(kind, published.append) for kind in events.EVENTS]
+    yield lambda: event_bus.drain(PATIENCE) or list(published)
     for subscription in subscriptions:
         subscription.undo()
 
@@ -48,7 +48,7 @@ def names(published):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_granted_and_released(connect, name, told, kind):
-    make, _, asked = KINDS[kind]
+    make, _, requested = KINDS[kind]
     with make(connect(), name) as grant:
         granted = told()[-1]
     released = told()[-1]
@@ -57,7 +57,7 @@ def test_granted_and_released(connect, name, told, kind):
     assert isinstance(released, events.Released)
     for event in (granted, released):
         assert (event.resource, event.position, event.note) == (name, grant.position, "n")
-        assert (event.access, event.limit, event.weight) == asked
+        assert (event.access, event.limit, event.weight) == requested
         assert event.caller == grant.state.caller.owner
     assert granted.at_once
     assert granted.waited == grant.waited
@@ -157,9 +157,9 @@ def test_a_deadlock(connect, name, told):
     coordinator = connect()
     with coordinator.mutex(name), pytest.raises(sqlsem.Deadlock) as caught:
         coordinator.mutex(name).acquire()
-    (found,) = (event for event in told() if isinstance(event, events.Deadlocked))
-    assert found.why == str(caught.value)
-    assert found.position is None
+    (deadlocked,) = (event for event in told() if isinstance(event, events.Deadlocked))
+    assert deadlocked.why == str(caught.value)
+    assert deadlocked.position is None
     assert names(told()) == ["granted", "deadlock", "released"]
 
 
@@ -202,27 +202,27 @@ def test_a_place_in_the_queue_that_is_lost(connect, database, name, told):
 
 def test_a_coordinator_tells_of_its_own_locks(connect, name):
     first, other = connect(), connect()
-    found = []
-    with first.on("granted", found.append), first.mutex(name("a")), other.mutex(name("b")):
+    published = []
+    with first.on("granted", published.append), first.mutex(name("a")), other.mutex(name("b")):
         pass
     event_bus.drain(PATIENCE)
-    assert [event.resource for event in found] == [name("a")]
+    assert [event.resource for event in published] == [name("a")]
     with first.mutex(name("c")):
         pass
     event_bus.drain(PATIENCE)
-    assert len(found) == 1, "told after it was undone"
+    assert len(published) == 1, "told after it was undone"
 
 
 def test_callbacks_that_raise_or_block_harm_no_lock(connect, name, caplog):
     coordinator = connect()
-    gate, found = threading.Event(), []
+    gate, thread_names = threading.Event(), []
 
     def fails(event):
         raise SystemExit("no")
 
     def blocks(event):
         assert gate.wait(PATIENCE)
-        found.append(threading.current_thread().name)
+        thread_names.append(threading.current_thread().name)
 
     with coordinator.on("granted", fails), coordinator.on("granted", blocks), coordinator.on("released", fails):
         for _ in range(3):
@@ -230,34 +230,34 @@ def test_callbacks_that_raise_or_block_harm_no_lock(connect, name, caplog):
                 pass
         gate.set()
         event_bus.drain(PATIENCE)
-    assert found == ["sqlsem-events"] * 3
+    assert thread_names == ["sqlsem-events"] * 3
     assert sum("The subscriber to" in message for message in caplog.messages) == 6
 
 
 def test_a_callback_may_take_locks_which_are_not_told(connect, name):
     coordinator = connect()
     plain = getattr(coordinator, "_coordinator", coordinator)
-    found = []
+    resources = []
 
     def takes(event):
-        found.append(event.resource)
+        resources.append(event.resource)
         with plain.mutex(name("inner")):
             pass
 
     with coordinator.on("granted", takes), coordinator.mutex(name("outer")):
         pass
     event_bus.drain(PATIENCE)
-    assert found == [name("outer")]
+    assert resources == [name("outer")]
 
 
 def test_unread_events_are_dropped(connect, name, monkeypatch, caplog):
     monkeypatch.setattr(event_bus, "MAX_BACKLOG", 10)
     coordinator = connect()
-    gate, found = threading.Event(), []
+    gate, received = threading.Event(), []
 
     def blocks(event):
         gate.wait(PATIENCE)
-        found.append(event)
+        received.append(event)
 
     with coordinator.on("granted", blocks):
         for _ in range(30):
@@ -265,7 +265,7 @@ def test_unread_events_are_dropped(connect, name, monkeypatch, caplog):
                 pass
         gate.set()
         event_bus.drain(PATIENCE)
-    assert 10 <= len(found) <= 11
+    assert 10 <= len(received) <= 11
     assert sum("events are dropped" in message for message in caplog.messages) == 1
 
 
@@ -297,7 +297,7 @@ def test_lines_of_the_log_are_told_once_with_all_that_is_known(connect, name, ca
 def test_coroutine_functions_are_awaited_in_their_loop(connect, name):
     coordinator = connect()
     coordinator = getattr(coordinator, "_coordinator", coordinator)
-    found = []
+    received = []
 
     async def main():
         loop, done = asyncio.get_running_loop(), asyncio.Event()
@@ -305,7 +305,7 @@ def test_coroutine_functions_are_awaited_in_their_loop(connect, name):
         async def tell(event):
             await asyncio.sleep(0)
             assert asyncio.get_running_loop() is loop
-            found.append(event)
+            received.append(event)
             if event.name == "released":
                 done.set()
             if event.name == "granted":
@@ -323,7 +323,7 @@ def test_coroutine_functions_are_awaited_in_their_loop(connect, name):
             await asyncio.wait_for(done.wait(), PATIENCE)
 
     asyncio.run(main())
-    assert names(found) == ["granted", "released"] * 2
+    assert names(received) == ["granted", "released"] * 2
 
 
 def test_subscription_to_unknown_event_is_refused(connect):
@@ -342,12 +342,12 @@ def test_subscription_to_unknown_event_is_refused(connect):
 
 def test_as_a_decorator(connect, name):
     coordinator = connect()
-    found = []
+    received = []
     subscription = coordinator.on("granted")
 
     @subscription
     def tell(event):
-        found.append(event)
+        received.append(event)
 
     with coordinator.mutex(name):
         pass
@@ -357,6 +357,6 @@ def test_as_a_decorator(connect, name):
     with coordinator.mutex(name):
         pass
     event_bus.drain(PATIENCE)
-    assert len(found) == 1
+    assert len(received) == 1
     tell("itself")
-    assert found[-1] == "itself"
+    assert received[-1] == "itself"

@@ -25,17 +25,17 @@ def left(call, *, attempts=5, rounds=ROUNDS, each=1):
     ``each``: how many operations one call performs.
     """
     call()
-    found = []
-    while len(found) < attempts and (not found or found[-1] >= rounds * each):
+    counts = []
+    while len(counts) < attempts and (not counts or counts[-1] >= rounds * each):
         with without_collector():
             for _ in range(rounds):
                 call()
-            found.append(gc.collect())
-    return min(found) / (rounds * each)
+            counts.append(gc.collect())
+    return min(counts) / (rounds * each)
 
 
-def mutex(one, other, name):
-    lock = one.mutex(name)
+def mutex(coordinator, other, name):
+    lock = coordinator.mutex(name)
 
     def call():
         with lock:
@@ -44,8 +44,8 @@ def mutex(one, other, name):
     return call
 
 
-def reentrant(one, other, name):
-    lock = one.mutex(name, reentrant=True)
+def reentrant(coordinator, other, name):
+    lock = coordinator.mutex(name, reentrant=True)
 
     def call():
         with lock, lock:
@@ -54,70 +54,70 @@ def reentrant(one, other, name):
     return call
 
 
-def limit(one, other, name):
+def limit(coordinator, other, name):
     def call():
-        with one.limit(name, 3):
+        with coordinator.limit(name, 3):
             pass
 
     return call
 
 
-def upgrade(one, other, name):
+def upgrade(coordinator, other, name):
     def call():
-        with one.read(name) as grant:
+        with coordinator.read(name) as grant:
             grant.upgrade()
             grant.downgrade()
 
     return call
 
 
-def group(one, other, name):
+def group(coordinator, other, name):
     def call():
-        with sqlsem.all_of(one.mutex(f"{name}-1"), one.limit(f"{name}-2", 3)):
+        with sqlsem.all_of(coordinator.mutex(f"{name}-1"), coordinator.limit(f"{name}-2", 3)):
             pass
 
     return call
 
 
-def lock_with_rate(one, other, name):
+def lock_with_rate(coordinator, other, name):
     def call():
-        with sqlsem.all_of(one.mutex(name), one.rate(f"{name}-rate", 10**6, per=1)):
+        with sqlsem.all_of(coordinator.mutex(name), coordinator.rate(f"{name}-rate", 10**6, per=1)):
             pass
 
     return call
 
 
-def priority(one, other, name):
+def priority(coordinator, other, name):
     other.admin.set_priorities(name, "1h")
 
     def call():
-        with one.mutex(name, priority=1):
+        with coordinator.mutex(name, priority=1):
             pass
 
     return call
 
 
-def refused(one, other, name):
+def refused(coordinator, other, name):
     other.mutex(name).acquire()
 
     def call():
-        assert not one.mutex(name).acquire(timeout=0)
+        assert not coordinator.mutex(name).acquire(timeout=0)
 
     return call
 
 
-def too_late(one, other, name):
+def too_late(coordinator, other, name):
     other.mutex(name).acquire()
 
     def call():
-        assert not one.mutex(name).acquire(timeout=0.01)
+        assert not coordinator.mutex(name).acquire(timeout=0.01)
 
     return call
 
 
-def hand_over(one, other, name):
+def hand_over(coordinator, other, name):
     def call():
-        with one.mutex(name) as grant:
+        with coordinator.mutex(name) as grant:
             token = grant.hand_over()
         with other.adopt(token):
             pass
@@ -125,18 +125,18 @@ def hand_over(one, other, name):
     return call
 
 
-def once(one, other, name):
+def once(coordinator, other, name):
     numbers = itertools.count()
 
     def call():
-        with one.once(f"{name}-{next(numbers)}", per="1h") as run:
+        with coordinator.once(f"{name}-{next(numbers)}", per="1h") as run:
             assert run
 
     return call
 
 
-def rate(one, other, name):
-    limited = one.rate(name, 10**6, per=1)
+def rate(coordinator, other, name):
+    limited = coordinator.rate(name, 10**6, per=1)
 
     def call():
         assert limited.take() is not None

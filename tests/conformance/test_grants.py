@@ -97,18 +97,18 @@ def test_an_error_inside_comes_before_the_loss(connect, database, name):
 
 def test_on_lost_is_called_once_with_the_grant(connect, database, name):
     calls = []
-    told = threading.Event()
+    called = threading.Event()
 
     def on_lost(grant):
         calls.append((grant, grant.lost_event.is_set(), grant.lost))
-        told.set()
+        called.set()
 
     coordinator = connect(grace=GRACE)
     lock = coordinator.mutex(name, on_lost=on_lost)
     lock.acquire()
     grant = lock.grant
     remove(database, grant.position)
-    assert told.wait(60), "the pings did not notice"
+    assert called.wait(60), "the pings did not notice"
     assert grant.lost_event.is_set()
     with pytest.raises(sqlsem.LockLost):
         lock.release()

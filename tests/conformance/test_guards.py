@@ -292,9 +292,9 @@ def test_guards_are_put_listed_and_taken_off(database, connect, table, writer, n
     evil = f"{name}'; DROP TABLE x; --', @@PROCID \\ “ü” %s {{0}}"
     assert coordinator.admin.guard_table(text, evil) == 1
     assert coordinator.admin.guard_table(text, evil) == 0
-    (found,) = [guard for guard in coordinator.admin.guarded_tables() if guard.table.startswith(name)]
-    assert (found.resource, found.problem) == (evil, None)
-    assert found.table.lower() in text.lower()  # (Babelfish lowers names)
+    (listed,) = [guard for guard in coordinator.admin.guarded_tables() if guard.table.startswith(name)]
+    assert (listed.resource, listed.problem) == (evil, None)
+    assert listed.table.lower() in text.lower()  # (Babelfish lowers names)
     with pytest.raises(sqlsem.ConfigurationError, match="is guarded by"):
         coordinator.admin.guard_table(text, name("another"))
     connection = writer()
@@ -373,10 +373,10 @@ def test_a_guard_that_is_disabled(database, connect, guarded, writer, name):
     undo(connection)
 
     def problem():
-        (found,) = [
+        (listed,) = [
             table for table in coordinator.admin.guarded_tables() if table.table.casefold() in guarded.casefold()
         ]
-        return found.problem
+        return listed.problem
 
     assert problem() == "its trigger is disabled"
     assert coordinator.admin.guard_table(guarded, name) == 1

@@ -57,8 +57,8 @@ class Party:
 
 @pytest.fixture
 def party(database):
-    with contextlib.ExitStack() as made:
-        yield lambda: Party(database, made)
+    with contextlib.ExitStack() as opened:
+        yield lambda: Party(database, opened)
 
 
 def goes_in_after_both(waiter, first, last):
@@ -157,11 +157,11 @@ def test_an_operator_takes_its_row_as_it_sleeps(party, name):
 def test_released_row_is_forgotten_before_local_notify(connect, name, monkeypatch):
     """Local waiters sleep while a released row is still registered, and no later event would wake them."""
     coordinator = connect()
-    told, found, tell = [], [], DatabaseClient.handle_release
+    released, ahead, tell = [], [], DatabaseClient.handle_release
 
     def returned(client, ticket, session, member_id):
-        told.append(ticket.resource)
-        found.extend(client.registry.requests_ahead(ticket._replace(position=ticket.position + 1)))
+        released.append(ticket.resource)
+        ahead.extend(client.registry.requests_ahead(ticket._replace(position=ticket.position + 1)))
         tell(client, ticket, session, member_id)
 
     monkeypatch.setattr(DatabaseClient, "handle_release", returned)
@@ -172,5 +172,5 @@ def test_released_row_is_forgotten_before_local_notify(connect, name, monkeypatc
     rate = coordinator.rate(name("d"), 1, per="1s")
     for _ in range(2):  # the second use waits in the rate's queue, as the wait is long
         rate.take()
-    assert {name("a"), name("b"), name("c"), f"rate:{name('d')}"} == set(told)
-    assert found == []
+    assert {name("a"), name("b"), name("c"), f"rate:{name('d')}"} == set(released)
+    assert ahead == []

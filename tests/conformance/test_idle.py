@@ -73,16 +73,16 @@ def idle(seldom, working, monkeypatch):
 def test_idle_workers_cost_a_statement_per_second(working):
     """Idle workers cost at most a statement per second; the test counts all calls of the session."""
     time.sleep(5)  # time for the worker's pauses to grow
-    session, made, asked = working.claiming.client.member.main.session, Counter(), []
+    session, calls, running = working.claiming.client.member.main.session, Counter(), []
 
     def watched(name, call):
         def counted(*arguments):
-            made[name] += not asked  # a call inside another call is not counted
-            asked.append(name)
+            calls[name] += not running  # a call inside another call is not counted
+            running.append(name)
             try:
                 return call(*arguments)
             finally:
-                asked.pop()
+                running.pop()
 
         return counted
 
@@ -99,7 +99,7 @@ def test_idle_workers_cost_a_statement_per_second(working):
     time.sleep(8)
     for name in names:
         delattr(session, name)
-    assert 0 < sum(made.values()) <= 1 + time.monotonic() - began, made
+    assert 0 < sum(calls.values()) <= 1 + time.monotonic() - began, calls
 
 
 def test_task_of_another_process_starts_at_once(seldom, idle, connect, name):
@@ -124,17 +124,17 @@ def test_the_next_order_is_taken_up_at_once(seldom, idle, connect, name):
 
 def test_task_due_just_after_a_poll_starts_in_time(seldom, idle, connect, name):
     """A task becomes due between a poll and the query for the next due time, which then says: now."""
-    session, told = idle.claiming.client.member.main.session, []
+    session, answers = idle.claiming.client.member.main.session, []
     known = session.next_ready
 
     def next_ready(queue):
-        told.append(0.0 if not told else known(queue))
-        return told[-1]
+        answers.append(0.0 if not answers else known(queue))
+        return answers[-1]
 
     session.next_ready = next_ready
     connect().queue(name).put(sqlsem.Call(note, 1), after=0.5)
     until(lambda: 1 in begun)
-    assert told[0] == 0.0
+    assert answers[0] == 0.0
 
 
 def test_delayed_task_starts_when_due(seldom, idle, connect, name):

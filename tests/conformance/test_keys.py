@@ -107,14 +107,14 @@ def test_many_at_once(connect, name, threads, how):
     for coordinator in coordinators:
         threads.start(put, coordinator)
     threads.join()
-    found = states(coordinators[0].queue(name))
-    assert set(numbers) == set(found)
+    status_of = states(coordinators[0].queue(name))
+    assert set(numbers) == set(status_of)
     assert len(numbers) == 40
     if how == "unique":
-        assert found == {numbers[0]: "pending"}
+        assert status_of == {numbers[0]: "pending"}
     else:
-        assert sorted(found.values()) == ["cancelled"] * 39 + ["pending"]
-        assert found[max(numbers)] == "pending"
+        assert sorted(status_of.values()) == ["cancelled"] * 39 + ["pending"]
+        assert status_of[max(numbers)] == "pending"
 
 
 def test_invalid_key_is_refused(queue):

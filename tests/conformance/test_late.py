@@ -65,8 +65,8 @@ def test_timeout_names_the_holder(connect, name, kind):
 
 def test_timeout_of_a_decorated_call_names_the_holder(connect, name):
     first, other = connect(), connect()
-    made = other.mutex(name, timeout=0.05)
-    lock = sqlsem.Lock(getattr(made, "inner", made).terms)
+    decorator = other.mutex(name, timeout=0.05)
+    lock = sqlsem.Lock(getattr(decorator, "inner", decorator).terms)
 
     @lock
     def load():
@@ -157,9 +157,9 @@ def test_timeout_is_raised_when_the_look_fails(connect, name, monkeypatch):
             other.client.queue_cache.clear()
             with monkeypatch.context() as patch:
                 patch.setattr(other.client.engine.session_class, "entries", entries)
-                told = fail(other.mutex(name, timeout=0.05))
-            assert told.holders == ()
-            assert str(told).endswith("s; see the queue with: sqlsem ls")
+                timeout = fail(other.mutex(name, timeout=0.05))
+            assert timeout.holders == ()
+            assert str(timeout).endswith("s; see the queue with: sqlsem ls")
 
 
 def looks_of(coordinator, monkeypatch):
@@ -208,8 +208,8 @@ def test_timeout_makes_no_connection_to_look(connect, name, monkeypatch):
         session, other.client.member.main.session = other.client.member.main.session, None
         try:
             monkeypatch.setattr(other.client.engine, "connect", lambda purpose: pytest.fail("connected"))
-            asked = getattr(lock, "inner", lock).terms
-            error = run_generator(asked.too_late(asked.requests, this_thread()), other.client.execute_effect)
+            terms = getattr(lock, "inner", lock).terms
+            error = run_generator(terms.too_late(terms.requests, this_thread()), other.client.execute_effect)
         finally:
             other.client.member.main.session = session
     assert error.holders == ()

@@ -29,12 +29,12 @@ def test_leader_is_visible_to_all(pair, name):
     watcher = other.leader(name)
     assert watcher.current() is None
     with first.leader(name, INFO) as term:
-        found = watcher.current()
-        assert (found.name, found.info, found.fence) == (name, INFO, term.fence)
-        assert (found.host, found.pid) == (socket.gethostname(), os.getpid())
+        current = watcher.current()
+        assert (current.name, current.info, current.fence) == (name, INFO, term.fence)
+        assert (current.host, current.pid) == (socket.gethostname(), os.getpid())
         (entry,) = other.admin.entries(name)
         assert (entry.note, entry.state, entry.access, entry.limit) == (INFO, "holds", "write", 1)
-        assert (entry.position, entry.granted_at, entry.program) == (term.fence, found.since, found.program)
+        assert (entry.position, entry.granted_at, entry.program) == (term.fence, current.since, current.program)
         assert not term.lost
         assert not term.ending.is_set()
         term.check()
@@ -55,27 +55,27 @@ def test_only_the_mutex_holder_leads(pair, name):
 
 def test_callbacks_stand_around_the_term(pair, name):
     first, other = pair
-    told = []
+    steps = []
 
     def started(term):
-        told.append(("started", term.fence, len(other.admin.entries(name))))
+        steps.append(("started", term.fence, len(other.admin.entries(name))))
 
     def stopped(term):
-        told.append(("stopped", term.fence, len(other.admin.entries(name)), term.ending.is_set()))
+        steps.append(("stopped", term.fence, len(other.admin.entries(name)), term.ending.is_set()))
 
     with first.leader(name, on_started=started, on_stopped=stopped) as term:
-        told.append("block")
+        steps.append("block")
     fence = term.fence
-    assert told == [("started", fence, 1), "block", ("stopped", fence, 1, True)]
+    assert steps == [("started", fence, 1), "block", ("stopped", fence, 1, True)]
     assert other.admin.entries(name) == []
 
 
 def test_leaders_follow_each_other(pair, name, threads):
-    told = []
+    steps = []
 
     def lead(coordinator, number):
         def say(what):
-            return lambda term: told.append((number, what))
+            return lambda term: steps.append((number, what))
 
         with coordinator.leader(name, on_started=say("started"), on_stopped=say("stopped")) as term:
             assert pair[0].leader(name).current().fence == term.fence
@@ -83,8 +83,8 @@ def test_leaders_follow_each_other(pair, name, threads):
     for number in range(6):
         threads.start(lead, pair[number % 2], number)
     threads.join()
-    assert [what for _, what in told] == ["started", "stopped"] * 6
-    assert all(begun == ended for (begun, _), (ended, _) in zip(told[::2], told[1::2], strict=True))
+    assert [what for _, what in steps] == ["started", "stopped"] * 6
+    assert all(begun == ended for (begun, _), (ended, _) in zip(steps[::2], steps[1::2], strict=True))
 
 
 def test_step_down_elects_the_next_during_the_block(pair, name):
@@ -301,16 +301,16 @@ def test_writes_of_a_leader_are_fenced(database, pair, name):
 
 
 def test_another_thread_leaves_sigterm_alone(connect, name, threads):
-    found = []
+    handlers = []
 
     def lead():
         with connect().leader(name):
-            found.append(signal.getsignal(signal.SIGTERM))
+            handlers.append(signal.getsignal(signal.SIGTERM))
 
     before = signal.getsignal(signal.SIGTERM)
     threads.start(lead)
     threads.join()
-    assert found == [before]
+    assert handlers == [before]
 
 
 # -- one API only ------------------------------------------------------------------------------------------------------
@@ -338,38 +338,38 @@ def coordinator_of(found):
 @revoking
 def test_a_task_is_cancelled_when_its_term_is_lost(connect, name):
     coordinator = coordinator_of(connect())
-    told = []
+    steps = []
 
     async def stopped(term):
         await asyncio.sleep(0)
-        told.append("stopped")
+        steps.append("stopped")
 
     async def work(term):
-        if told:
+        if steps:
             return "done"
         await asyncio.to_thread(coordinator.admin.revoke, term.fence, force=True)
         try:
             await asyncio.sleep(PATIENCE)
         except asyncio.CancelledError:
-            told.append("cancelled")
+            steps.append("cancelled")
             raise
 
     async def lead():
         return await asyncio.wait_for(coordinator.aio.leader(name, on_stopped=stopped).run(work), PATIENCE)
 
     assert asyncio.run(lead()) == "done"
-    assert sorted(told[:2]) == ["cancelled", "stopped"]
+    assert sorted(steps[:2]) == ["cancelled", "stopped"]
 
 
 def test_a_cancellation_waits_until_it_is_stopped(connect, name):
     coordinator = coordinator_of(connect())
-    told = []
+    row_counts = []
 
     async def stopped(term):
         try:
             await asyncio.sleep(PATIENCE)
         finally:
-            told.append(len(await asyncio.to_thread(coordinator.admin.entries, name)))
+            row_counts.append(len(await asyncio.to_thread(coordinator.admin.entries, name)))
 
     async def lead():
         async with coordinator.aio.leader(name, on_stopped=stopped):
@@ -385,4 +385,4 @@ def test_a_cancellation_waits_until_it_is_stopped(connect, name):
 
     started = asyncio.Event()
     asyncio.run(main())
-    assert told == [1]  # the callback ran before the row was released
+    assert row_counts == [1]  # the callback ran before the row was released

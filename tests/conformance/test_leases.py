@@ -56,10 +56,10 @@ class Member:
             "postgresql": "extract(epoch FROM lease_until - clock_timestamp())::float",
             "mssql": "DATEDIFF(millisecond, SYSUTCDATETIME(), lease_until) / 1000.0",
         }[self.database.engine]
-        found = self.database.rows(
+        rows = self.database.rows(
             f"SELECT {now} FROM {self.database.beside('member')} WHERE member_id = ?", self.number
         )
-        return float(found[0][0]) if found else None
+        return float(rows[0][0]) if rows else None
 
     def register(self, session, number, suffix="", access="write", only_if_free=False):
         request = Request(self.name + suffix, access)
@@ -192,9 +192,9 @@ HANDED = [
 
 @pytest.fixture
 def member(database, name):
-    made = Member(database, str(name))
-    yield made
-    made.close()
+    created = Member(database, str(name))
+    yield created
+    created.close()
 
 
 def whole(member):
@@ -244,12 +244,12 @@ def test_suspended_members_never_hold_together(connect, name, threads):
 
     def rest(kind, options):
         resource = name(kind)
-        first, two = connect(**options), connect(**options)
+        first, second = connect(**options), connect(**options)
         with first.mutex(resource):
             pass
         time.sleep(1.25 * life)  # a time without any request
         with first.mutex(resource) as grant:
-            lock = two.mutex(resource)
+            lock = second.mutex(resource)
             assert not lock.acquire(timeout=1.25 * life), kind
             assert not grant.lost, kind
             grant.check()
@@ -263,7 +263,7 @@ def test_suspended_members_never_hold_together(connect, name, threads):
 @pytest.mark.parametrize("kind", [{"lease": 2.0}, {"grace": 2.0}], ids=["lease", "beacon"])
 def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatch):
     """A holder whose heartbeats alone fail learns of its loss before another client is granted."""
-    first, two = connect(**kind), connect(grace=5)
+    first, second = connect(**kind), connect(grace=5)
     with first.mutex(name("other")):
         pass
     if age == "rested":
@@ -301,7 +301,7 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
         watch.join(PATIENCE)
         assert lost_at, "it still believes, though it gave no sign of life"
         if "lease" in kind:
-            with two.mutex(name, timeout=PATIENCE):
+            with second.mutex(name, timeout=PATIENCE):
                 assert lost_at[0] < time.monotonic()
     finally:
         stop.set()
@@ -309,4 +309,4 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
         monkeypatch.undo()
     with pytest.raises(sqlsem.LockLost):
         lock.release()
-    until(lambda: not two.admin.entries(name))
+    until(lambda: not second.admin.entries(name))

@@ -21,11 +21,17 @@ LONG = 2.5
 WAITERS, PROMPT = 20, 0.06
 
 KINDS = {
-    "mutex": (lambda one, name, number: one.mutex(name), 1),
-    "limit": (lambda one, name, number: one.limit(name, 3), 3),
-    "weights": (lambda one, name, number: one.limit(name, 6, weight=1 + number % 3), 6),
-    "readers and writers": (lambda one, name, number: (one.write, one.read)[number % 2](name), 1),
-    "several": (lambda one, name, number: sqlsem.all_of(one.mutex(f"{name}-a"), one.mutex(f"{name}-b")), 1),
+    "mutex": (lambda coordinator, name, number: coordinator.mutex(name), 1),
+    "limit": (lambda coordinator, name, number: coordinator.limit(name, 3), 3),
+    "weights": (lambda coordinator, name, number: coordinator.limit(name, 6, weight=1 + number % 3), 6),
+    "readers and writers": (
+        lambda coordinator, name, number: (coordinator.write, coordinator.read)[number % 2](name),
+        1,
+    ),
+    "several": (
+        lambda coordinator, name, number: sqlsem.all_of(coordinator.mutex(f"{name}-a"), coordinator.mutex(f"{name}-b")),
+        1,
+    ),
 }
 
 

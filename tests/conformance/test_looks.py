@@ -52,9 +52,9 @@ def looks(database):
         "postgresql": f"SELECT nextval('{database.schema}.looks')",
         "mssql": f"SELECT NEXT VALUE FOR {database.schema}.looks",
     }[database.engine]
-    asked = itertools.count(1)
+    calls = itertools.count(1)
     try:
-        yield lambda: int(database.rows(next_value)[0][0]) - next(asked)
+        yield lambda: int(database.rows(next_value)[0][0]) - next(calls)
     finally:
         run(routine)
         run(f"DROP SEQUENCE {database.schema}.looks")
@@ -117,8 +117,8 @@ def test_waiters_of_a_limit_look_at_most_twice_a_second(database, looks, waiting
     holders, waiters = waiting(count, holders=2)
     before = looks()
     time.sleep(STILL)  # the time without a change under test
-    found = looks() - before
-    assert found <= count * (2 * STILL + FIRST_LOOKS)
+    polls = looks() - before
+    assert polls <= count * (2 * STILL + FIRST_LOOKS)
     assert not any(waiter.granted_at for waiter in waiters)
     # The newest holder leaves; the next waiter sleeps on the lock of another row.
     left = time.monotonic()

@@ -51,11 +51,11 @@ def party(make_database, postgres_server):
     database = make_database(postgres_server)
     with psycopg.connect(database.url, autocommit=True) as connection:
         connection.execute(AT_EVERY_CALL)
-    with contextlib.ExitStack() as made:
+    with contextlib.ExitStack() as opened:
 
         def make(**options):
             participant = Party(database, **options)
-            made.callback(participant.session.close)
+            opened.callback(participant.session.close)
             return participant
 
         make.database = database
@@ -166,11 +166,11 @@ def test_kept_put_lock_blocks_for_a_bounded_time(party):
 
 def test_member_rows_have_a_single_index(party):
     """With a second index the planner might choose it, and read every dead row that an old snapshot keeps."""
-    found = party.database.rows(
+    indexes = party.database.rows(
         "SELECT split_part(indexdef, ' USING btree ', 2) FROM pg_indexes "
         "WHERE schemaname = 'sqlsem' AND tablename = 'processcontrol' AND strpos(indexdef, '(member_id') > 0"
     )
-    assert found == [("(member_id, queue_position)",)]
+    assert indexes == [("(member_id, queue_position)",)]
 
 
 #: The rows ahead of a waiter as (access, limit), and whether an operator has paused the resource.
@@ -190,8 +190,8 @@ def test_gate_is_free_while_waiters_sleep(party, before):
     """Marks are written under the gate; a waiter that writes one frees the gate before it sleeps."""
     holder, other = party(), party()
     database = party.database
-    asked, paused = BEFORE[before] or ([("write", 1)], False)
-    tickets = [holder.ask("r", access, limit) for access, limit in asked]
+    ahead, paused = BEFORE[before] or ([("write", 1)], False)
+    tickets = [holder.ask("r", access, limit) for access, limit in ahead]
     for _ in range(3):
         other.release(other.ask("r"))  # leaves rows for a mark to cover
     if paused:
@@ -204,8 +204,8 @@ def test_gate_is_free_while_waiters_sleep(party, before):
         )
     waits = other.ask("r", limit=2 if before == "as many as may be" else 1)
     pid = other.session.backend()
-    found = []
-    thread = threading.Thread(target=lambda: found.append(other.session.wait(waits, 3, threading.Event())))
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(other.session.wait(waits, 3, threading.Event())))
     thread.start()
     gate = (
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = ? AND classid::int = sqlsem.lock_class(0)"
@@ -216,7 +216,7 @@ def test_gate_is_free_while_waiters_sleep(party, before):
     sleeps = database.rows(asleep, pid) == [(1,)]
     thread.join(60)
     assert held == [(0,)] or not sleeps
-    assert found == [BEFORE[before] is None]
+    assert answers == [BEFORE[before] is None]
 
 
 def test_adopted_row_stays_above_the_mark(party):

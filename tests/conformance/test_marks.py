@@ -64,9 +64,9 @@ def bench(make_database, postgres_server, name):
     database = make_database(postgres_server)
     with psycopg.connect(database.url, autocommit=True) as connection:
         connection.execute(AT_EVERY_CLAIM)
-    made = Bench(database, str(name))
-    yield made
-    made.session.close()
+    created = Bench(database, str(name))
+    yield created
+    created.session.close()
 
 
 @contextlib.contextmanager

@@ -16,15 +16,15 @@ from sqlsem.tasks import Json
 @pytest.fixture
 def member(database):
     """``member()`` returns a session and the number of a member that it registered."""
-    made = []
+    sessions = []
 
     def start(**options):
         session = database.session(**options)
-        made.append(session)
+        sessions.append(session)
         return session, session.register_member("host", 1, "test")
 
     yield start
-    for session in made:
+    for session in sessions:
         session.close()
 
 
@@ -389,14 +389,14 @@ def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
 
     near, far = database.session(), database.session()
     assert longest_pause(far, tickets[29]) > 3 * longest_pause(near, tickets[1])
-    found = []
-    waiting = threading.Thread(target=lambda: found.append(far.wait(tickets[29], 60.0, threading.Event())))
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(far.wait(tickets[29], 60.0, threading.Event())))
     waiting.start()
     for ticket in tickets[:29]:
         holder.release(ticket, "released")
     left = time.monotonic()
     waiting.join()
-    assert found == [True]
+    assert answers == [True]
     assert time.monotonic() - left < slack(5)  # half a second on a quiet machine
     holder.deregister_member(number)
     near.close()

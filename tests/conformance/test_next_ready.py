@@ -29,11 +29,11 @@ def backlog(request, database, connect, name):
     """Return a function that makes a queue with ``count`` waiting tasks, and the bounds of the first ready time."""
     options, ready = BACKLOGS[request.param]
     between = None if ready is None else (ready / 2, ready * 1.02)  # (plus a hundredth of a window)
-    coordinator, made = connect(), []
+    coordinator, queues = connect(), []
 
     def make(count):
         queue = coordinator.queue(name(str(count)))
-        made.append(queue)
+        queues.append(queue)
         if "for a rate" in request.param:
             key = "a" if "key" in request.param else None
             queue.set_rate(1, per=ready, key=key)
@@ -50,7 +50,7 @@ def backlog(request, database, connect, name):
 
     with coordinator.mutex("never"):
         yield make
-    for queue in made:
+    for queue in queues:
         queue.set_limit(None)
         queue.set_rate(None)
 

@@ -55,14 +55,14 @@ def test_settings(operator, name):
 def test_operation_names_its_login(operator, name):
     operator.admin.pause(name)
     operator.admin.set_limit(name, 2)
-    (found,) = [resource for resource in operator.admin.resources() if resource.resource == name]
+    (row,) = [resource for resource in operator.admin.resources() if resource.resource == name]
     (same,) = [resource for resource in operator.admin.overview().resources if resource.resource == name]
-    assert found.paused_by == found.cap_by == same.paused_by == same.cap_by
-    assert found.paused_by == operator.admin.operations(name)[0].login
-    assert found.paused_at == same.paused_at
+    assert row.paused_by == row.cap_by == same.paused_by == same.cap_by
+    assert row.paused_by == operator.admin.operations(name)[0].login
+    assert row.paused_at == same.paused_at
     operator.admin.resume(name)
-    (found,) = [resource for resource in operator.admin.resources() if resource.resource == name]
-    assert (found.paused_at, found.paused_by, found.cap_by is None) == (None, None, False)
+    (row,) = [resource for resource in operator.admin.resources() if resource.resource == name]
+    assert (row.paused_at, row.paused_by, row.cap_by is None) == (None, None, False)
     operator.admin.set_limit(name, None)
     assert all(resource.resource != name for resource in operator.admin.resources())
 
@@ -170,7 +170,7 @@ def test_client_names_are_escaped(database, operator, name):
         session.execute("SELECT set_config('sqlsem.client', E'h\\nnine\\n\\x1b[31mred', false)")
         session.execute("SELECT sqlsem.pause(%s)", (name,))
         session.execute("SELECT sqlsem.resume(%s)", (name,))
-    found = operator.admin.operations(name)[0]
-    assert found.host == "h"
-    assert found.pid is not None
-    assert "\x1b" not in found.program
+    operation = operator.admin.operations(name)[0]
+    assert operation.host == "h"
+    assert operation.pid is not None
+    assert "\x1b" not in operation.program

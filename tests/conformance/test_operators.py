@@ -237,9 +237,9 @@ def test_resources(connect, name, waiter):
     coordinator.admin.set_stale_after(name, 90)
     with coordinator.limit(name, 3):
         waiter(coordinator.limit(name, 3))
-        (found,) = [resource for resource in coordinator.admin.resources() if resource.resource == name]
-        assert (found.cap, found.paused, found.stale_after) == (1, False, 90)
-        assert (found.holding, found.waiting) == (1, 1)
+        (row,) = [resource for resource in coordinator.admin.resources() if resource.resource == name]
+        assert (row.cap, row.paused, row.stale_after) == (1, False, 90)
+        assert (row.holding, row.waiting) == (1, 1)
     coordinator.admin.set_limit(name, None)
     coordinator.admin.set_stale_after(name, None)
 

@@ -49,18 +49,18 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hold_is_a_span(connect, name, traced, kind):
     _, ended = traced
-    make, asked = KINDS[kind]
+    make, requested = KINDS[kind]
     with make(connect(), name) as grant:
         assert ended() == []
     hold, lock = ended()
     assert (hold.name, lock.name) == ("sqlsem.hold", "sqlsem.lock")
     assert hold.parent.span_id == lock.context.span_id
     assert lock.start_time <= hold.start_time <= hold.end_time <= lock.end_time
-    told = hold.attributes
-    assert (told["sqlsem.access"], told["sqlsem.limit"], told["sqlsem.weight"]) == asked
-    assert (told["sqlsem.resource"], told["sqlsem.note"]) == (name, "n")
-    assert told["sqlsem.position"] == grant.position
-    assert told["sqlsem.outcome"] == "released"
+    attributes = hold.attributes
+    assert (attributes["sqlsem.access"], attributes["sqlsem.limit"], attributes["sqlsem.weight"]) == requested
+    assert (attributes["sqlsem.resource"], attributes["sqlsem.note"]) == (name, "n")
+    assert attributes["sqlsem.position"] == grant.position
+    assert attributes["sqlsem.outcome"] == "released"
     assert hold.status.is_ok is True or hold.status.status_code.name == "UNSET"
 
 

@@ -59,10 +59,10 @@ def test_members(connect, database, name):
     with coordinator.mutex(name), leased.mutex(name("b")):
         late = Attempt(coordinator.mutex(name("b")))
         until(lambda: len(database.queue(name)) == 3)
-        found = coordinator.admin.overview()
+        overview = coordinator.admin.overview()
         of = {
-            entry.resource: next(member for member in found.members if member.member_id == entry.member_id)
-            for entry in found.entries
+            entry.resource: next(member for member in overview.members if member.member_id == entry.member_id)
+            for entry in overview.entries
             if entry.resource.startswith(name) and entry.state == "holds"
         }
         mine, other = of[name], of[name("b")]
@@ -73,7 +73,7 @@ def test_members(connect, database, name):
         assert (other.holding, other.waiting) == (1, 0)
         assert mine.host is not None
         assert mine.pid is not None
-        assert mine.joined_at <= found.taken_at
+        assert mine.joined_at <= overview.taken_at
     late.granted()
     late.leave()
 
@@ -228,13 +228,13 @@ def test_overview_lists_waited_and_recent_rates_first(connect, database, name):
 def test_two_statements(connect, database, monkeypatch, name):
     connect().rate(name, 5, per="1h").take()
     session = database.session()
-    asked = []
+    statements = []
     rows = session.rows
-    monkeypatch.setattr(session, "rows", lambda name, *rest: asked.append(name) or rows(name, *rest))
-    found = session.overview()
+    monkeypatch.setattr(session, "rows", lambda name, *rest: statements.append(name) or rows(name, *rest))
+    overview = session.overview()
     session.close()
-    assert len(rated(found, name)) == 1
-    assert asked == ["entries", "overview"]
+    assert len(rated(overview, name)) == 1
+    assert statements == ["entries", "overview"]
 
 
 @pytest.mark.engines("sqlite")
@@ -245,9 +245,9 @@ def test_overview_is_a_single_snapshot(database, name, connect):
     entries = session.entries
 
     def slow(resource):
-        found = entries(resource)
+        listed = entries(resource)
         coordinator.admin.pause(name)
-        return found
+        return listed
 
     session.entries = slow
     assert session.overview().resources == []
@@ -258,6 +258,6 @@ def test_overview_is_a_single_snapshot(database, name, connect):
 
 
 def test_percentiles():
-    found = Percentiles.of([5.0, 1.0, 2.0, 3.0, 4.0])
-    assert (found.p10, found.p50, found.p90, found.count) == (1.4, 3.0, 4.6, 5)
+    percentiles = Percentiles.of([5.0, 1.0, 2.0, 3.0, 4.0])
+    assert (percentiles.p10, percentiles.p50, percentiles.p90, percentiles.count) == (1.4, 3.0, 4.6, 5)
     assert Percentiles.of([7.0]) == Percentiles(7.0, 7.0, 7.0, 7.0, 1)

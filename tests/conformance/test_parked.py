@@ -23,12 +23,12 @@ def patient(connect, database):
 
 @pytest.fixture
 def queue(patient, name):
-    made = patient().queue(name)
-    if not made.claiming.client.engine.has(BlockedTaskSession):
+    work_queue = patient().queue(name)
+    if not work_queue.claiming.client.engine.has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
-    yield made
-    made.set_limit(None)
-    made.set_key_limit(None)
+    yield work_queue
+    work_queue.set_limit(None)
+    work_queue.set_key_limit(None)
 
 
 @pytest.fixture
@@ -100,11 +100,11 @@ def test_blocked_task_is_overtaken_in_its_queue(queue, other, name):
     with other.mutex(name):
         queue.put(Json("parked"), locks=[sqlsem.mutex(name)])
         queue.put_many([Json("a"), Json("b")])
-        found = []
+        bodies = []
         while (task := queue.try_claim()) is not None:
             with task:
-                found.append(task.body)
-        assert found == ["a", "b"]
+                bodies.append(task.body)
+        assert bodies == ["a", "b"]
     with queue.try_claim() as task:
         assert task.body == "parked"
 
@@ -287,18 +287,18 @@ def test_invalid_task_locks_are_refused(queue, name, connect):
 def test_the_command_line_puts_shows_and_tells_why(queue, other, name, database):
     def cli(*given):
         where = [word for option, value in database.options.items() for word in (f"--{option}", str(value))]
-        found = CliRunner().invoke(main, ["--url", database.url, *where, *given], prog_name="sqlsem")
-        assert found.exit_code == 0, found.output
-        return found.output
+        result = CliRunner().invoke(main, ["--url", database.url, *where, *given], prog_name="sqlsem")
+        assert result.exit_code == 0, result.output
+        return result.output
 
     with other.mutex(name):
         locks = ["--lock", f"mutex:{name}", "--lock", f"limit:{name} pg=2:2"]
         number = cli("put", queue.name, *locks, "--json-body", "1").strip()
         assert queue.try_claim() is None
         assert "blocked" in cli("tasks", queue.name)
-        told = cli("why", "--task", number)
-        assert "it waits for its locks, without a worker" in told
-        assert "has held it" in told
+        output = cli("why", "--task", number)
+        assert "it waits for its locks, without a worker" in output
+        assert "has held it" in output
     with queue.try_claim() as task:
         assert task.grant.positions.keys() == {str(name), f"{name} pg"}
 

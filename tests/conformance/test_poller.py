@@ -71,23 +71,23 @@ def test_poller_sees_changes(connect, live, name):
 
 def test_each_poll_runs_a_single_statement(connect, live, monkeypatch):
     coordinator = connect()
-    asked, sessions = [], []
+    calls, sessions = [], []
     original = coordinator.engine.connect
 
     def connect_recorded(purpose):
         sessions.append(purpose)
-        return Recorded(original(purpose), asked)
+        return Recorded(original(purpose), calls)
 
     monkeypatch.setattr(coordinator.engine, "connect", connect_recorded)
     watcher = live(coordinator)
     watcher.poll_once()
-    assert [what for what in asked if what != "interrupt"] == ["check_schema", "rights", "overview"]
-    asked.clear()
+    assert [what for what in calls if what != "interrupt"] == ["check_schema", "rights", "overview"]
+    calls.clear()
     looks = []
     watcher.start(lambda seen: looks.append(seen))
     until(lambda: len(looks) > 3, "several looks")
     watcher.stop()
-    assert set(asked) - {"interrupt", "close"} == {"overview"}
+    assert set(calls) - {"interrupt", "close"} == {"overview"}
     assert sessions == ["look"]
 
 
@@ -113,7 +113,7 @@ def test_poller_sees_operators_actions(connect, live, name):
             (Action("uncap", resource=name), "has no cap"),
         ):
             assert words in watcher.perform(action)
-        assert all(found.cap is None for found in coordinator.admin.resources() if found.resource == name)
+        assert all(row.cap is None for row in coordinator.admin.resources() if row.resource == name)
         assert "has been notified" in watcher.perform(Action("revoke", position=grant.position))
         until(lambda: grant.lost, "it hears of that")
     with pytest.raises(sqlsem.LockLost), other.mutex(name) as grant:
@@ -165,8 +165,8 @@ def test_a_fault_of_ours_ends_nothing(connect, live, monkeypatch, caplog):
 
 @pytest.mark.engines("postgresql")
 def test_a_database_that_goes_away_and_comes_back(own_postgres_server, make_database):
-    there = make_database(own_postgres_server)
-    with there.coordinator(retry=1) as coordinator:
+    database = make_database(own_postgres_server)
+    with database.coordinator(retry=1) as coordinator:
         live = Poller(coordinator, 0.05)
         until_seen = following(live)
         until_seen(lambda seen: seen.overview is not None)

@@ -21,24 +21,24 @@ from sqlsem.tasks import Json, Worker
 @pytest.fixture
 def queue(connect, name, database):
     # (A long grace for an engine that compiles routines at their first run.)
-    made = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
-    yield made
-    for limit in made.limits():
+    work_queue = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
+    yield work_queue
+    for limit in work_queue.limits():
         if limit.task_key is not None:
-            made.set_rate(None, key=limit.task_key)
-            made.set_limit(None, key=limit.task_key)
-    made.set_rate(None)
-    made.set_key_rate(None)
-    made.set_limit(None)
+            work_queue.set_rate(None, key=limit.task_key)
+            work_queue.set_limit(None, key=limit.task_key)
+    work_queue.set_rate(None)
+    work_queue.set_key_rate(None)
+    work_queue.set_limit(None)
 
 
 def drain(queue):
     """Claim all tasks that can start now, and return their bodies in that order."""
-    found = []
+    bodies = []
     while (task := queue.try_claim()) is not None:
         with task:
-            found.append(task.body)
-    return found
+            bodies.append(task.body)
+    return bodies
 
 
 def most_in(window, times):
@@ -148,14 +148,14 @@ def test_a_rate_that_is_raised_is_noticed(connect, queue):
     queue.set_rate(1, per="1h")
     queue.put_many([1, 2])
     drain(queue)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
+    bodies = []
+    thread = threading.Thread(target=lambda: bodies.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
     thread.start()
     time.sleep(0.2)  # (makes it likely that the thread waits)
-    assert not found
+    assert not bodies
     queue.set_rate(2, per="1h")
     thread.join(PATIENCE)
-    assert found == [2]
+    assert bodies == [2]
 
 
 def test_tasks_with_locks_obey(queue, name):
@@ -220,10 +220,10 @@ def test_it_is_shown(queue):
     coordinator = queue.claiming.client
     waits = coordinator.look(lambda session: session.queue_waits(queue.name))
     assert [wait.task_key for wait in waits] == ["a"]
-    told = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits(), waits=waits)
-    assert told[second].code == "key_rate"
-    assert told[second].words.startswith("the rate of its key 'a', 1/1h, is used up; there is room in ")
-    assert told.keys() == {second}
+    reasons = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits(), waits=waits)
+    assert reasons[second].code == "key_rate"
+    assert reasons[second].words.startswith("the rate of its key 'a', 1/1h, is used up; there is room in ")
+    assert reasons.keys() == {second}
 
 
 def test_setting_a_queue_rate_is_recorded(connect, queue):
@@ -231,8 +231,10 @@ def test_setting_a_queue_rate_is_recorded(connect, queue):
     queue.set_key_rate(100, per="1m")
     queue.set_rate(5, per="1s", key="a")
     queue.set_rate(None, key="a")
-    found = [(operation.action, operation.old, operation.new) for operation in connect().admin.operations(queue.name)]
-    assert found == [
+    recorded = [
+        (operation.action, operation.old, operation.new) for operation in connect().admin.operations(queue.name)
+    ]
+    assert recorded == [
         ("rate", "a: 5 in 1000 ms", "a: "),
         ("rate", "a: ", "a: 5 in 1000 ms"),
         ("key_rate", "", "100 in 60000 ms"),
@@ -311,11 +313,11 @@ def test_start_is_counted_while_expired_uses_are_pruned(database, queue):
             return not cursor.execute(f"SELECT 1 FROM {window} WHERE resource_id = %s", (whose,)).fetchall()
 
         until(is_over, "it is forgotten")
-        found = []
-        claimer = threading.Thread(target=lambda: found.append(queue.try_claim()))
+        claimed = []
+        claimer = threading.Thread(target=lambda: claimed.append(queue.try_claim()))
         claimer.start()
         until(lambda: database.waiting_for("transactionid"), "it waits for who forgets")
         pruner.commit()
         claimer.join(PATIENCE)
-    found[0].finish()
+    claimed[0].finish()
     assert database.rows(f"SELECT sum(used) FROM {slot} WHERE resource_id = ?", whose) == [(1,)]

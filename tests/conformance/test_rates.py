@@ -56,8 +56,8 @@ def test_a_window_slides(connect, name):
 def test_uses_refunds_and_waits_are_counted(connect, name):
     """Each window counts uses, refunds and waits for as long as it is known; a refused request is not counted."""
     first, other = connect(), connect()
-    told = []
-    first.on("timeout", lambda event: told.append((event.resource, event.timeout)))
+    timeouts = []
+    first.on("timeout", lambda event: timeouts.append((event.resource, event.timeout)))
 
     def counted():
         return {entry.window: (entry.taken, entry.returned, entry.waits) for entry in first.admin.rates(name)}
@@ -68,8 +68,8 @@ def test_uses_refunds_and_waits_are_counted(connect, name):
     assert first.rate(name, 5, per=LONG).take(False) is None
     assert first.rate(name, 5, per=LONG).take(timeout=0.05) is None
     assert counted() == {3600: (5, 0, 0)}
-    until(lambda: len(told) == 2, "it is told")
-    assert told == [(f"rate:{name}", 0), (f"rate:{name}", 0.05)]
+    until(lambda: len(timeouts) == 2, "it is told")
+    assert timeouts == [(f"rate:{name}", 0), (f"rate:{name}", 0.05)]
     waiter = threading.Thread(target=other.rate(name, {LONG: 5, "2h": 100}, cost=3).take)
     waiter.start()
     until(lambda: first.admin.entries(f"rate:{name}"), "it waits")
@@ -444,34 +444,34 @@ def test_an_operator_pauses_it_and_takes_a_place_away(connect, name):
     assert first.rate(name, 1, per=LONG).take(timeout=0.05) is None
     first.admin.resume(resource)
     first.rate(name, 1, per=LONG).take()
-    found = []
+    errors = []
 
     def wait():
         try:
             other.rate(name, 1, per=LONG).take()
         except LockLost as exc:
-            found.append(exc)
+            errors.append(exc)
 
     thread = threading.Thread(target=wait)
     thread.start()
     until(lambda: first.admin.entries(resource), "it waits")
     first.admin.revoke(first.admin.entries(resource)[0].position, force=True)
     thread.join(PATIENCE)
-    assert found
-    assert found[0].resource == resource
+    assert errors
+    assert errors[0].resource == resource
 
 
 def test_a_decorated_function(connect, name):
     coordinator = connect()
-    made = coordinator.rate(name, 2, per=LONG, timeout=0)
+    decorator = coordinator.rate(name, 2, per=LONG, timeout=0)
 
     def work(value):
         return value + 1
 
     with pytest.raises(TypeError, match="has no option 'weight'"):
         sqlsem.rate(name, 2, per=LONG, weight=2)
-    if isinstance(made, sqlsem.Rate):
-        decorated = made(work)
+    if isinstance(decorator, sqlsem.Rate):
+        decorated = decorator(work)
         assert [decorated(1), decorated(2)] == [2, 3]
         with pytest.raises(Timeout):
             decorated(3)

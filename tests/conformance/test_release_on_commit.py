@@ -335,7 +335,7 @@ def test_cursors_that_are_awaited(database, connect, name):
 @pytest.mark.faces("aio")
 def test_event_loop_runs_on_while_commit_is_unknown(database, name, monkeypatch):
     """A thread keeps asking whether the transaction was committed."""
-    asked, answers, beating = threading.Event(), threading.Event(), threading.Event()
+    polled, answers, beating = threading.Event(), threading.Event(), threading.Event()
 
     async def beat():
         for _ in range(20):
@@ -348,14 +348,14 @@ def test_event_loop_runs_on_while_commit_is_unknown(database, name, monkeypatch)
         is_committed = session_class.is_committed
 
         def silent(session, word):
-            asked.set()
+            polled.set()
             assert answers.wait(PATIENCE)
             return is_committed(session, word)
 
         monkeypatch.setattr(session_class, "is_committed", silent)
         async with coordinator.aio.mutex(name) as grant:
             await grant.release_on_commit(cursor)
-            await asyncio.to_thread(asked.wait, PATIENCE)
+            await asyncio.to_thread(polled.wait, PATIENCE)
             cursor.connection.rollback()  # frees the row
             heart = asyncio.create_task(beat())
         assert beating.is_set(), "the loop stood still"

@@ -42,15 +42,15 @@ def seldom(monkeypatch):
 @pytest.fixture
 def asleep(queue, monkeypatch):
     """An event that is set once the waiter has polled and sleeps: a later notification ends its sleep."""
-    session_notifier, told = queue[1].notifier, threading.Event()
+    session_notifier, polled = queue[1].notifier, threading.Event()
     sleep = session_notifier.wait
 
     def wait(*arguments):
-        told.set()
+        polled.set()
         return sleep(*arguments)
 
     monkeypatch.setattr(session_notifier, "wait", wait)
-    return told
+    return polled
 
 
 @linux

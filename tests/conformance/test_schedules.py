@@ -351,7 +351,9 @@ def test_schedule_merges_a_time_that_comes_while_it_fires(database, queue, name,
     queue.schedule("0 2 * * *", nothing, name=str(name))
     make_due(database, name, 60)
     passed = iter([datetime.now(UTC) - timedelta(minutes=1)])
-    monkeypatch.setattr("sqlsem.tasks.schedules.next_due", lambda *asked: next(passed, None) or next_due(*asked))
+    monkeypatch.setattr(
+        "sqlsem.tasks.schedules.next_due", lambda *arguments: next(passed, None) or next_due(*arguments)
+    )
     queue.claiming.recover(now=True)
     assert len(queue.tasks()) == 1
     (after,) = queue.claiming.client.with_connection(lambda session: session.list_schedules(str(name), None))

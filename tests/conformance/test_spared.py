@@ -30,11 +30,11 @@ class Party(low_water.Party):
 
 @pytest.fixture
 def party(database):
-    with contextlib.ExitStack() as made:
+    with contextlib.ExitStack() as opened:
 
         def make(*member, **options):
             participant = Party(database, *member, **options)
-            made.callback(participant.session.close)
+            opened.callback(participant.session.close)
             return participant
 
         yield make
@@ -89,9 +89,9 @@ def test_wakeup_lock_is_kept_before_other_access(party, locked, name, first, the
     """Rows before a different access keep their locks: a waiter may need only one of them, or share with it."""
     participant = party()
     holder = participant.ask(name, "write", 2, weight=2)
-    two = [participant.ask(name, **first), participant.ask(name, **then)]
-    participant.spare([holder, *two])
-    assert locked([holder, *two]) == [True] * 3
+    waiters = [participant.ask(name, **first), participant.ask(name, **then)]
+    participant.spare([holder, *waiters])
+    assert locked([holder, *waiters]) == [True] * 3
 
 
 def test_release_without_wakeup_lock_logs_nothing(party, locked, name):
@@ -146,20 +146,20 @@ def test_end_of_a_run_wakes_the_waiters_behind(party, name):
     several = [first.ask(name) for _ in range(6)]
     first.spare(several)
     last = other.ask(name)
-    found = []
+    answers = []
 
     def wait():
-        found.append(other.session.wait(last, PATIENCE, threading.Event()))
+        answers.append(other.session.wait(last, PATIENCE, threading.Event()))
 
     thread = threading.Thread(target=wait)
     thread.start()
     first.release(several[5], several[2])
     first.keep(several[3:5])
     first.release(several[0], several[1], several[3])
-    assert found == []
+    assert answers == []
     first.release(several[4])
     thread.join(PATIENCE)
-    assert found == [True]
+    assert answers == [True]
 
 
 def test_waiter_behind_row_without_wakeup_lock_sleeps(party, database, name):
@@ -202,10 +202,10 @@ END $$
 def test_limit_waiter_sees_release_just_before_sleep(make_database, postgres_server):
     """A limit waiter sees a release just before its sleep: without it, it would sleep for 0.1 s after a long wait."""
     database, took = make_database(postgres_server), []
-    with contextlib.ExitStack() as made:
+    with contextlib.ExitStack() as opened:
         holder, other = (Party(database) for _ in range(2))
-        made.callback(holder.session.close)
-        made.callback(other.session.close)
+        opened.callback(holder.session.close)
+        opened.callback(other.session.close)
         for number in range(3):
             first, _ = (holder.ask(f"r{number}", limit=2) for _ in range(2))
             mine = other.ask(f"r{number}", limit=2)

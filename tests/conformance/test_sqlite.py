@@ -200,14 +200,14 @@ def test_a_folder_that_is_a_link_is_not_followed(file, tmp_path):
 
 def meets_what_it_cannot_test(channel, url, options):
     keep_to_the_permissions()
-    told = []
+    messages = []
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())
+    handler.emit = lambda record: messages.append(record.getMessage())
     logging.getLogger("sqlsem").addHandler(handler)
     with sqlsem.connect(url, **options) as coordinator:
         had = coordinator.mutex("a").acquire(timeout=0.5)
         coordinator.admin.reap()
-        channel.tell("tried", had=had, rows=[entry.resource for entry in coordinator.admin.entries()], told=told)
+        channel.tell("tried", had=had, rows=[entry.resource for entry in coordinator.admin.entries()], told=messages)
 
 
 @posix
@@ -252,8 +252,8 @@ def test_beacons(tmp_path, by_path):
     beacons = Beacons(tmp_path / "locks.db", by_path=by_path)
     assert beacons.probe("0" * 32).held is None
     assert beacons.names() == []
-    first, two = beacons.create(), beacons.create()
-    assert set(beacons.names()) == {first.name, two.name}
+    first, second = beacons.create(), beacons.create()
+    assert set(beacons.names()) == {first.name, second.name}
     assert first.in_place
     with beacons.probe(first.name) as look, beacons.probe(first.name) as again:
         assert look.held
@@ -268,14 +268,14 @@ def test_beacons(tmp_path, by_path):
     with beacons.probe(first.name) as look:
         assert look.seen == pytest.approx(time.time(), abs=60)
     # As after the death of its process.
-    two.discard()
+    second.discard()
     if by_path:
-        two._lock = None
-        del two
+        second._lock = None
+        del second
         free = "5" * 32
         (beacons.folder / free).touch()
     else:
-        free = two.name
+        free = second.name
     with beacons.probe(free) as look:
         assert look.held is False
         if not by_path:
@@ -380,22 +380,22 @@ def run_default(home, umask="022"):
 @posix
 @pytest.mark.parametrize("umask", ["000", "022"])
 def test_the_default_database_is_closed_to_others(tmp_path, umask):
-    found, told = run_default(tmp_path, umask)
-    assert len(found) >= 5, found  # folder, file, -wal, -shm, -members with a beacon
-    for path, mode in found.items():
+    modes, output = run_default(tmp_path, umask)
+    assert len(modes) >= 5, modes  # folder, file, -wal, -shm, -members with a beacon
+    for path, mode in modes.items():
         assert mode == ("0o700" if Path(path).is_dir() else "0o600") or "-members/" in path, (path, mode)
-    assert [line for line in told.splitlines() if not line.startswith("No database was named")] == []
+    assert [line for line in output.splitlines() if not line.startswith("No database was named")] == []
 
 
 @posix
 def test_a_default_database_that_was_open_is_closed(tmp_path):
-    found, _ = run_default(tmp_path)
-    for path in found:
+    modes, _ = run_default(tmp_path)
+    for path in modes:
         with contextlib.suppress(FileNotFoundError):
             os.chmod(path, 0o755 if Path(path).is_dir() else 0o644)
-    again, told = run_default(tmp_path)
+    again, output = run_default(tmp_path)
     assert set(again.values()) == {"0o700", "0o600"}
-    assert "was open to other users" in told
+    assert "was open to other users" in output
 
 
 @posix
@@ -417,8 +417,8 @@ def test_where_nothing_can_be_closed_it_is_told(tmp_path, monkeypatch, caplog):
 @posix
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to give a folder away")
 def test_default_folder_of_another_user_is_refused(tmp_path):
-    found, _ = run_default(tmp_path)
-    os.chown(next(iter(found)), 65534, 65534)
+    modes, _ = run_default(tmp_path)
+    os.chown(next(iter(modes)), 65534, 65534)
     refused, _ = run_default(tmp_path)
     assert list(refused) == ["ConfigurationError"]
     assert "belongs to" in refused["ConfigurationError"]

@@ -103,17 +103,17 @@ def test_something_else_in_its_place(path, victim, name, kind):
         place.rmdir()
     place.unlink(missing_ok=True)
     kind(place, victim)
-    found = run_cli("--url", f"sqlite:///{path}", "ls")
+    listing = run_cli("--url", f"sqlite:///{path}", "ls")
     used = run_cli(
         "--url", f"sqlite:///{path}", "--retry", "1s", "run", "--mutex", "m", "--timeout", "1s", "--", "true"
     )
-    assert "Traceback" not in found.stderr + used.stderr
+    assert "Traceback" not in listing.stderr + used.stderr
     assert victim.read_text() == "years of work"
     assert name == "" or unharmed(victim)  # (a link at the path itself is followed, and its target created)
     if name != "-members":
         allowed = name == "" and kind in (link, link_to_nothing)  # the user decides where the path itself leads
-        refused = f"{path}{name}" in found.stderr + used.stderr and used.returncode in (69, 78)
-        assert refused or allowed, (used.returncode, found.stderr + used.stderr)
+        refused = f"{path}{name}" in listing.stderr + used.stderr and used.returncode in (69, 78)
+        assert refused or allowed, (used.returncode, listing.stderr + used.stderr)
     elif kind is not folder:
         assert used.returncode == 69
         assert "Cannot lock a file in" in used.stderr
@@ -147,10 +147,10 @@ def test_journal_of_another_user_is_refused(path, victim):
     journal.write_bytes(hot_journal(path, victim))
     os.chown(journal, SOMEBODY, SOMEBODY)
     for words in (["ls"], ["doctor"], ["init"], ["run", "--mutex", "m", "--", "true"]):
-        found = run_cli("--url", f"sqlite:///{path}", *words)
-        assert found.returncode != 0
-        told = "".join((found.stdout + found.stderr).split())  # a table may break the text anywhere
-        assert "belongsto54321,whodoesnotownthedatabase" in told
+        result = run_cli("--url", f"sqlite:///{path}", *words)
+        assert result.returncode != 0
+        output = "".join((result.stdout + result.stderr).split())  # a table may break the text anywhere
+        assert "belongsto54321,whodoesnotownthedatabase" in output
         assert unharmed(victim)
 
 
@@ -238,9 +238,9 @@ def test_a_broken_name_is_an_error_of_ours(path):
             " WHERE name = 'ProcessControl'"
         )
         connection.commit()
-    found = run_cli("--url", f"sqlite:///{path}", "ls")
-    assert found.returncode in (69, 78)
-    assert "Traceback" not in found.stderr
+    result = run_cli("--url", f"sqlite:///{path}", "ls")
+    assert result.returncode in (69, 78)
+    assert "Traceback" not in result.stderr
 
 
 class Opened:
@@ -255,15 +255,15 @@ class Opened:
         assert self._libc.inotify_add_watch(self._fd, os.fsencode(folder), self.ALL) >= 0
 
     def names(self):
-        found = set()
+        names_seen = set()
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._fd, 1 << 16):
                 at = 0
                 while at < len(data):
                     (length,) = struct.unpack_from("I", data, at + 12)
-                    found.add(data[at + 16 : at + 16 + length].rstrip(b"\0").decode())
+                    names_seen.add(data[at + 16 : at + 16 + length].rstrip(b"\0").decode())
                     at += 16 + length
-        return found
+        return names_seen
 
     def close(self):
         os.close(self._fd)
@@ -289,9 +289,9 @@ def test_nothing_else_is_opened(tmp_path):
                 pass
         for words in (["doctor"], ["ls"], ["reap"], ["history"], ["work", "q", "--idle-exit", "0.1s"]):
             run_cli("--url", url, *words)
-        found = opened.names()
-    assert found - {""} <= {f"locks.db{name}" for name in NAMES}
-    assert {"locks.db", "locks.db-wal", "locks.db-shm", "locks.db-members"} <= found
+        names = opened.names()
+    assert names - {""} <= {f"locks.db{name}" for name in NAMES}
+    assert {"locks.db", "locks.db-wal", "locks.db-shm", "locks.db-members"} <= names
 
 
 @root_only

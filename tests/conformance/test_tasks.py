@@ -91,11 +91,11 @@ def test_first_come_first_served_within_an_order(queue):
     numbers = queue.put_many([Json("a"), Json("b"), Json("c")], order=-3)
     middle = queue.put(Json("middle"))
     assert numbers == sorted(numbers)
-    found = []
+    claimed = []
     for task in queue.claim(wait=0):
         with task:
-            found.append((task.id, task.body, task.order))
-    assert found == [
+            claimed.append((task.id, task.body, task.order))
+    assert claimed == [
         *zip(numbers, "abc", [-3] * 3, strict=True),
         (middle, "middle", 0),
         (late, "late", 5),
@@ -133,12 +133,12 @@ def test_queues_have_nothing_to_do_with_each_other(connect, name):
 
 def test_claim_waits_for_a_put_of_another_process(connect, name):
     taker, giver = connect().queue(name), connect().queue(name)
-    found = []
+    bodies = []
 
     def take():
         for task in taker.claim(wait=PATIENCE):
             with task:
-                found.append(task.body)
+                bodies.append(task.body)
             if task.body == "last":
                 return
 
@@ -146,9 +146,9 @@ def test_claim_waits_for_a_put_of_another_process(connect, name):
     thread.start()
     for body in ("first", "last"):
         giver.put(Json(body))
-        until(lambda body=body: body in found)
+        until(lambda body=body: body in bodies)
     thread.join(PATIENCE)
-    assert found == ["first", "last"]
+    assert bodies == ["first", "last"]
 
 
 def test_claim_ends_when_nothing_comes(queue):
@@ -161,13 +161,13 @@ def test_not_before_its_time(queue):
     queue.put(Json("later"), after=timedelta(seconds=1.2))
     queue.put(Json("now"))
     began = time.monotonic()
-    found = []
+    bodies = []
     for task in queue.claim(wait=PATIENCE):
         with task:
-            found.append(task.body)
-        if len(found) == 2:
+            bodies.append(task.body)
+        if len(bodies) == 2:
             break
-    assert found == ["now", "later"]
+    assert bodies == ["now", "later"]
     assert time.monotonic() - began >= 1.0
 
 
@@ -451,13 +451,13 @@ def test_a_task_to_be_tried_again_holds_up_later_orders(queue):
     with pytest.raises(ValueError, match="once"), queue.try_claim():
         raise ValueError("once")
     assert queue.try_claim() is None
-    found = []
+    bodies = []
     for task in queue.claim(wait=PATIENCE):
         with task:
-            found.append(task.body)
-        if len(found) == 2:
+            bodies.append(task.body)
+        if len(bodies) == 2:
             break
-    assert found == [1, 2]
+    assert bodies == [1, 2]
 
 
 def test_the_next_order_waits_for_other_processes_too(connect, name):
@@ -519,8 +519,8 @@ def test_worker_runs_every_kind_of_task(database, connect, queue, tmp_path):
     worker.run()
     assert (worker.finished, worker.failed) == (3, 6)
     assert file.exists()
-    found = {entry.task_id: entry for entry in queue.tasks()}
-    ended = [found[number] for number in sorted(found)]
+    entries = {entry.task_id: entry for entry in queue.tasks()}
+    ended = [entries[number] for number in sorted(entries)]
     assert [entry.status for entry in ended] == ["finished"] * 2 + ["failed", "finished"] + ["failed"] * 5
     assert ended[0].result == "it is made\n"
     assert ended[1].result == '{"word": "ünïcode"}'
@@ -746,7 +746,7 @@ def table(database, name):
 
 def test_finished_task_is_not_returned_by_abort(database, queue, table):
     """Only the thread that ran a task knows that it has finished, so abort does not return the task."""
-    work, begun, told = Work(queue.claiming.client), threading.Event(), threading.Event()
+    work, begun, cancelled = Work(queue.claiming.client), threading.Event(), threading.Event()
     connect = work.connect
 
     def deaf(purpose):  # a session that ignores cancellation
@@ -756,9 +756,9 @@ def test_finished_task_is_not_returned_by_abort(database, queue, table):
 
     def late():
         begun.set()
-        assert told.wait(PATIENCE)
+        assert cancelled.wait(PATIENCE)
 
-    work.connect, work.on_execute, work.on_cancel = deaf, late, told.set
+    work.connect, work.on_execute, work.on_cancel = deaf, late, cancelled.set
     number = queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (1)"))
     worker = Worker(queue)
     thread = working(worker)
@@ -855,9 +855,9 @@ def test_many_small_tasks_in_many_workers(connect, name):
         thread.start()
     for thread in threads:
         thread.join(4 * PATIENCE)
-    assert sorted(number for found in claimed for number in found) == numbers
-    for found in claimed:
-        assert found == sorted(found), "first come, first served"
+    assert sorted(number for share in claimed for number in share) == numbers
+    for share in claimed:
+        assert share == sorted(share), "first come, first served"
     assert queue.state().done
     assert {entry.attempt for entry in queue.tasks(most=count)} == {1}
 

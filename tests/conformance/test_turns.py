@@ -21,33 +21,33 @@ from sqlsem.tasks import Json, Worker
 @pytest.fixture
 def queue(connect, name, database):
     # (A long grace for an engine that compiles routines at their first run.)
-    made = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
-    yield made
-    for limit in made.limits():
+    work_queue = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
+    yield work_queue
+    for limit in work_queue.limits():
         if limit.task_key is not None:
-            made.set_limit(None, key=limit.task_key)
-            made.set_weight(limit.task_key, None)
-    made.set_limit(None)
-    made.set_key_limit(None)
+            work_queue.set_limit(None, key=limit.task_key)
+            work_queue.set_weight(limit.task_key, None)
+    work_queue.set_limit(None)
+    work_queue.set_key_limit(None)
 
 
 def drain(queue):
     """Claim all tasks in one worker, and return their bodies in that order."""
-    found = []
+    bodies = []
     while (task := queue.try_claim()) is not None:
         with task:
-            found.append(task.body)
-    return found
+            bodies.append(task.body)
+    return bodies
 
 
 def test_backlog_of_a_key_delays_no_other_key(queue):
     queue.put_many([Json("hot")] * 30, key="hot")
     queue.put_many([Json("cold")] * 3, key="cold")
-    found = drain(queue)
-    assert Counter(found) == {"hot": 30, "cold": 3}
+    bodies = drain(queue)
+    assert Counter(bodies) == {"hot": 30, "cold": 3}
     # With one worker no other task runs, so each claim draws between two keys. The cold tasks come later than this with
     # a probability of 1e-5.
-    assert found[:25].count("cold") == 3
+    assert bodies[:25].count("cold") == 3
 
 
 def test_the_key_with_the_fewest_running_comes_next(queue):
@@ -118,7 +118,7 @@ def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
     rows, turned = SqliteFairQueueing.rows, []
 
     def rows_then_others(self, query, *parameters):
-        found = rows(self, query, *parameters)
+        result = rows(self, query, *parameters)
         if query == "running_keys" and not turned:  # key a is at its limit
             turned.append(held.pop("a").finish())
             while "b" not in held:
@@ -126,7 +126,7 @@ def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
                 held[task.body] = task
             if "a" in held:
                 held.pop("a").give_back()
-        return found
+        return result
 
     monkeypatch.setattr(SqliteFairQueueing, "rows", rows_then_others)
     claimed = queue.try_claim()
@@ -270,15 +270,15 @@ def test_invalid_limits_are_refused(queue):
 
 
 def test_the_options_of_a_schedule_have_the_key(queue, name):
-    made = queue.schedule("0 2 * * *", sqlsem.Sql("SELECT 1"), name=str(name), key="a", priority=7)
-    assert (made.options["key"], made.options["priority"]) == ("a", 7)
+    schedule = queue.schedule("0 2 * * *", sqlsem.Sql("SELECT 1"), name=str(name), key="a", priority=7)
+    assert (schedule.options["key"], schedule.options["priority"]) == ("a", 7)
     queue.claiming.client.with_connection(lambda session: session.set_schedule(str(name), "remove", None))
 
 
 def work(connect, queue, workers, threads):
     """Start workers that run all tasks, in threads of this process."""
-    made = [Worker(connect().queue(queue.name), threads, idle_exit=1, group=False) for _ in range(workers)]
-    running = [threading.Thread(target=worker.run) for worker in made]
+    crew = [Worker(connect().queue(queue.name), threads, idle_exit=1, group=False) for _ in range(workers)]
+    running = [threading.Thread(target=worker.run) for worker in crew]
     for thread in running:
         thread.start()
     return running
@@ -327,14 +327,14 @@ def test_a_limit_counts_from_the_moment_in_which_it_is_set(connect, queue):
 def test_a_limit_that_is_raised_is_noticed(connect, queue):
     queue.set_limit(0)
     queue.put(1)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
+    bodies = []
+    thread = threading.Thread(target=lambda: bodies.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
     thread.start()
     time.sleep(0.2)  # (makes it likely that the thread waits)
-    assert not found
+    assert not bodies
     queue.set_limit(1)
     thread.join(PATIENCE)
-    assert found == [1]
+    assert bodies == [1]
 
 
 def hold(channel, url, options, name):
@@ -415,18 +415,18 @@ def test_a_limit_may_go_while_a_claim_waits_for_it(database, queue, name, claimi
     queue.put_many([1, 2], key="a")
     raw, claim = claiming
     pid = raw.info.backend_pid
-    found = []
+    answers = []
     with database.raw(autocommit=False) as removing, database.raw() as setting:
-        while not found:  # (a claim waits for a second at most, and then finds no task)
+        while not answers:  # (a claim waits for a second at most, and then finds no task)
             queue.set_limit(5)
             removing.execute("DELETE FROM sqlsem.queue_setting WHERE queue_name = %s", (str(name),))
-            threads.start(lambda: found.append(claim("late")))
+            threads.start(lambda: answers.append(claim("late")))
             until(lambda: database.rows("SELECT 1 FROM pg_locks WHERE pid = ? AND NOT granted", pid), "it waits")
             removing.commit()
             threads.join()
-            if found == [None]:
+            if answers == [None]:
                 raw.rollback()
-                found.clear()
+                answers.clear()
         setting.execute("SET lock_timeout = '50ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             setting.execute("SELECT sqlsem.set_queue(%s, NULL, 'limit', 1)", (str(name),))
@@ -471,12 +471,12 @@ def test_a_reason_names_the_limit(queue):
     while task.id != first:
         task.give_back()
         task = queue.try_claim()
-    told = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits())
-    assert (told[second].code, told[second].words) == ("key_limit", "its key 'a' has 1 of 1 running")
-    assert told[other].code == "turn_now"
+    reasons_of = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits())
+    assert (reasons_of[second].code, reasons_of[second].words) == ("key_limit", "its key 'a' has 1 of 1 running")
+    assert reasons_of[other].code == "turn_now"
     queue.set_limit(1)
-    told = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits())
-    assert told[other].code == "queue_limit"
-    assert "1 of 1 tasks of its queue are running" in told[other].words
+    reasons_of = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits())
+    assert reasons_of[other].code == "queue_limit"
+    assert "1 of 1 tasks of its queue are running" in reasons_of[other].words
     task.finish()
     assert sorted(drain(queue)) == [2, 3]

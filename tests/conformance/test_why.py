@@ -156,15 +156,15 @@ def spread(count, middle, width):
 
 def compare_estimates(session, coordinator, positions):
     """Compare the estimates of SQL and Python, apart from their random part."""
-    found = estimates(coordinator.admin.overview())
+    by_position = estimates(coordinator.admin.overview())
     for position in positions:
         ((low, likely, high, held_low, held_high, count),) = session.ask("estimate", position)
-        python = found[position]
+        python = by_position[position]
         assert (held_low, held_high, count) == pytest.approx((python.held_low, python.held_high, python.count))
-        for told, other in ((low, python.low), (likely, python.likely), (high, python.high)):
-            assert told == pytest.approx(other, abs=5 + 0.35 * (python.high - python.low)), (position, python)
+        for in_sql, other in ((low, python.low), (likely, python.likely), (high, python.high)):
+            assert in_sql == pytest.approx(other, abs=5 + 0.35 * (python.high - python.low)), (position, python)
         assert low <= likely <= high
-    return found
+    return by_position
 
 
 def test_when_it_will_go_in(database, session, connect, name, waiting):
@@ -202,13 +202,13 @@ def test_why_estimates_the_grant_time_by_kind(database, session, connect, name, 
         waiting(other.read(name("r")))
         waiting(other.mutex(name("k"), note="quick 4"))
         waiting(other.mutex(name("k"), note="quick 5"))
-        asked = [
+        positions = [
             entry.position
             for entry in first.admin.entries()
             if entry.resource.startswith(name) and entry.state == "waits"
         ]
-        assert len(asked) == 7
-        compare_estimates(session, first, asked)
+        assert len(positions) == 7
+        compare_estimates(session, first, positions)
 
 
 def test_why_in_sql_lacks_estimates(database, session, connect, name, waiting):
@@ -233,5 +233,5 @@ def test_why_shows_expected_hold_time(database):
     held = [10.0, 20.0, 20.0, 50.0]
     for already in (0.0, 15.0, 20.0, 50.0, 70.0):
         for share in (0.01, 0.3, 0.5, 0.81, 0.99):
-            ((told,),) = database.rows("SELECT sqlsem.expected_remaining(?::float[], ?, ?)", held, share, already)
-            assert told == pytest.approx(Durations(held).at(share, already))
+            ((in_sql,),) = database.rows("SELECT sqlsem.expected_remaining(?::float[], ?, ?)", held, share, already)
+            assert in_sql == pytest.approx(Durations(held).at(share, already))

@@ -96,8 +96,8 @@ def asked_as_another_member(queue, monkeypatch):
     kind = type(queue.claiming.client.member.call("look", lambda session, _: session))
     plain = kind.next_tasks
 
-    def next_tasks(self, member, ends, *asked):
-        statuses, claimed = plain(self, member, ends, *asked)
+    def next_tasks(self, member, ends, *arguments):
+        statuses, claimed = plain(self, member, ends, *arguments)
         return [None] * len(statuses), claimed
 
     monkeypatch.setattr(kind, "next_tasks", next_tasks)
@@ -191,11 +191,11 @@ def test_task_ends_well_when_its_end_is_recorded(queue):
     task = queue.try_claim()
     plain = type(queue.claiming.client.member).call
 
-    def call(self, what, *asked, **given):
-        found = plain(self, what, *asked, **given)
+    def call(self, what, *arguments, **given):
+        result = plain(self, what, *arguments, **given)
         if what == "end of a task":
             task.lose("nothing was heard")
-        return found
+        return result
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(queue.claiming.client.member), "call", call)
