@@ -1,7 +1,7 @@
 """A process under remote control, and the tests' side of it.
 
-Commands name a thread, which is started when first named; commands for one thread are carried out in order. A lock is
-entered and left as a ``with`` block does it. Answers carry monotonic times, which compare across processes.
+Each command names a thread, which starts with its first command and runs its commands in order. A lock is entered and
+left as by a ``with`` block. Answers carry monotonic times, which compare across processes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def answer(channel: Channel, command: dict[str, Any], worker: Worker) -> None:
 
 
 def agent(channel: Channel, url: str, options: dict[str, Any], settings: dict[str, Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is meant for the test run
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is meant for the test run
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s")
     coordinator = sqlsem.connect(url, **{**options, **settings})
     coordinator.admin.entries("none")  # the driver is loaded, the server answers
@@ -127,7 +127,7 @@ class Reply:
 
 
 class Agent:
-    """An agent as the test sees it."""
+    """The test's side of an agent."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
@@ -153,7 +153,7 @@ class Agent:
             self._heard.notify_all()
 
     def event(self, kind: str, timeout: float = PATIENCE) -> dict[str, Any]:
-        """The first event of that kind, once it is there."""
+        """Wait for the first event of that kind, and return it."""
         with self._heard:
             self._heard.wait_for(lambda: self._ended or self.told(kind), timeout)
             found = [event for event in self.events if event["event"] == kind]
@@ -192,7 +192,7 @@ class Agent:
         return self.child.kill()
 
     def stop(self) -> float:
-        """SIGSTOP; the time when it had stopped."""
+        """Send SIGSTOP, and return the time when it had stopped."""
         stop(self.child)
         return time.monotonic()
 
@@ -201,7 +201,7 @@ class Agent:
 
 
 def stop(child: Child) -> None:
-    """SIGSTOP, and wait until it has stopped."""
+    """Send SIGSTOP, and wait until it has stopped."""
     child.pause()
     process = psutil.Process(child.pid)
     until(lambda: process.status() == psutil.STATUS_STOPPED, f"the stop of process {child.pid}")

@@ -21,7 +21,7 @@ def program() -> str | None:
 
 
 class Bouncer:
-    """``mode``: session, transaction or statement. ``size``: sessions of the server that it lends out."""
+    """A PgBouncer. ``mode``: session, transaction or statement. ``size``: the number of its server connections."""
 
     def __init__(self, server: support.PostgresServer, mode: str, size: int = 20) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="sqlsem-test-"))
@@ -46,7 +46,7 @@ class Bouncer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            user=support.postgres.USER,  # like the server it refuses to run as root
+            user=support.postgres.USER,  # PgBouncer refuses to run as root, as the server does
             cwd="/",
         )
         until(self._answers, "PgBouncer answers")
@@ -65,7 +65,7 @@ class Bouncer:
         self.start()
 
     def before(self, database: support.Database) -> support.Database:
-        """The database as seen through it."""
+        """Return the database, connected through it."""
         parts = urllib.parse.urlsplit(database.url)
         place = f"postgres@127.0.0.1:{self.port}"
         return support.Database("postgresql", urllib.parse.urlunsplit(parts._replace(netloc=place)), database.options)

@@ -1,4 +1,4 @@
-"""Processes that lock and work for as long as they are told to, and what they write down about it."""
+"""Processes that lock and work until they are told to stop, and their journal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT = 3
 
 
 class Journal:
-    """One line a write, so that no kill can tear it; times on a clock that all processes of this host share."""
+    """Write each line in one call, so that no kill can tear it; all processes of this host share the clock."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -37,7 +37,7 @@ class Journal:
 def churn(
     channel: Channel, url: str, options: dict[str, Any], name: str, journal: str, seed: int, jobs: list[str]
 ) -> None:
-    """``jobs``: one thread for each: 'mutex', 'limit', or 'work', which is to work off the queue of that name."""
+    """Run a thread for each of ``jobs``: 'mutex', 'limit', or 'work', which runs the tasks of that queue."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(threadName)s %(levelname)s %(message)s")
     rng, book = random.Random(seed), Journal(journal)
     coordinator = sqlsem.connect(url, **options)
@@ -49,7 +49,7 @@ def churn(
         with made as grant:
             entered = time.monotonic()
             grant.lost_event.wait(rng.uniform(0, 0.03))
-            left = time.monotonic()  # when it was given back, or when it was known to be lost
+            left = time.monotonic()  # the time of its release, or the time when its loss was known
             book.note(kind=kind, position=grant.position, entered=entered, left=left, lost=grant.lost_event.is_set())
 
     def work() -> None:
@@ -119,7 +119,7 @@ class Crowd:
         return [json.loads(line) for line in text.splitlines()]
 
     def counts(self, since: float = 0.0) -> dict[str, int]:
-        """Return how often each kind was entered since then."""
+        """Return the number of entries of each kind since then."""
         found: dict[str, int] = defaultdict(int)
         for words in self.words():
             found[words["kind"]] += words["entered"] > since
@@ -143,7 +143,7 @@ class Crowd:
         return put
 
     def end(self) -> None:
-        """Let everybody finish what it does, and leave."""
+        """Let all processes finish their current work, and end."""
         for child in self.children:
             child.send(end=True)
         for child in self.children:
@@ -153,7 +153,7 @@ class Crowd:
                     self.trouble.append(told["error"])
 
     def stays(self, name: str, *, lost: bool = True) -> list[Stay]:
-        """``lost``: with those that ended when it was known that they were lost."""
+        """Read the stays from the journal; with ``lost``, also stays that ended with a known loss."""
         limits = {"mutex": 1, "limit": LIMIT}
         return [
             Stay(
@@ -169,8 +169,10 @@ class Crowd:
         ]
 
     def check(self, name: str, *, forgetful: bool = False) -> None:
-        """No overlap, nobody overtaken, no number twice, no task in two hands. ``forgetful``: a grant may be forgotten,
-        of which its holder is told, and a claim, so that the attempt is made again under its number.
+        """Check that no stays overlap, no request is overtaken, no number comes twice, no task runs twice at a time.
+
+        ``forgetful``: the server may forget a grant, and its holder learns of the loss; it may forget a claim, and the
+        attempt is repeated under its number.
         """
         check_history(self.stays(name, lost=not forgetful))
         tasks: dict[int, list[tuple[float, float, int]]] = defaultdict(list)

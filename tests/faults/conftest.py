@@ -58,7 +58,7 @@ PATHS = ":".join([str(support.TESTS.parent), str(support.TESTS), str(support.TES
 
 @pytest.fixture
 def spawn(spawn: Callable[..., support.Child]) -> Callable[..., support.Child]:
-    """The suite's fixture, whose children find the modules beside this one too."""
+    """The suite's fixture; its children also find the modules in this folder."""
 
     def start(function: Callable[..., None], **arguments: Any) -> support.Child:
         return spawn(function, env={"PYTHONPATH": PATHS}, **arguments)

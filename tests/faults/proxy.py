@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can be made to fail in the ways networks do."""
+"""A TCP proxy on loopback that can fail in the ways of networks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 
 def _error(**fields: str) -> bytes:
-    """PostgreSQL's message of that content (see "Message Formats" in its documentation)."""
+    """Return PostgreSQL's message with that content (see "Message Formats" in its documentation)."""
     body = b"".join(kind.encode() + text.encode() + b"\0" for kind, text in fields.items()) + b"\0"
     return b"E" + struct.pack("!i", len(body) + 4) + body
 
 
-#: What an administrator's pg_terminate_backend makes the server say last.
+#: The server's last message after an administrator's pg_terminate_backend.
 TERMINATED = _error(S="FATAL", V="FATAL", C="57P01", M="terminating connection due to administrator command")
 
 #: With this, close() sends a reset instead of an orderly end.
@@ -29,11 +29,11 @@ class Link:
     def __init__(self, proxy: Proxy, client: socket.socket) -> None:
         self.proxy, self.client = proxy, client
         self.server: socket.socket | None = None
-        self.hole = False  # once bytes were swallowed, the link can never be used again
+        self.hole = False  # after it swallowed bytes, the link is unusable for ever
         self.swallow_answer = False
-        self.answers = b""  # of the server, where its messages are counted: what is not whole yet
-        self.purpose = ""  # what the client said it connects for
-        self.heard = time.monotonic()  # when something last came through
+        self.answers = b""  # the incomplete message of the server, where messages are counted
+        self.purpose = ""  # the purpose of the connection, from the client's startup message
+        self.heard = time.monotonic()  # the time of the last bytes
         self.answered = threading.Event()
 
     def start(self) -> None:
@@ -53,7 +53,7 @@ class Link:
             self.heard = time.monotonic()
             if self.hole:
                 if not data:
-                    return  # nor is the end passed on
+                    return  # the end is not passed on, either
                 continue
             if not data:
                 break
@@ -84,12 +84,12 @@ class Link:
                         break
                 else:
                     target.sendall(data)
-            except OSError:  # the other side has left meanwhile
+            except OSError:  # the other side has closed meanwhile
                 break
         self.close()
 
     def _ends(self, data: bytes) -> bool:
-        """Pass the server's messages on one by one; after the last that is due, its end. Whether that was now."""
+        """Pass the server's messages on one by one, and its end after the last allowed one. True if that was now."""
         self.answers += data
         while len(self.answers) >= 5:
             (length,) = struct.unpack_from("!i", self.answers, 1)
@@ -110,7 +110,7 @@ class Link:
                 end.close()
 
     def reset(self) -> None:
-        """The client gets a reset, the server an end."""
+        """Send the client a reset, and the server an end."""
         with contextlib.suppress(OSError):
             self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self._wake(self.client)
@@ -150,7 +150,7 @@ class Proxy:
         self.silence_setup_of = ""
         self.silenced = 0
         self.accepted = 0
-        self.dropped = 0  # because nothing came through them
+        self.dropped = 0  # because they were silent
         #: The server's side of a connection ends, with the words of an administrator's doing, after so many messages
         #: of its answers, counted over all connections.
         self.end_after: int | None = None
@@ -194,7 +194,7 @@ class Proxy:
         self.mode, self.delay = "slow", delay
 
     def drop_idle(self, seconds: float) -> None:
-        """From now on end every connection through which nothing came for so long, as HAProxy and firewalls do."""
+        """From now on end every connection that is silent for so long, as HAProxy and firewalls do."""
 
         def watch() -> None:
             while not self._closed.wait(seconds / 10):
@@ -207,7 +207,7 @@ class Proxy:
         threading.Thread(target=watch, name="proxy-idle", daemon=True).start()
 
     def counts_down(self) -> bool:
-        """One more message of the server's was passed on: was it the last?"""
+        """Count a message of the server, and return True if it was the last allowed one."""
         with self._counting:
             if self.end_after is None:
                 return False
@@ -215,18 +215,18 @@ class Proxy:
             return self.end_after is None
 
     def cut(self) -> None:
-        """Reset everything, and whatever comes."""
+        """Reset all connections, and each new one."""
         self.mode = "cut"
         self.cut_once()
 
     def cut_once(self) -> None:
-        """Reset what is connected now."""
+        """Reset the present connections."""
         links, self.links = self.links, []
         for link in links:
             link.reset()
 
     def hole(self) -> None:
-        """Swallow everything from now on."""
+        """Swallow all bytes from now on."""
         self.mode = "hole"
         for link in self.links:
             link.hole = True

@@ -1,4 +1,4 @@
-"""A PostgreSQL server and its standby, and how one takes over from the other."""
+"""A PostgreSQL server and its standby, with failover and failback."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from support import Database, PostgresServer, random_name, until
 
 
 class Pair:
-    """A primary with one standby. With ``synchronous`` a commit is told only when the standby has it on its disk."""
+    """A primary with one standby. With ``synchronous``, a commit returns only when the standby has it on its disk."""
 
     def __init__(self, directory: Path, *, synchronous: bool) -> None:
         self.synchronous = synchronous
         self.servers: list[PostgresServer] = []
-        # Quick to see that the other one is gone; and never so far behind that what it lacks is removed.
+        # They notice quickly that the other server is gone, and keep all log that the standby still needs.
         settings = {"wal_sender_timeout": "5s", "wal_keep_size": "256MB", "wal_log_hints": "on"}
         self.primary = self._keep(PostgresServer.create(directory / "a", settings))
         self.standby = self._keep(self.primary.create_standby(directory / "b"))
@@ -36,34 +36,34 @@ class Pair:
 
     @property
     def database(self) -> Database:
-        """The database on whichever of them can be written to."""
+        """Return the database with a URL of both hosts, which leads to the primary."""
         first, second = self.servers
         place = f"127.0.0.1:{first.port},127.0.0.1:{second.port}"
         url = f"postgresql://postgres@{place}/{self.name}?target_session_attrs=read-write"
         return Database("postgresql", url, {}, first)
 
     def on(self, server: PostgresServer) -> Database:
-        """The database as that one has it, whether it can be written to or not."""
+        """Return the database on that server, primary or standby."""
         return dataclasses.replace(self.database, url=server.url(self.name), server=server)
 
     def run(self, statement: str, server: PostgresServer | None = None) -> list[tuple[Any, ...]]:
-        """Run a statement as the administrator; its rows, if it gives any."""
+        """Run a statement as the administrator, and return its rows, if any."""
         with psycopg.connect((server or self.primary).url(), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
     def set(self, name: str, value: str, server: PostgresServer | None = None) -> None:
-        """A setting of the server's. (ALTER SYSTEM commits nothing: it does not wait for the standby.)"""
+        """Change a setting of the server. (ALTER SYSTEM commits nothing: it does not wait for the standby.)"""
         self.run(f"ALTER SYSTEM SET {name} = '{value}'", server)
         self.run("SELECT pg_reload_conf()", server)
 
     def states(self) -> list[str]:
-        """sync or async, for each standby that streams."""
+        """Return sync or async for each streaming standby."""
         found = self.run("SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'")
         return [row[0] for row in found]
 
     def streaming(self) -> None:
-        """Wait until the standby has all there is."""
+        """Wait until the standby has replayed all changes."""
         until(self.states, "the standby streams")
         (position,) = self.run("SELECT pg_current_wal_flush_lsn()")[0]
         until(
@@ -77,19 +77,19 @@ class Pair:
         until(lambda: not self.states(), "the standby receives nothing")
 
     def kill(self) -> float:
-        """The primary dies, with everything in it; when that was."""
+        """Kill the primary with all its processes, and return the time."""
         return self.primary.kill(everybody=True)
 
     def promote(self) -> float:
-        """The standby takes over; when it could be written to."""
+        """Promote the standby, and return the time when it accepted writes."""
         self.standby.promote()
         self.primary, self.standby = self.standby, self.primary
         return time.monotonic()
 
     def rejoin(self) -> None:
-        """The old primary comes back as a standby of the new one."""
+        """Start the old primary as a standby of the new one."""
         self.standby.rewind(self.primary)
-        if self.synchronous:  # of the settings that it took over, those of the new one hold
+        if self.synchronous:  # where settings differ, the settings of the new primary count
             self.run("ALTER SYSTEM RESET synchronous_standby_names")
             self.run("SELECT pg_reload_conf()")
         self.standby.start()

@@ -14,12 +14,12 @@ import sqlsem
 from sqlsem.errors import Unavailable
 
 THOUSAND = 1000
-#: Seconds for which the library may keep the loop from others.
+#: Seconds for which the library may block the loop.
 LAG = 0.020
 
 
 def rounds_of(loop):
-    """Note how long each callback batch takes: the processor time between two looks of the loop at its sockets."""
+    """Note how long each callback batch takes: the processor time between two polls of the loop's sockets."""
     selector = loop._selector
     select = selector.select
     rounds = []
@@ -79,7 +79,7 @@ def crowd(channel, url, options, name, same):
     async def main():
         loop = asyncio.get_running_loop()
         rounds = rounds_of(loop)
-        gc.disable()  # the collector takes its time from everybody, whoever made the garbage
+        gc.disable()  # the collector's time would count for any task, not only for the one that made the garbage
         worst = {}
 
         def took(phase):
@@ -91,7 +91,7 @@ def crowd(channel, url, options, name, same):
         for holder in holders:
             await holder.acquire()
         rounds.clear()
-        # They come a few at a time, as the tasks of a server do; a thousand at once are measured below.
+        # A few start at a time, as the tasks of a server do; a later part measures a thousand at once.
         tasks = []
         for lock in locks:
             tasks.append(asyncio.create_task(work(lock)))
@@ -115,7 +115,7 @@ def crowd(channel, url, options, name, same):
         await asyncio.gather(*tasks[1::2])
         took("hand on")
 
-        # A thousand that begin in the same round of the loop, beside as many that only wait for a future.
+        # A thousand tasks start in the same round of the loop, compared with as many that only wait for a future.
         gate = loop.create_future()
 
         async def idle():
@@ -147,7 +147,7 @@ def crowd(channel, url, options, name, same):
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("same", [True, False], ids=["one resource", "a thousand"])
 def test_a_thousand_tasks_wait(spawn, database, name, same, engine_name, request):
-    if engine_name == "postgresql":  # of its own, to count its connections
+    if engine_name == "postgresql":  # a database of its own, to count the connections
         make, server = request.getfixturevalue("make_database"), request.getfixturevalue("postgres_server")
         database = make(server)
         until(lambda: connections(database) == 0)
@@ -157,7 +157,7 @@ def test_a_thousand_tasks_wait(spawn, database, name, same, engine_name, request
         found = child.expect("waiting", 200)
         assert len(found["threads"]) <= 9, found[
             "threads"
-        ]  # ours: two to look after it, one for calls, three for waits
+        ]  # the library's threads: two for its upkeep, one for calls, three for waits
         if engine_name == "postgresql":
             until(lambda: connections(database) <= 4, "what was dropped is gone")
         else:
@@ -257,7 +257,7 @@ def test_a_thousand_tasks_fail_together_in_an_outage(own_postgres_server, restar
 
 @pytest.mark.engines("postgresql")
 def test_the_server_comes_back_before_the_patience_ends(own_postgres_server, restarted, name):
-    """Each attempt asks again, and does not go by the refusal of another one."""
+    """Each attempt requests again, and does not rely on the refusal of another attempt."""
     own_postgres_server.stop("immediate")
     coordinator = restarted.coordinator(retry=60)
 
@@ -304,7 +304,7 @@ def forks_in_a_loop(channel, url, options, name):
         os.close(write)
         _, status = await asyncio.to_thread(os.waitpid, pid, 0)
         channel.tell("child", code=os.waitstatus_to_exitcode(status), found=json.loads(os.read(read, 65536) or b"[]"))
-        # The parent's are what they were.
+        # The parent's locks are unchanged.
         await lock.grant.check()
         await lock.release()
         assert await waiting[0]

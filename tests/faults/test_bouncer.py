@@ -33,7 +33,7 @@ def test_a_beacon_is_refused_at_once_and_in_words(bouncer, database, name, mode)
         with pytest.raises(sqlsem.ConfigurationError, match=r"pooler lends sessions out by the transaction.*lease=30"):
             coordinator.mutex(name).acquire()
     assert database.queue(name) == []
-    # What was asked has left no traces in the session that is lent to others next.
+    # The calls left no traces in the session, which the pooler gives to other clients next.
     with psycopg.connect(behind.url, autocommit=True, prepare_threshold=None) as connection:
         assert left_behind(connection) == set()
 
@@ -57,7 +57,7 @@ def test_leases_work_and_leave_nothing_in_sessions_of_others(bouncer, database, 
     pooler = bouncer(mode, size=4)
     behind = pooler.before(database)
     holder, waiter, reader = agents(3, on=behind, lease=20)
-    # More in all than there are sessions.
+    # More clients than server connections.
     holder.hold("mutex", name)
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
@@ -81,7 +81,7 @@ def test_leases_work_and_leave_nothing_in_sessions_of_others(bouncer, database, 
             with task:
                 done.append(task.id)
         assert done == numbers
-    # Every session that was lent out is as it was, and has no lock of ours.
+    # Every server connection is unchanged, and has no lock of the library.
     for _ in range(8):
         with psycopg.connect(behind.url, autocommit=True, prepare_threshold=None) as connection:
             assert left_behind(connection) == set()

@@ -21,7 +21,7 @@ WORKERS = 5
 
 
 def churn(channel, url, options, name, journal, seed):
-    """Enters and leaves for ever, and writes it down: one line a write, so that no kill can tear it."""
+    """Acquire and release for ever, with a journal: one line a write, so that no kill can tear it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(threadName)s %(levelname)s %(message)s")
     rng = random.Random(seed)
     file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -44,7 +44,7 @@ def churn(channel, url, options, name, journal, seed):
                 with lock as grant:
                     note("enter", grant)
                     time.sleep(rng.uniform(0, 0.03))
-                    # Before the release; had it slept, the question is asked before anything is claimed.
+                    # Before the release: a process that slept must check its lock before it claims anything.
                     if grant.lost:
                         continue
                     note("leave", grant)
@@ -74,7 +74,7 @@ def test_chaos(spawn, database, name, tmp_path):
 
     children = [fresh() for _ in range(WORKERS)]
     killed: dict[int, float] = {}
-    stopped: dict[int, tuple] = {}  # pid → child, since when, when to wake it
+    stopped: dict[int, tuple] = {}  # pid → child, time of the stop, time to wake it
     everybody = [*children]
     sleeps: list[tuple] = []  # pid, from, to
     terminated: list[float] = []
@@ -91,7 +91,7 @@ def test_chaos(spawn, database, name, tmp_path):
         child = rng.choice(children)
         if what == "kill":
             killed[child.pid] = child.kill()
-            if child.pid in stopped:  # it was helpless until its end
+            if child.pid in stopped:  # it had no session until its end
                 sleeps.append((child.pid, stopped.pop(child.pid)[1], killed[child.pid]))
             children[children.index(child)] = fresh()
             everybody = [*everybody, *(process for process in children if process not in everybody)]
@@ -114,7 +114,7 @@ def test_chaos(spawn, database, name, tmp_path):
     for child, since, _ in stopped.values():
         sleeps.append((child.pid, since, time.monotonic()))
         child.resume()
-    # Everybody still gets in: whoever is new gets through the queue.
+    # The queue still works: a new process gets its lock.
     with database.coordinator(grace=30) as coordinator:
         for kind, args in (("mutex", ()), ("limit", (2,))):
             resource = f"{name}-{'mutex' if kind == 'mutex' else 'pair'}"
@@ -126,7 +126,7 @@ def test_chaos(spawn, database, name, tmp_path):
             lambda: coordinator.admin.reap() is not None and database.queue(name) == [],
             "the rows of the dead are removed",
         )
-        # By the tables nothing was ever out of order, whatever the processes noticed of it.
+        # The tables show no fault at any time, whatever the processes noticed.
         for resource in (name("mutex"), name("pair")):
             night = Night(coordinator, resource, 3600)
             result = audit(night.past(), night.entries)
@@ -135,7 +135,7 @@ def test_chaos(spawn, database, name, tmp_path):
     for child in everybody:
         while (told := child.next()) is not None:
             assert told["event"] != "failed", told
-    # Who sleeps while its session is ended cannot be told in time; that is what fences and assert_held are for.
+    # A process that sleeps while its session is ended cannot learn of it in time: fences and assert_held are for that.
     helpless = [
         (pid, since, until) for pid, since, until in sleeps if any(since - GRACE < at < until for at in terminated)
     ]
@@ -150,7 +150,7 @@ def check_journal(journal, killed, helpless, limits, done):
         if words["what"] == "enter":
             assert key not in stays, f"a number was used twice: {key}"
             stays[key] = {"from": words["at"], "pid": words["pid"], "to": killed.get(words["pid"], float("inf"))}
-        elif key in stays:  # lost before it was noted as entered is no stay
+        elif key in stays:  # a grant that was lost before its entry in the journal is no stay
             stays[key]["to"] = min(stays[key]["to"], words["at"])
     for stay in stays.values():
         for pid, since, until_ in helpless:

@@ -48,7 +48,7 @@ def test_close_ends_waits_for_another_process(agents, connect, database, name, w
     coordinator = connect(grace=60)
     waiters = [Attempt(coordinator.mutex(str(name)), timeout=None) for _ in range(3)]
     waiting(name, 4)
-    time.sleep(0.1)  # so that the first of them waits in the database; right whether or not it does
+    time.sleep(0.1)  # usually enough for the first of them to wait in the database; the test is valid without it
     coordinator.close()
     for waiter in waiters:
         assert "closed" in str(waiter.failed(20))
@@ -112,7 +112,7 @@ def test_close_while_the_database_never_answers(proxied, proxy, name):
     closer.start()
     closer.join(40)
     closed = not closer.is_alive()
-    proxy.cut()  # should it hang, let it go
+    proxy.cut()  # if it hangs, release it
     assert closed
     assert waiter.failed(30)
     with pytest.raises(sqlsem.LockLost, match="closed"):
@@ -122,7 +122,7 @@ def test_close_while_the_database_never_answers(proxied, proxy, name):
 
 @pytest.mark.engines("postgresql")
 def test_a_row_that_is_being_written_is_taken_along(connect, database, name, threads):
-    """As by a wait that is granted in this instant: leaving does not pass over its row."""
+    """As by a wait that is granted in this instant: the close does not miss its row."""
     coordinator = connect()
     coordinator.mutex(name).acquire()
     writer = database.raw(autocommit=False)

@@ -1,4 +1,4 @@
-"""Thousands of tasks of one process wait on one resource: each is let in once, nobody looks meanwhile, and the two
+"""Thousands of tasks of one process wait on one resource: each is granted once, none polls meanwhile, and the two
 thousandth costs no more than the hundredth.
 """
 
@@ -54,5 +54,5 @@ def test_two_thousand_tasks_on_a_single_resource(connect, database, name, monkey
         lock = holder.mutex(name(number))
         assert lock.acquire()
         costs[number] = asyncio.run(main(number, str(name(number)), lock.grant))
-    assert costs[MANY] < 5 * costs[FEW], costs  # what looks at all of them costs twenty times as much
+    assert costs[MANY] < 5 * costs[FEW], costs  # code that visits all of them would cost twenty times as much
     assert database.queue(name(MANY)) == []

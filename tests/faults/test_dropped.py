@@ -1,4 +1,4 @@
-"""A coordinator that nobody has any more, and that was not closed, leaves no thread and no connection behind."""
+"""A coordinator without references that was not closed leaves no thread and no connection behind."""
 
 import asyncio
 import gc
@@ -59,7 +59,7 @@ def descriptors():
 
 @pytest.mark.parametrize("use", [use, use_aio, wait_in_vain])
 def test_dropped_coordinator_is_released(database, name, use):
-    use(warm := database.coordinator(), name("before"))  # what is made once for the process
+    use(warm := database.coordinator(), name("before"))  # objects that are made once in a process
     warm.close()
     del warm
     gc.collect()

@@ -13,12 +13,12 @@ from support import until
 
 import sqlsem
 
-#: A grace so long that whoever gets in earlier did not owe it to the grace.
+#: A grace so long that no earlier grant can be due to its end.
 GRACE = 120.0
 
 
 def rows_are_gone(database, name):
-    """At once, before anybody looks after the dead."""
+    """The rows go at once, before any client checks for dead members."""
     until(lambda: database.queue(name) == [], "the rows are gone")
 
 
@@ -163,7 +163,7 @@ CODES = {raises: 1, exits: 3, exits_inside_a_block: 3, task_exits: 3}
 
 
 def end_by(channel, url, options, name, how, kind, default):
-    """Log what is loud to standard error, from before the end to the very end."""
+    """Log warnings and errors to standard error, also during the exit."""
     logging.basicConfig(level=logging.WARNING, format="LOUD %(levelname)s %(message)s")
     if default:
         sqlsem.configure(url, **options, grace=GRACE)
@@ -257,7 +257,7 @@ def end_while_holding(channel, url, options, name, how):
 
 
 def test_an_end_while_other_threads_wait(spawn, database, name, connect):
-    """Daemon threads that wait do not keep the process, nor their places; nor do they come back to complain."""
+    """Waiting daemon threads do not delay the exit, leave no rows, and log no error."""
     lock = connect().mutex(str(name))
     lock.acquire()
     child = spawn(end_while_waiting, name=str(name))
@@ -301,7 +301,7 @@ def end_inside_a_block(channel, url, options, name):
 
 
 def test_a_thread_that_is_not_a_daemon_finishes_its_work(spawn, database, name):
-    """The interpreter waits for it, and what it holds stays held until then."""
+    """The interpreter waits for the thread, and its locks stay held until then."""
     child = spawn(end_before_a_thread, name=str(name))
     child.expect("main ends")
     child.expect("end")
@@ -352,7 +352,7 @@ def end_abruptly(channel, url, options, name):
 
 @pytest.mark.engines("postgresql")
 def test_an_end_while_the_database_is_away(own_postgres_server, restarted, spawn, name):
-    """Nothing can be given back; the process ends all the same, and soon."""
+    """No lock can be released; the process ends all the same, and soon."""
     child = spawn(end_while_holding, url=restarted.url, name=str(name), how="return")
     child.expect("held")
     own_postgres_server.stop("fast")

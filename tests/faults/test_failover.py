@@ -12,7 +12,7 @@ pytestmark = pytest.mark.engines("postgresql")
 
 
 def held(pair, agent):
-    """The member that an agent's process is: number, and the session that holds its beacon."""
+    """Return the member of an agent's process: its number, and the session that holds its beacon."""
     rows = pair.database.rows("SELECT member_id, backend_pid FROM sqlsem.member WHERE pid = ?", agent.child.pid)
     return rows[0] if rows else None
 
@@ -48,7 +48,7 @@ def test_a_failover_shorter_than_the_grace_costs_nothing(start_pair, agents, nam
 
 
 def check_rounds(pair, crowd, name, rounds, rng, longest):
-    """Primaries die under load, again and again; afterwards what was written down is looked through."""
+    """Primaries die under load, again and again; afterwards the journal is checked."""
     database = pair.database
     with database.coordinator(grace=60, retry=60) as coordinator:
         queue = coordinator.queue(name)
@@ -58,7 +58,7 @@ def check_rounds(pair, crowd, name, rounds, rng, longest):
             put += len(queue.put_many(range(200)))
             put += crowd.until_busy(queue, began, "everybody is at work")
             killed = pair.kill()
-            time.sleep(rng.uniform(0, longest))  # for so long nobody decides to promote
+            time.sleep(rng.uniform(0, longest))  # the time until the promotion
             promoted = pair.promote()
             put += crowd.until_busy(queue, promoted, "everybody goes on with the new primary")
             print(f"round {number}: down for {promoted - killed:.1f} s")
@@ -94,7 +94,7 @@ def crowd(spawn, database, name, tmp_path):
 @pytest.mark.timeout(600)
 def test_no_overlap_over_a_synchronous_failover(start_pair, crowd, name, rounds, grace):
     pair = start_pair(synchronous=True)
-    # Shorter than the grace, or now shorter, now longer.
+    # Outages shorter than the grace, or some shorter and some longer.
     longest = 1.0 if rounds == 1 else min(10.0, 2.0 * grace)
     check_rounds(pair, crowd(pair, grace, grace), name, rounds, random.Random(grace), longest)
 
@@ -116,8 +116,8 @@ def test_failover_loses_unreplicated_grants_without_reuse(start_pair, agents, na
     forgetful.hold("mutex", name("other"))
     pair.streaming()
     pair.cut()
-    # Of what follows only the old primary knows: grants and members of others (more than the 32 numbers that a server
-    # writes down in advance), a grant, a release and a whole member.
+    # Only the old primary has the following: grants and members of others (more than the 32 numbers that a server
+    # logs in advance), a grant, a release and a whole member.
     for table, column in (("ProcessControl", "queue_position"), ("member", "member_id")):
         sequence = f"pg_get_serial_sequence('sqlsem.{table}', '{column}')"
         database.rows(f"SELECT nextval({sequence}) FROM generate_series(1, ?)", 50)
@@ -130,11 +130,11 @@ def test_failover_loses_unreplicated_grants_without_reuse(start_pair, agents, na
     pair.kill()
     pair.promote()
 
-    # Whoever comes next gets other numbers than those that are forgotten.
+    # New requests get other numbers than the forgotten ones.
     (fresh,) = agents(1, on=database, grace=12, lease=lease, retry=30)
     assert fresh.hold("mutex", name("forgotten"))["fence"] > later
     assert held(pair, fresh)[0] > lost_number
-    # Both are told, and nobody takes the number of the other for its own.
+    # Both members learn of the loss, and neither takes the other's number for its own.
     assert forgetful.event("lost")["lost"]
     assert newcomer.event("lost")["lost"]
     with pytest.raises(RemoteError, match="LockLost"):
@@ -147,7 +147,7 @@ def test_failover_loses_unreplicated_grants_without_reuse(start_pair, agents, na
         agent.check()
         agent.release()
     assert not any(agent.told("lost") for agent in (known, fresh))
-    # The release that was forgotten is done again by the one who had done it.
+    # The client repeats its forgotten release.
     until(lambda: database.queue(name) == [], "no row is left")
 
 
@@ -188,7 +188,7 @@ def in_commit(pair):
 
 
 def test_a_synchronous_standby_that_goes_away(start_pair, agents, name, waiting):
-    """Commits hang: holders are unharmed, nothing is granted meanwhile, and nothing is left afterwards."""
+    """Commits hang: holders are unharmed, no request is granted meanwhile, and no row is left afterwards."""
     pair = start_pair(synchronous=True)
     database = pair.database
     holder, waiter, asker = agents(3, on=database, grace=3, retry=3)
@@ -202,12 +202,12 @@ def test_a_synchronous_standby_that_goes_away(start_pair, agents, name, waiting)
 
     with pytest.raises(RemoteError, match=r"Unavailable|Timeout"):
         asker.ask("mutex", name("new"), timeout=1).get()
-    # Signs of life wait for nobody: much longer than the grace and the lease they go on.
+    # Heartbeats do not wait for the standby: they go on for much longer than the grace and the lease.
     until(lambda: time.monotonic() > gone + 6, "some time")
     assert not any(agent.told("lost") for agent in (holder, lessee, waiter))
     holder.check()
     lessee.check()
-    # A lock that is given back goes to the next in the queue, whose place the standby had.
+    # A released lock goes to the next waiter of the queue, whose row the standby had.
     left = holder.release()["leaving"]
     had = entry.get()
     assert had["got"] >= left
@@ -216,7 +216,7 @@ def test_a_synchronous_standby_that_goes_away(start_pair, agents, name, waiting)
     pair.standby.start()
     until(lambda: pair.states() == ["sync"] and not in_commit(pair), "the standby is back")
     fence = asker.hold("mutex", name("new"))["fence"]
-    # What was committed meanwhile for nobody has gone.
+    # Rows that were committed meanwhile without an owner are gone.
     until(
         lambda: [row[1] for row in database.queue(name)] == [name("leased"), name, name("new")], "no row is left over"
     )
@@ -239,7 +239,7 @@ def test_a_commit_that_only_the_primary_has_is_no_grant(start_pair, agents, name
         said = pair.primary.log().count("wait for synchronous replication")
         pair.run(f"SELECT {end}({session})")
         until(lambda said=said: pair.primary.log().count("wait for synchronous replication") > said, "that is over")
-        # Tried again, it finds its row, and waits again.
+        # A retry finds its row, and waits again.
         until(lambda: in_commit(pair) or entry.ready, "it waits again")
         assert not entry.ready
         assert len(database.queue(name)) == 1

@@ -18,7 +18,7 @@ from sqlsem.engines.sqlite import files, fork
 
 pytestmark = [pytest.mark.engines("sqlite"), pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")]
 
-#: What looks at the files, or decides which they are.
+#: The functions that read the files, or choose them.
 GUARDED = [
     (files.OpenFiles, "__init__"),
     (files.OpenFiles, "require_in_place"),
@@ -41,7 +41,7 @@ def coordinator(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The guarded calls: name, and whether the calling thread keeps forks off."""
+    """Record the guarded calls: the name, and True if the calling thread blocks forks."""
     calls = []
 
     def watch(owner, name):
@@ -95,7 +95,7 @@ def test_log_deleted_during_fork_is_no_replacement(coordinator, monkeypatch):
         if not forks:
             forks.append(threading.Thread(target=log_is_deleted))
             forks[0].start()
-            forks[0].join(0.5)  # as far as it comes
+            forks[0].join(0.5)  # as far as it gets
         compare(open_files)
 
     monkeypatch.setattr(files.OpenFiles, "compare", interrupted)

@@ -1,4 +1,4 @@
-"""Forks: a child has nothing of its parent's, and harms nothing."""
+"""Forks: a child has none of its parent's locks, and harms none of them."""
 
 import contextlib
 import faulthandler
@@ -16,9 +16,9 @@ from support import PATIENCE, remains, until
 import sqlsem
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-#: A grace so long that nothing in these tests is owed to it.
+#: A grace so long that its end explains nothing in these tests.
 GRACE = 60.0
-#: That of a parent that dies, and of its child, which must not use it up where the machine stands still.
+#: The grace of a parent that dies, and of its child: long enough for a machine that stands still.
 CHILDS = 5.0
 
 
@@ -102,7 +102,7 @@ def test_a_child_has_no_part_in_its_parents_locks(spawn, agents, database, name,
 
 
 def fork_and_wait(channel, url, options, name, use):
-    """Holds, forks a child that outlives it; the child holds a lock of its own where ``use`` says so."""
+    """Hold a lock, and fork a child that outlives it; with ``use``, the child holds a lock of its own."""
     coordinator = sqlsem.connect(url, **options, grace=CHILDS)
     coordinator.mutex(name).acquire()
     read, write = os.pipe()
@@ -144,7 +144,7 @@ def test_a_living_child_does_not_keep_its_dead_parents_locks(spawn, agents, data
 
 
 def fork_among_threads(channel, url, options, name):
-    """Forks at any moment of what other threads do with the coordinator."""
+    """Fork at any moment of the calls of other threads."""
     coordinator = sqlsem.connect(url, **options, grace=GRACE)
     ending = threading.Event()
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engines("postgresql")
 
 
 def zombie(channel, url, options, table, name, how):
-    """Takes the lock, writes, says so, and writes again when it is told, never looking at its lock."""
+    """Take the lock, write, report that, and write again on command, without checking the lock."""
     with sqlsem.connect(url, **options, lease=1.0) as coordinator, psycopg.connect(url) as connection:
         lock = coordinator.mutex(name)
         lock.acquire()
@@ -62,7 +62,7 @@ def test_a_writer_that_was_stopped_and_lost_its_lock(spawn, database, connect, g
 
 
 def open_ended(channel, url, options, table, name):
-    """Writes, and dies with the transaction open."""
+    """Write, and die with the transaction open."""
     coordinator = sqlsem.connect(url, **options, grace=0.5)
     connection = psycopg.connect(url)
     lock = coordinator.mutex(name)
@@ -87,7 +87,7 @@ def test_a_writer_that_is_killed_leaves_nothing(spawn, database, connect, guarde
 
 @pytest.mark.skipif(program() is None, reason="PgBouncer is not installed (on Debian: apt-get install pgbouncer)")
 def test_a_pooler_in_transaction_mode(postgres_server, database, connect, guarded, refusal, name):
-    """Clients share sessions there, and so a session's notes. An assertion for one transaction works."""
+    """Clients share sessions there, and so a session's assertions. An assertion for one transaction works."""
     pooler = Bouncer(postgres_server, "transaction")
     try:
         _write_through(pooler.before(database).url, connect, guarded, refusal, name)

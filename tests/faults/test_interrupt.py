@@ -24,14 +24,14 @@ class Stop(Exception):
 
 
 def enters_exit(frame):
-    # A signal at the entry of __exit__ itself strikes before any handler: nothing written in Python can mend that (and
-    # `with` over contextlib has the same gap).
+    # A signal at the entry of __exit__ itself strikes before any handler. No code in Python can close that gap (and
+    # `with` over contextlib has it, too).
     code = frame.f_code
     return code.co_name == "__exit__" and frame.f_lasti < 12 and code.co_filename.endswith("locks.py")
 
 
 def work_until_interrupted(channel, url, options, name, kind):
-    """Acquires and releases, with a KeyboardInterrupt or a Stop now and then."""
+    """Acquire and release, with a KeyboardInterrupt or a Stop now and then."""
     error, number = (KeyboardInterrupt, signal.SIGINT) if kind == "KeyboardInterrupt" else (Stop, signal.SIGUSR1)
 
     def handler(_, frame):
@@ -56,8 +56,8 @@ def work_until_interrupted(channel, url, options, name, kind):
         except error:
             channel.tell("interrupted")
         except BaseException as exc:
-            # Struck inside of threading: Condition.wait then gives back a lock that it has not, and Thread.start takes
-            # itself out of a list where it is no more. Those are Python's.
+            # An interrupt inside of threading: Condition.wait then releases a lock that it does not hold, and
+            # Thread.start removes itself twice from a list. These are faults of Python.
             where = traceback.extract_tb(exc.__traceback__)[-1].filename
             if isinstance(exc.__context__, error) and where == threading.__file__:
                 channel.tell("interrupted")
@@ -65,7 +65,7 @@ def work_until_interrupted(channel, url, options, name, kind):
             signal.signal(number, signal.SIG_IGN)
             channel.tell("failed", error=f"{type(exc).__name__}: {exc}")
             raise
-        # Something else than what was interrupted works at once.
+        # Other calls than the interrupted one work at once.
         signal.signal(number, signal.SIG_IGN)
         try:
             with coordinator.limit(f"{name}-other", 5):
@@ -96,7 +96,7 @@ def test_interrupts_at_random_moments(spawn, agents, database, name, kind):
         child.expect("go")
         time.sleep(random.uniform(0, 0.015))
         interrupt(child, kind)
-    # It lives on, and has only what it still wants.
+    # The process lives on, and has only its present requests.
     entered = child.expect("go")["entered"]
     assert entered > 0
     (other,) = agents(1, grace=60)
@@ -163,7 +163,7 @@ def reenter(coordinator, resource):
             with lock, coordinator.mutex(resource, reentrant=True):
                 pass
         finally:
-            grant.check()  # whatever has struck inside
+            grant.check()  # for any interrupt inside
 
 
 def reenter_calls(coordinator, resource):
@@ -211,7 +211,7 @@ def strike_every_line(channel, url, options, name, what):
             nonlocal seen
             code = frame.f_code
             if code.co_filename == contextlib.__file__:
-                # A signal strikes just after `next(self.gen)`, too: so parts it a generator from its end.
+                # A signal also strikes just after `next(self.gen)`, and so separates a generator from its end.
                 frame.f_trace_opcodes = True
                 strikes = event == "opcode" and frame.f_lasti in after_calls(code)
             elif code.co_filename.startswith(PACKAGE):
@@ -229,7 +229,7 @@ def strike_every_line(channel, url, options, name, what):
 
     number = 1
     while strikes(number):
-        # What is asked for next is had and kept, however soon.
+        # The next lock is granted and kept, however soon it is requested.
         with coordinator.mutex(f"{name}-next"):
             pass
         number += 1
@@ -239,7 +239,7 @@ def strike_every_line(channel, url, options, name, what):
     busy.grant.check()
     with coordinator.mutex(f"{name}-after"):
         pass
-    # All places to wait in are there.
+    # All connections of the pool for waits are there.
     with contextlib.ExitStack() as waiting:
         for _ in range(MAX_BLOCKED_CONNECTIONS):
             assert waiting.enter_context(coordinator.client.wait_pool.connection(1.0)) is not None

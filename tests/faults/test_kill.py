@@ -1,4 +1,4 @@
-"""Processes that die without a word: nobody waits longer than their grace, and nobody has to clean up."""
+"""Processes that die without a message: no waiter waits longer than their grace, and no operator has to clean up."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 from support import until
 
 GRACE = 1.5
-#: How long after the grace the next one may take to get in: a check, and a machine that is busy with other things.
+#: The longest time from the end of the grace to the next grant: a check, on a busy machine.
 CHECK = 20.0
 
 
@@ -24,8 +24,8 @@ def test_a_killed_holder_makes_way(agents, database, name, waiting):
     got = entry.get()["got"]
     assert got < killed + GRACE + CHECK
     if database.engine != "sqlite":
-        # A beacon that is gone does not tell a dead process from one that lost its connection: the grace counts from
-        # the last sign of life, and what was handed out leaves none that is older than this.
+        # A free beacon does not tell a dead process from a lost connection: the grace counts from the last heartbeat,
+        # which is at most an eighth of the grace older than the grant.
         assert got >= asked + GRACE * 7 / 8
     waiter.release()
     assert database.queue(name) == []
@@ -121,7 +121,7 @@ def test_a_killed_reader_and_a_killed_writer(agents, database, name, waiting):
     entry = last.ask("read", name)
     waiting(name, 3)
     assert not wanted.ready
-    # The writer that waits holds the reader back; dead, it does no more.
+    # The waiting writer blocks the reader until it dies.
     writer.kill()
     entry.get()
     reader.check()
@@ -134,7 +134,7 @@ def test_newcomer_finds_dead_members(agents, database, name, waiting):
     holder, later = agents(2, grace=0.5)
     holder.hold("mutex", name)
     holder.kill()
-    waiting(name, 1)  # nobody was there to notice
+    waiting(name, 1)  # no client was there to notice
     later.hold("mutex", name)
     later.release()
     assert database.queue(name) == []
@@ -179,7 +179,7 @@ def test_the_beacon_files_of_the_dead_are_cleared_away(agents, database, name, w
 
 @pytest.mark.engines("sqlite", "postgresql")
 def test_a_child_started_while_holding_does_not_keep_the_beacon(agents, database, name, waiting, spawn):
-    """A child of the holder outlives it, with all that it inherited."""
+    """A child of the holder outlives it, with all inherited descriptors."""
     (waiter,) = agents(1, grace=0)
     holder = spawn(hold_and_start_a_sleeper, name=str(name))
     sleeper = holder.expect("held")["sleeper"]

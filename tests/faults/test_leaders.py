@@ -1,4 +1,4 @@
-"""Leaders that die, are told to end, or are cut off: the next one leads, and never beside one that still believes."""
+"""Leaders that die, are told to end, or are cut off: the next one leads, but never beside one that trusts its term."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from support import Standstills, remains, slack
 import sqlsem
 
 GRACE = 1.5
-#: How long after the grace the next one may take to lead: a check, and a machine that is busy with other things.
+#: The longest time from the end of the grace to the next term: a check, on a busy machine.
 CHECK = 20.0
 
 
@@ -20,7 +20,7 @@ def say(channel, what):
 
 
 def lead(channel, url, options, name, own=None, settings=None):
-    """Takes part until it is told to end; ``own``: with a handler of SIGTERM of the program's own."""
+    """Take part until told to end; ``own``: with the program's own handler of SIGTERM."""
     struck = []
     if own:
         signal.signal(signal.SIGTERM, lambda number, frame: struck.append(number))
@@ -61,7 +61,7 @@ def lead_awaiting(channel, url, options, name, own=None, settings=None):
 
 
 def lead_again(channel, url, options, name, settings):
-    """Takes part again and again."""
+    """Take part again and again."""
     coordinator = sqlsem.connect(url, **options, **settings)
     leader = coordinator.leader(name, on_started=say(channel, "started"), on_stopped=say(channel, "stopped"))
     channel.tell("asks")
@@ -80,7 +80,7 @@ def start(spawn, function, name, **arguments):
 
 
 def end(child):
-    """One that leads."""
+    """End a process that leads."""
     child.process.send_signal(signal.SIGTERM)
     child.expect("stopped")
     assert child.next() is None
@@ -108,7 +108,7 @@ def test_sigterm_steps_down_at_once(spawn, database, name, face, waiting):
     waiting(name, 2)
     first.client.send_signal(signal.SIGTERM)
     stopped = first.expect("stopped")
-    assert stopped["at"] <= second.expect("started")["at"]  # at once, as no grace of 90 s is waited for
+    assert stopped["at"] <= second.expect("started")["at"]  # at once, without a wait for the grace of 90 s
     assert first.next() is None  # its block was left, not ended
     assert first.client.wait(20) == 128 + signal.SIGTERM
     end(second)
@@ -155,7 +155,7 @@ def test_disconnected_leader_stops_before_the_next_leads(spawn, database, proxie
     assert stopped["at"] < followed["at"] or still.between(cut, stopped["at"])
     assert followed["at"] < cut + 3.0 + slack(10)
     assert followed["fence"] > began["fence"]
-    # Back in reach, the first one takes part again, and leads when the second has gone.
+    # After the reconnect, the first one takes part again, and leads when the second has ended.
     proxy.forward()
     waiting(name, 2)
     remains(lambda: len(database.queue(name)) == 2, 0.5, "it waits")

@@ -1,5 +1,5 @@
 """Leaders of every kind (threads, asyncio, ``run --leader``) over an outage in the middle of a term: callbacks come
-once for each term, the next one begins after the last one has ended, and the kernel's flock, beside it, finds nobody.
+once for each term, a term begins after the last one has ended, and the kernel's flock shows no two leaders at a time.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ import sqlsem
 
 pytestmark = pytest.mark.engines("postgresql")
 
-#: Of those who lead: the margin in which they have to be told is a second.
+#: The leaders' options: the margin in which they must learn of a loss is a second.
 SETTINGS = {"grace": 5.0, "retry": 2.0}
 
 
 class Told:
-    """Callbacks that write down what they hear of, and hold the kernel's lock in between."""
+    """Callbacks that record their calls, and hold the kernel's lock in between."""
 
     def __init__(self, folder, name):
         self.name, self.book = name, Book(f"{folder}/book")
@@ -76,7 +76,7 @@ def command(channel, url, options, name, folder):
 
 
 def follow(name, folder):
-    """The command: inside for as long as it lives."""
+    """The command: it leads as long as it lives."""
     told = Told(folder, name)
     term = SimpleNamespace(fence=int(os.environ["SQLSEM_FENCE"]), lost=False)
 
@@ -91,7 +91,7 @@ def follow(name, folder):
 
 
 class Bench:
-    """Two who take part, the first one through a network that can break, and what they write down."""
+    """Two candidates, the first one through a network that can break, and their records."""
 
     def __init__(self, spawn, face, server, database, folder, name):
         self.server, self.database, self.folder, self.name = server, database, folder, name
@@ -145,7 +145,7 @@ class Bench:
         last = self.words(["started"])[-1]
         self.happened.killed.setdefault(last["pid"], time.monotonic())
         words = self.words(["started", "stopped", "refused"])
-        if self.is_command:  # how its terms were lost is not known to a command
+        if self.is_command:  # a command does not know how its terms were lost
             words = [
                 {**word, "lost": self.happened.slept({word["pid"]}, word["at"])} for word in words if "lost" in word
             ] + [word for word in words if "lost" not in word]
@@ -218,7 +218,7 @@ def test_the_leader_hears_nothing_any_more(bench):
 
 @pytest.mark.soak
 def test_the_leader_sleeps_and_its_sessions_live(bench):
-    """However long: nobody else leads, and nobody is told anything."""
+    """However long: no other candidate leads, and no callback is called."""
     began = bench.until_started(1)
     wake = bench.stop(bench.first, began["pid"])
     time.sleep(SETTINGS["grace"] * 1.5)
@@ -231,7 +231,7 @@ def test_the_leader_sleeps_and_its_sessions_live(bench):
 
 
 def test_the_leader_sleeps_and_its_sessions_end(bench):
-    """It may not know in its sleep. When it wakes it is told, once, and takes part again."""
+    """It cannot learn of the loss in its sleep. When it wakes, its callback is called once, and it takes part again."""
     began = bench.until_started(1)
     wake = bench.stop(bench.first, began["pid"])
     bench.proxy.cut_once()

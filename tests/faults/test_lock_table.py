@@ -1,4 +1,4 @@
-"""PostgreSQL's table of locks is of one size, and all programs of the server share it."""
+"""PostgreSQL's table of locks has a fixed size, and all programs of the server share it."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ def small(start_postgres, make_database):
 
 
 def test_crowd_of_a_process_leaves_locks_for_others(small):
-    """Without it, nobody can connect any more."""
+    """If the crowd kept all its locks, no other client could connect."""
     number = 3000
     with small.coordinator(grace=60) as holder, small.coordinator(grace=60) as coordinator:
 
@@ -48,7 +48,7 @@ def test_crowd_of_a_process_leaves_locks_for_others(small):
 
 
 def test_a_full_table_is_named(small):
-    """By who is refused a lock, and by the doctor before that."""
+    """The refused client names the cause, and the doctor does so before that."""
     with small.coordinator() as coordinator, psycopg.connect(small.url, autocommit=True) as other:
         with coordinator.mutex("connects"):
             pass
@@ -60,7 +60,7 @@ def test_a_full_table_is_named(small):
 
             assert found().ok
             assert found().mend == ""
-            other.execute(fill, (250,))  # of 300, and what the server adds to that
+            other.execute(fill, (250,))  # of 300, and the server's reserve
             assert "max_locks_per_transaction" in found().mend
         with pytest.raises(psycopg.errors.OutOfMemory):
             other.execute(fill, (100_000,))
@@ -73,11 +73,11 @@ FILL = "SELECT count(pg_advisory_lock(4711, number)) FROM generate_series(1, 100
 
 
 def test_a_full_table_is_named_to_new_connections(small):
-    """The server is up and the address right: it has no room for what a new session locks at its start."""
+    """The server is up and the address right, but it has no room for the locks of a new session."""
     with psycopg.connect(small.url, autocommit=True) as other:
         with contextlib.suppress(psycopg.errors.OutOfMemory):
             other.execute(FILL)
-        for number in range(100_000):  # (an error gives back what its statement took)
+        for number in range(100_000):  # (an error releases the locks of its statement)
             try:
                 other.execute("SELECT pg_advisory_lock(4712, %s)", (number,))
             except psycopg.errors.OutOfMemory:
@@ -91,7 +91,7 @@ def test_a_full_table_is_named_to_new_connections(small):
 
 
 def test_a_server_that_refuses_is_not_asked_whether_it_is_up(small, start_postgres):
-    """All answers of a server to a new connection, beside a wrong password."""
+    """Each possible answer of a server to a new connection, except a wrong password."""
     with contextlib.ExitStack() as opened, small.coordinator(retry=1) as coordinator:
         with pytest.raises(psycopg.OperationalError, match=r"too many clients|remaining connection slots"):
             for _ in range(100):

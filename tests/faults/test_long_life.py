@@ -19,11 +19,11 @@ from sqlsem.tasks import Worker
 
 NUMBER = int(os.environ.get("SQLSEM_SOAK_NUMBER", "1000000"))
 SECONDS = float(os.environ.get("SQLSEM_SOAK_SECONDS", "20"))  # for the pairs, and for the tasks, of each case
-#: What must not be exceeded: bytes of one row of history, of one ended task with its log, indexes included.
+#: Upper bounds in bytes, with indexes: one row of history, and one ended task with its log.
 HISTORY_BYTES, TASK_BYTES = 500, 1700
-#: Megabytes of what is not kept on purpose: the queue, marks, members; on SQLite the write-ahead log.
+#: Upper bound in megabytes of the rest: the queue, marks, members; on SQLite the write-ahead log.
 REST_MEGABYTES = 40
-#: Rows of history that may be there before a pulse has removed them.
+#: Rows of history that may exist before a heartbeat has pruned them.
 UNPRUNED = 30_000
 #: Tasks that are put at a time. Pairs, and such times, that are compared at the beginning and at the end.
 TASKS, COMPARED_PAIRS, COMPARED_TASKS, SLOWER = 500, 2000, 30, 1.2
@@ -96,7 +96,7 @@ class Course:
 
 
 def sizes(own):
-    """(rows and bytes of history, rows and bytes of tasks with their log, bytes of the rest)."""
+    """Return (rows and bytes of history, rows and bytes of tasks with their log, bytes of the rest)."""
     count = {table: own.rows(f"SELECT count(*) FROM {own.beside(table)}")[0][0] for table in ("history", "task")}
     if own.engine == "sqlite":
         # One file: the size of a part is not known everywhere.
@@ -141,7 +141,7 @@ def test_a_long_life(own, kept):
 
             def told(task, outcome, error):
                 if outcome is not None and next(ends) == TASKS:
-                    worker.stop()  # and not when it has noticed that nothing is left
+                    worker.stop()  # and not the time when it noticed that the queue is empty
 
             worker = Worker(queue, on_task=told)
             worker.run()
@@ -165,7 +165,7 @@ def test_a_long_life(own, kept):
     if own.engine == "sqlite":
         assert used["all"] <= used["most"], (rows, used)
     else:
-        most = max(rows["history"], (kept or 0) + UNPRUNED)  # what was there once
+        most = max(rows["history"], (kept or 0) + UNPRUNED)  # the previous content
         assert used["history"] <= most * HISTORY_BYTES, (rows, used)
         assert used["task"] <= max(1, rows["task"]) * TASK_BYTES, (rows, used)
     assert rest <= REST_MEGABYTES * 1e6, rest

@@ -1,4 +1,4 @@
-"""The main thread has ended, and others go on: Python ends no process before its last thread that is no daemon."""
+"""The main thread has ended, and others go on: Python ends a process after its last non-daemon thread."""
 
 import subprocess
 import sys

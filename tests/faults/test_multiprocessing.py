@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 
-#: Takes the database, the start method and the name of what it runs.
+#: A program that takes the database, the start method and the name of its function.
 PROGRAM = textwrap.dedent(
     """
     import concurrent.futures, multiprocessing, sys, threading, time
@@ -76,7 +76,7 @@ PROGRAM = textwrap.dedent(
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("what", ["pool", "executor", "process", "thread"])
 def test_child_leaves_no_member_behind(database, connect, tmp_path, name, method, what):
-    """With a grace of two minutes nobody would notice its death so soon: it has said that it leaves."""
+    """With a grace of two minutes no client would notice its death so soon: it has deregistered."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     before = {member.member_id for member in connect().admin.overview().members}

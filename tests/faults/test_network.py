@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engines("postgresql")
 
 @pytest.fixture
 def pair(agents, database, proxied, name, waiting):
-    """A holder behind the proxy, and somebody who waits with a good connection."""
+    """Return a holder behind the proxy, and a waiter with a good connection."""
 
     def start(**settings):
         (holder,) = agents(1, on=proxied, **settings)
@@ -95,7 +95,7 @@ def test_cut_beyond_grace_is_noticed_before_the_next_grant(pair, proxy, database
 
 
 def test_cut_off_again_and_again_the_loser_knows_first(pair, proxy, database, name, agents):
-    """A holder that loses its connection at any moment between two pings."""
+    """A holder that loses its connection at any moment between two heartbeats."""
     holder, waiter, entry = pair(grace=1, retry=1)
     for round_number in range(3):
         time.sleep(0.11 * round_number)
@@ -124,7 +124,7 @@ def test_black_hole_ends_trust_of_a_live_connection(pair, proxy, database, name)
     proxy.hole()
     lost = holder.event("lost")
     assert lost["at"] < fell + 2 + slack(10)
-    # The server has not noticed: the beacon is still held, and nobody else gets in.
+    # The server has not noticed: the beacon is still held, and no other request is granted.
     remains(lambda: not entry.ready, 2, "nobody is granted while the server keeps the old session")
     with pytest.raises(RemoteError, match="LockLost"):
         holder.call("release").get(20)
@@ -140,18 +140,18 @@ def test_black_hole_ends_trust_of_a_live_connection(pair, proxy, database, name)
 
 
 def test_back_from_a_black_hole_in_time(pair, proxy, database, name):
-    """The old session lingers on the server beside the new one, and does not stand in the way."""
+    """The old session lingers on the server beside the new one, and does not block it."""
     holder, waiter, entry = pair(grace=3)
     proxy.cut_once()
     holder.check()
     proxy.hole()
-    proxy.forward()  # new connections are good again; those that are there never answer
-    lost = holder.event("lost")  # nothing was heard on its only connection
+    proxy.forward()  # new connections are good again; the existing ones never answer
+    lost = holder.event("lost")  # its only connection was silent
     assert lost["lost"]
     assert not entry.ready
     with pytest.raises(RemoteError, match="LockLost"):
         holder.release()
-    # Its row stands until it is back itself and gives it up.
+    # Its row stays until the process is back and removes it.
     entry.get()
     waiter.release()
     proxy.server_notices()
@@ -196,7 +196,7 @@ def test_a_waiter_in_a_black_hole_comes_back(agents, proxied, proxy, database, n
     proxy.hole()
     proxy.forward()
     holder.release()
-    # Granted at its place, or told that it lost it: either way, it comes back without help.
+    # It is granted in its order, or learns that it lost its row: either way, it recovers without help.
     try:
         entry.get()
         waiter.release()
@@ -310,8 +310,8 @@ def work(coordinator, name):
 
 @pytest.mark.parametrize("job", [lock, wait, lock_and_wait, upgrade, work])
 def test_the_server_ends_a_session_after_any_of_its_messages(proxied, proxy, database, name, job):
-    """Also between the answer to a statement and its COMMIT, which are two messages. Nothing but a loss is told, nobody
-    is shut out, and no row is left.
+    """Also between the answer to a statement and its COMMIT, which are two messages. The only error is a loss, each
+    call ends, and no row is left.
     """
 
     def do(number):

@@ -116,7 +116,7 @@ def test_all_connections_are_used_up(ordinary, fresh, agents, name, waiting):
     admin(fresh, f"ALTER ROLE {login} CONNECTION LIMIT {count()}")
     with pytest.raises(RemoteError, match=r"Unavailable: Cannot reach .*too many connections"):
         late.hold("mutex", name("late"))
-    # Whoever gets no session to wait in looks from time to time.
+    # A waiter without a connection to wait on polls from time to time.
     entry = waiter.ask("mutex", name)
     waiting(name, 2, on=fresh)
     remains(lambda: not entry.ready, 0.5, "it waits")
@@ -131,7 +131,7 @@ def test_all_connections_are_used_up(ordinary, fresh, agents, name, waiting):
 
 def lock_tables(database, seconds):
     with psycopg.connect(database.url) as connection:
-        connection.execute("SET deadlock_timeout = '10s'")  # whoever locks all of them must not be the victim
+        connection.execute("SET deadlock_timeout = '10s'")  # the session that locks all of them must not be the victim
         connection.execute("LOCK TABLE sqlsem.ProcessControl, sqlsem.member, sqlsem.task IN ACCESS EXCLUSIVE MODE")
         connection.execute("SELECT pg_sleep(%s)", [seconds])
 
@@ -141,14 +141,14 @@ def rewrite(database):
         for command in ("VACUUM FULL", "REINDEX TABLE"):
             try:
                 admin(database, f"{command} sqlsem.{table}")
-            except psycopg.errors.DeadlockDetected as exc:  # REINDEX asks for its locks in another order than we do
+            except psycopg.errors.DeadlockDetected as exc:  # REINDEX takes its locks in another order than the library
                 print(f"{command} {table}: {exc}")
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(6, marks=pytest.mark.soak)])
 @pytest.mark.timeout(600)
 def test_blocking_administration_breaks_nothing(fresh, spawn, name, tmp_path, rounds):
-    """LOCK TABLE, VACUUM FULL, REINDEX, `sqlsem init`: everybody stands still, nobody is let in too early."""
+    """LOCK TABLE, VACUUM FULL, REINDEX, `sqlsem init`: all clients stand still, and no request is granted too early."""
     crowd = Crowd(spawn, tmp_path / "journal", url=fresh.url, name=str(name))
     for kind in ({"grace": 5}, {"lease": 5}):
         crowd.add(["mutex", "limit", "limit", "work"], retry=30, **kind)
@@ -169,7 +169,7 @@ def test_blocking_administration_breaks_nothing(fresh, spawn, name, tmp_path, ro
 
 
 def test_a_deadlock_with_other_programs_costs_nothing(fresh, name):
-    """PostgreSQL fails the one or the other; ours try again, and leave in order."""
+    """PostgreSQL fails one statement or the other; the library's clients retry, and release in order."""
     admin(
         fresh,
         "CREATE SEQUENCE public.turns",
@@ -187,7 +187,7 @@ def test_a_deadlock_with_other_programs_costs_nothing(fresh, name):
 
 
 def test_init_is_not_held_up_by_a_dump(fresh, agents, name):
-    """Nor does it hold anybody else up behind itself."""
+    """It blocks no other client behind itself, either."""
     holder, other = agents(2, on=fresh, **AMPLE)
     holder.hold("mutex", name)
     with psycopg.connect(fresh.url) as dump:
@@ -205,7 +205,7 @@ def test_init_is_not_held_up_by_a_dump(fresh, agents, name):
 
 @pytest.mark.parametrize("kind", [pytest.param({"grace": 6}, marks=pytest.mark.soak), {"lease": 6}])
 def test_dropped_tables_take_the_locks_with_them(fresh, agents, name, kind):
-    """New tables are other tables: each holder learns of its loss, and is unknown in the new ones."""
+    """Each holder learns of its loss, and is unknown in the new tables."""
     holder, idle = agents(2, on=fresh, retry=30, **kind)
     holder.hold("mutex", name)
     idle.hold("mutex", name("idle"))
@@ -214,7 +214,7 @@ def test_dropped_tables_take_the_locks_with_them(fresh, agents, name, kind):
     admin(fresh, sql.script("postgresql", "drop"))
     fresh.install()
     dropped = time.monotonic()
-    # As many as were there before: their numbers are not given again.
+    # As many as before: their numbers are not used again.
     newcomers = agents(2, on=fresh, **kind)
     for number, newcomer in enumerate(newcomers):
         newcomer.hold("mutex", name(number))
@@ -233,7 +233,7 @@ def test_dropped_tables_take_the_locks_with_them(fresh, agents, name, kind):
 
 @pytest.mark.parametrize("kind", [{"grace": 12}, pytest.param({"lease": 12}, marks=pytest.mark.soak)])
 def test_idle_connections_are_dropped_on_the_way(agents, proxied, proxy, database, name, waiting, kind):
-    """A quiet holder pings every four seconds; a proxy that waits for less drops it every time."""
+    """A quiet holder sends a heartbeat every four seconds; a proxy with a shorter timeout drops it every time."""
     holder, waiter = agents(2, on=proxied, **kind)
     holder.hold("mutex", name)
     entry = waiter.ask("mutex", name)
@@ -252,7 +252,7 @@ def test_idle_connections_are_dropped_on_the_way(agents, proxied, proxy, databas
 
 @pytest.fixture
 def small_disk():
-    """A file system of 80 MB, where we may mount one."""
+    """A file system of 80 MB, if the test may mount one."""
     place = Path(tempfile.mkdtemp(prefix="sqlsem-test-"))
     words = ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(place)]
     mounted = shutil.which("mount") and subprocess.run(words, check=False, capture_output=True).returncode == 0
@@ -266,7 +266,7 @@ def small_disk():
 
 @pytest.mark.soak
 def test_a_full_disk_under_the_log_of_writes(small_disk, start_postgres, make_database, agents, name, waiting):
-    """The server panics; once there is room again, and it runs, everybody goes on."""
+    """The server panics; once there is room again, and it runs, all clients go on."""
     server = start_postgres(settings={"min_wal_size": "32MB", "max_wal_size": "32MB"})
     database = make_database(server)
     server.stop()

@@ -1,4 +1,4 @@
-"""Tasks with locks when workers die, or are not there at all: nobody has a lock who does not work."""
+"""Tasks with locks when workers die, or when there are none: only running tasks hold locks."""
 
 import pytest
 from support import PATIENCE, until
@@ -12,14 +12,14 @@ GRACE = 1.5
 
 @pytest.fixture
 def coordinator(connect):
-    made = connect(grace=30)  # of whoever looks on
+    made = connect(grace=30)  # of the operator
     if not made.engine.has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
     return made
 
 
 def hold(channel, url, options, name):
-    """Claims one task and keeps it."""
+    """Claim one task and keep it."""
     queue = sqlsem.connect(url, **options, grace=GRACE).queue(name)
     for task in queue.claim(wait=60):
         channel.tell("claimed", id=task.id, positions=task.grant.positions)
@@ -71,11 +71,11 @@ def test_queue_without_workers_blocks_no_lock(coordinator, database, name):
     held.release()
     after = coordinator.mutex(name)
     assert not after.acquire(timeout=0)
-    # The last worker that was free to start it looked a long time ago.
+    # The last poll of a free worker was long ago.
     member, past = database.beside("member"), PAST[database.engine]
     database.rows(f"UPDATE {member} SET lease_until = {past} WHERE program = 'parked tasks'")
     assert after.acquire(timeout=PATIENCE)
-    assert queue.try_claim() is None  # it asks again, behind
+    assert queue.try_claim() is None  # it requests its locks again, behind the others
     assert [entry.state for entry in coordinator.admin.entries(name)] == ["holds", "waits"]
     after.release()
     with until(queue.try_claim, PATIENCE) as task:

@@ -34,7 +34,7 @@ def test_a_stopped_holder_may_leave_without_a_look(agents, database, name, waiti
     waiting(name, 2)
     holder.stop()
     time.sleep(3 * GRACE)
-    leaving = holder.call("release")  # the first that it sees when it wakes
+    leaving = holder.call("release")  # its first check after it wakes
     holder.resume()
     assert entry.get()["got"] >= leaving.get()["leaving"]
     waiter.release()
@@ -73,7 +73,7 @@ def test_a_stopped_holder_that_dies_makes_way(agents, database, name, waiting):
 
 @pytest.mark.engines("sqlite", "postgresql")
 def test_a_lease_ends_while_its_holder_sleeps(agents, database, name, waiting):
-    """A lease runs by the server's clock: here, and only here, a pause costs the lock; and its holder knows first."""
+    """A lease runs by the server's clock: only here a pause costs the lock, and the holder knows that first."""
     holder, waiter = agents(1, lease=1.0)[0], agents(1, grace=GRACE)[0]
     holder.hold("mutex", name)
     entry = waiter.ask("mutex", name)
@@ -87,13 +87,13 @@ def test_a_lease_ends_while_its_holder_sleeps(agents, database, name, waiting):
 
 
 def test_stopped_holder_learns_of_revoke_at_once(agents, database, name, waiting, connect):
-    """Others are granted after its grace, and nothing in its memory says so."""
+    """Others are granted after its grace, and its memory does not show that."""
     holder, waiter = agents(2, grace=GRACE)
     position = holder.hold("mutex", name)["position"]
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
     holder.stop()
-    asked = holder.call("lost")  # the first that it sees when it wakes
+    asked = holder.call("lost")  # its first check after it wakes
     connect().admin.revoke(position)
     entry.get()
     holder.resume()

@@ -1,4 +1,4 @@
-"""Priorities, with processes that die or stand still: a place is given up with its owner, and with nothing else."""
+"""Priorities, with processes that die or stand still: an entry goes with its owner, and for no other reason."""
 
 import itertools
 import random
@@ -26,7 +26,7 @@ def ranked(connect, name):
 
 @pytest.fixture
 def in_line(database, name):
-    """``in_line(number)`` waits until so many stand in the line."""
+    """``in_line(number)`` waits until the priority queue has so many entries."""
 
     def wait(number):
         until(lambda: len(database.queue(priority_queue(name))) == number, f"{number} in the line")
@@ -69,7 +69,7 @@ def test_a_killed_waiter_does_not_hold_up_a_try(agents, connect, database, name,
 
 
 def test_suspended_priority_waiter_keeps_its_position(agents, name, ranked, in_line):
-    """Its session lives, so it is not given up: it holds up those behind it, as the next one of any queue does."""
+    """Its session lives, so it keeps its entry, and blocks the waiters behind it, as the head of any queue does."""
     holder, stopped, other = agents(3, grace=0.5)
     holder.hold("mutex", name, priority=0)
     first = stopped.ask("mutex", name, priority=9)
@@ -84,7 +84,7 @@ def test_suspended_priority_waiter_keeps_its_position(agents, name, ranked, in_l
     try:
         first.get()
     except RemoteError as failed:
-        # It was stopped in the midst of a call, whose session it gives up as overdue: then its grace is over.
+        # It was stopped during a call, and closes that session as overdue: then its grace is over.
         if failed.name != "LockLost":
             raise
     else:
@@ -95,7 +95,7 @@ def test_suspended_priority_waiter_keeps_its_position(agents, name, ranked, in_l
 
 
 def wander(channel, url, options, name, seed):
-    """Acquires and releases for ever; tells when it enters and leaves."""
+    """Acquire and release for ever, and report the times."""
     coordinator = sqlsem.connect(url, grace=0.5, **options)
     choose = random.Random(seed)
     channel.tell("ready")

@@ -1,7 +1,7 @@
-"""SQLite's files are deleted, replaced or unlocked under a process that holds something in them.
+"""SQLite's files are deleted, replaced or unlocked under a process that holds locks in them.
 
-Every way in which two processes can come to have different files open, times every state in which a process believes to
-have something. The files and their locks are real, and the other one is another process.
+Every way that leaves two processes with different open files, times every kind of grant that a process can have. The
+files and their locks are real, and the other client is another process.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ connection.close()
 """
 
 # -- the ways ------------------------------------------------------------------------------------------------------
-# Each is called with the path of the database, after something was acquired in it.
+# Each function gets the path of the database, after a lock was acquired in it.
 
 
 def deleted(path):
@@ -149,7 +149,7 @@ def second_name_made(path):
     os.link(path, f"{path}.second")
 
 
-#: What a process may do with the files that it has open itself. (A close drops its POSIX locks.)
+#: Operations of a process on its own open files. (A close drops its POSIX locks.)
 UNLOCKING = [read_whole, file_copied, folder_copied, own_connection_closed, own_coordinator_closed]
 
 
@@ -170,7 +170,8 @@ def by_name(name):
 
 
 # -- the states ----------------------------------------------------------------------------------------------------
-# Each has something, and returns how to use it (which raises when it is lost) and whether it is known to be lost.
+# Each acquires something, and returns two functions: one uses it (and raises after a loss), the other tells if the
+# loss is known.
 
 
 def holding(coordinator):
@@ -195,7 +196,7 @@ def upgrading(coordinator):
 
 def handing_over(coordinator):
     grant = acquired(coordinator.mutex("handing over"))
-    return grant.hand_over, None  # nobody can adopt it
+    return grant.hand_over, None  # no client can adopt it
 
 
 def asserting(coordinator, opened_before=False):
@@ -213,7 +214,7 @@ def asserting(coordinator, opened_before=False):
             connection.execute("BEGIN IMMEDIATE")
             grant.assert_held(connection.cursor())
 
-    # (Where the database cannot even be opened, nothing was asked.)
+    # (Where the database cannot even be opened, no statement was sent.)
     return use, (lambda: grant.lost) if opened_before else None
 
 
@@ -294,7 +295,7 @@ def had_of(coordinator):
 
 
 def has_all(channel, url, options, place, keeps, way, grace):
-    """Has everything there is to have; then does the way itself; tells what it learns without asking."""
+    """Acquire one of each kind, replace the files itself, and report the losses that it learns without a call."""
     logging.disable()
     if not keeps:
         files._SET_LOCK = None
@@ -351,7 +352,7 @@ def had(coordinator):
 @pytest.mark.parametrize("way", DIVIDING, ids=lambda way: way.__name__)
 def test_a_ping_tells_the_loss_of_everything(spawn, tmp_path, way):
     path = place(tmp_path, way)
-    # (Where another process may come before the next ping, it shall.)
+    # (Let another process come before the next heartbeat, where it can.)
     grace = 6.0 if way in MADE_ANEW else 1.0
     holder = spawn(has_all, place=str(path), keeps=True, way=way.__name__, grace=grace)
     holder.expect("has all")
@@ -385,7 +386,7 @@ def test_a_holder_is_granted_nothing_more(spawn, tmp_path, way):
 
 
 def idle(channel, url, options, place, way):
-    """Had something and has nothing any more when the way is gone."""
+    """A process that held a lock, and holds none when the files are replaced."""
     logging.disable()
     path = Path(place)
     coordinator = sqlsem.connect(f"sqlite:///{path}", grace=AMPLE["grace"])
@@ -415,7 +416,7 @@ def test_a_process_with_nothing_goes_on_in_the_new_file(spawn, tmp_path, way):
 
 
 def uses_each_first(channel, url, options, folder, way):
-    """Has one thing at a time, in files that are replaced then; no ping comes in between."""
+    """Acquire one kind at a time, in files that are then replaced, without a heartbeat in between."""
     logging.disable()
     believed = []
     for state in [*STATES, asserting_as_before]:

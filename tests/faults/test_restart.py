@@ -1,4 +1,4 @@
-"""The database server restarts under those who hold and wait."""
+"""The database server restarts under holders and waiters."""
 
 import time
 
@@ -40,7 +40,7 @@ def test_a_restart_shorter_than_the_grace_costs_nothing(own_postgres_server, res
     second.release()
     assert restarted.queue(name) == []
     assert not any(agent.told("lost") for agent in (holder, first, second))
-    # And everything works as before.
+    # All calls work as before.
     holder.hold("mutex", name)
     holder.release()
 
@@ -61,7 +61,7 @@ def test_released_while_the_server_is_away(own_postgres_server, restarted, agent
 
 
 def test_a_crash_that_undoes_a_release_is_mended(own_postgres_server, restarted, agents, name):
-    """A release is not written to disk at once; a crash may bring the row back, and its owner removes it again."""
+    """A release is not written to disk at once: a crash may restore the row, and its owner removes it again."""
     (holder,) = agents(1, on=restarted, grace=9, retry=20)
     for _ in range(20):
         holder.hold("mutex", name)
@@ -84,7 +84,7 @@ def test_outage_beyond_grace_is_noticed_before_next_grant(own_postgres_server, r
     assert lost["set"]
     assert lost["at"] < down + 2 + slack(20)
     assert holder.lost()
-    # Keep the holder from coming back in time: it is the waiter who must not get in too early.
+    # Keep the holder from reconnecting in time: the waiter must not be granted too early.
     holder.stop()
     own_postgres_server.start()
     got = entry.get()["got"]
@@ -135,14 +135,14 @@ def test_calls_during_an_outage_name_the_attempt(own_postgres_server, restarted,
     own_postgres_server.start()
     holder.check()
     holder.release()
-    # The waiter that gave up withdraws its request as soon as it can.
+    # The waiter that timed out cancels its request as soon as it can.
     until(lambda: restarted.queue(name) == [], "no row is left")
     idle.hold("mutex", name)
     idle.release()
 
 
 def test_a_short_outage_is_waited_out(own_postgres_server, restarted, agents, name):
-    """Each call has its whole ``retry`` to try, whatever a ping in between finds."""
+    """Each call has its whole ``retry`` time, whatever a heartbeat in between finds."""
     (agent,) = agents(1, on=restarted, grace=3, retry=30)
     agent.hold("mutex", name("held"))
     own_postgres_server.stop("fast")
@@ -164,7 +164,7 @@ def test_an_attempt_says_how_often_and_how_long(own_postgres_server, restarted, 
 
 @pytest.mark.parametrize("call", ["release_on_commit", "put"])
 def test_cursor_of_a_restarted_server_is_the_same_database(own_postgres_server, restarted, name, monkeypatch, call):
-    """The restart comes between the questions to the cursor and to the library's own session."""
+    """The restart comes between the statements on the cursor and on the library's own session."""
     with restarted.coordinator(grace=60, retry=60) as coordinator, coordinator.mutex(name) as grant:
         cursor = restarted.raw(autocommit=False).cursor()
         client = coordinator.client

@@ -1,4 +1,4 @@
-"""Sessions that the database's administrator ends, and beacons that are cleaned away."""
+"""Sessions that the database's administrator ends, and beacons that other programs release."""
 
 import shutil
 import time
@@ -8,7 +8,7 @@ from support import AMPLE, remains, until
 
 
 def terminate(database, condition, *parameters):
-    """End sessions; how many there were."""
+    """End sessions, and return their number."""
     rows = database.rows(
         f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND {condition}",
         *parameters,
@@ -17,7 +17,7 @@ def terminate(database, condition, *parameters):
 
 
 def main_session(database, agent):
-    """The number of the session that holds an agent's beacon."""
+    """Return the number of the session that holds an agent's beacon."""
     rows = database.rows(f"SELECT backend_pid FROM {database.beside('member')} WHERE pid = ?", agent.child.pid)
     return rows[0][0] if rows else None
 
@@ -147,7 +147,7 @@ def test_a_beacon_that_is_cleaned_away_is_lit_again(agents, database, connect, n
     assert database.queue(name)[0][0] == position
     holder.release()
     entry.get()
-    # The new one is as good as the old: it goes with its process.
+    # The new beacon works as the old one did: it goes with its process.
     again = holder.ask("mutex", name)
     waiting(name, 2)
     waiter.kill()
@@ -187,7 +187,7 @@ def test_a_bare_row_that_was_not_committed_is_no_row(spawn, agents, database, na
 
 
 def test_a_bare_participant_gets_past_a_dead_member(agents, connect, database, name, waiting):
-    """A poll finds the dead member: an operator's, or that of any waiting member."""
+    """A poll of an operator, or of any waiting member, finds the dead member."""
     (holder,) = agents(1, grace=0)
     holder.hold("mutex", name)
     connection = database.raw()

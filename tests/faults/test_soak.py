@@ -1,4 +1,4 @@
-"""The soak (``python tests/soak``): its judges find what they should, and a short one in every place."""
+"""The soak (``python tests/soak``): its checkers find each kind of fault, and a short soak runs on every database."""
 
 import contextlib
 import fcntl
@@ -111,7 +111,7 @@ def test_a_seeded_bug_is_found(seeded):
 def test_soak_checker_accepts_declared_losses_only():
     happened = Happened(sleeps=[(1, 1.0, 9.0)])
     assert judge([stay(1, 0, 9, lost=True), stay(2, 2, 3, pid=2)], happened) == []
-    assert judge([stay(1, 0, 9), stay(2, 2, 3, pid=2)], happened)  # it had it all the time
+    assert judge([stay(1, 0, 9), stay(2, 2, 3, pid=2)], happened)  # it held the lock all the time
     assert judge([stay(1, 0, 9, lost=True, pid=3), stay(2, 2, 3, pid=2)], happened)  # another one slept
     assert judge([stay(1, 0, 9, lost=True), stay(2, 0.5, 3, pid=2)], happened)  # before it slept
     refused = {"what": "refused", "resource": "r", "tried": 5.0, "at": 5.0, "holders": [1], "pid": 2}
@@ -125,10 +125,10 @@ def test_soak_checker_allows_late_answers():
     refused = {"what": "refused", "resource": "r", "tried": 4.9, "at": 5.0, "holders": [1], "pid": 2}
     left = {"what": "releasing", "position": 1, "pid": 1, "at": 6.0}
     assert judge([told, refused, left]) == []
-    assert judge([told, left, refused]) == []  # who is refused may write it down late
+    assert judge([told, left, refused]) == []  # a refused client may record it late
     assert judge([told, {**left, "at": 4.95}, refused]) == []  # it has just left
     assert judge([{**told, "at": 5.5}, refused, left])  # too late
-    assert judge([told, {**left, "at": 4.5}, refused])  # it has left, and is in again
+    assert judge([told, {**left, "at": 4.5}, refused])  # it has released, and holds it again
     assert judge([{**told, "pid": 3}, refused, left])
     assert judge([{**told, "resource": "s"}, refused, left])
 
@@ -168,7 +168,7 @@ def test_a_rate_that_was_passed():
 
 
 def test_kernel_locks_count_a_move_once(tmp_path, monkeypatch):
-    """While one holder checks the second lock, the other one leaves the first: each is counted once."""
+    """While a check counts the second lock, a holder moves to it from the first: the holder is counted once."""
     book = Book(tmp_path / "book")
     own, other = KernelLocks(tmp_path, book), KernelLocks(tmp_path, book)
     first = iter([0, 0, 1])
@@ -230,11 +230,11 @@ def test_classes_of_waiting_times():
     assert 1.0 <= percentile(waits, 0.99) < 1.2
 
 
-#: For how long, in each place of the default run.
+#: The time in each place of the default run.
 SECONDS = float(os.environ.get("SQLSEM_SOAK_SECONDS", "25"))
-#: So many nights in a place at the most, until everything has happened that must.
+#: The most nights in a place, until all required events have happened.
 NIGHTS = 4
-#: What must have happened at least, in every place.
+#: The least numbers of events in every place.
 EVERYWHERE = ("mutex", "limit", "table", "ranked", "work", "shared", "rate", "once", "travel", "leader", "departure")
 
 

@@ -29,7 +29,7 @@ class Odd(BaseException):
     """No `Exception`."""
 
 
-#: What a program's code may raise in a thread of ours.
+#: The exceptions that a program's code may raise in a thread of the library.
 RAISED = [Odd, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, MemoryError, ZeroDivisionError]
 
 
@@ -40,7 +40,7 @@ def remove(database, *positions):
 
 @pytest.fixture
 def said(caplog):
-    """``said("words")``: whether that was logged at ERROR."""
+    """``said("words")`` is True if the words were logged at ERROR."""
     caplog.set_level(logging.ERROR, "sqlsem")
     return lambda words: any(words in record.getMessage() for record in caplog.records)
 
@@ -49,7 +49,7 @@ def said(caplog):
 
 
 class Had(NamedTuple):
-    """Something that this process holds.
+    """A grant of this process.
 
     Attributes:     take_away: Revoke it in the database.     is_told: Whether this process knows of the loss.
     ends_well: End it, and check that the end counts.
@@ -61,7 +61,7 @@ class Had(NamedTuple):
 
 
 def take_membership(coordinator, database):
-    """As of a process that was out of reach for longer than its grace."""
+    """Revoke it as if the process had been unreachable for longer than its grace."""
     member = coordinator.client.member.member_id
     database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
 
@@ -114,7 +114,7 @@ def a_run_of_once(coordinator, database, name):
 
 @contextlib.contextmanager
 def a_wait(coordinator, database, name):
-    """Its loss ends it: it does not wait for ever."""
+    """Its loss ends the wait."""
     ahead = coordinator.mutex(name)
     assert ahead.acquire()
     waiting = Attempt(coordinator.mutex(name))
@@ -155,12 +155,12 @@ def a_task(coordinator, database, name):
             task.give_back()
 
 
-#: What a task of a worker waits for, by a word of its test's.
+#: The events that tasks wait for, by a word of their test.
 _leave = {}
 
 
 def stay(word):
-    """Run until it is let go, as a task."""
+    """Run as a task until the test sets its event."""
     assert _leave[word].wait(PATIENCE)
 
 
@@ -208,7 +208,7 @@ def a_batch(coordinator, name):
 
 @contextlib.contextmanager
 def a_part(coordinator, database, name):
-    """Its loss is told at its end, with whatever member this process is by then."""
+    """Its loss is reported at its end, with the member that this process is by then."""
     batch, alarms = a_batch(coordinator, name)
     part, member = batch.part("a").start(), coordinator.client.member
     before, told = member.member_id, []
@@ -252,21 +252,21 @@ def a_dropped_part(coordinator, database, name):
         parts[0].failed("the test is over")
 
 
-#: What both faces have, and what is of threads alone.
+#: The grants of both APIs, and the grants of threads alone.
 OF_BOTH = (a_lock, one_of_a_limit, a_term, a_run_of_once, a_wait)
 OF_THREADS = (a_task, a_task_of_a_worker, a_part, a_dropped_part)
 STATES = [("sync", state) for state in (*OF_BOTH, *OF_THREADS)] + [("aio", state) for state in OF_BOTH]
-#: What is not lost with all the rest, but recorded by its end, or not.
+#: Grants that are not lost with the others: their end is recorded, or not.
 ENDED_LATER = (a_part, a_dropped_part)
 
 
 def states(*but):
-    """Run a test with each of them, and the face that it needs."""
+    """Run a test with each of them, and the API that it needs."""
     found = [pytest.param(face, state, id=f"{face}-{state.__name__}") for face, state in STATES if state not in but]
     return pytest.mark.parametrize(("face", "state"), found)
 
 
-#: Whatever is raised, at a lock; and what ends a thread without a word, at all others.
+#: Each exception for a lock; for all other grants, the exception that ends a thread silently.
 states_and_raised = pytest.mark.parametrize(
     ("face", "state", "raised"),
     [
@@ -302,7 +302,7 @@ def test_loss_is_told_after_a_callback_raised(connect, database, name, said, sta
 @states()
 @pytest.mark.parametrize("number", [1, 40])
 def test_loss_is_told_while_callbacks_block(connect, database, name, state, number):
-    """More of them than are called at a time, too."""
+    """Also with more callbacks than the library calls at a time."""
     coordinator, leave = connect(grace=GRACE), threading.Event()
     locks = [coordinator.limit(name("first"), 100, on_lost=lambda grant: leave.wait()) for _ in range(number)]
     try:
@@ -356,7 +356,7 @@ def test_listener_is_called_again_after_it_raised(connect, name, said, raised):
 
 
 class Handler(logging.Handler):
-    """A program's own, which raises, or blocks until it is let go."""
+    """A program's own handler, which raises, or blocks until the test sets its event."""
 
     def __init__(self, raised=None):
         super().__init__()
@@ -371,7 +371,7 @@ class Handler(logging.Handler):
 
 @pytest.mark.parametrize("raised", [None, *RAISED])
 def test_loss_is_reported_despite_a_broken_log_handler(connect, database, name, raised):
-    """A full pipe behind standard error, for one."""
+    """A full pipe behind standard error does that, for example."""
     coordinator, handler = connect(grace=GRACE), Handler(raised)
     first = coordinator.mutex(name("first"))
     assert first.acquire()
@@ -410,7 +410,7 @@ def test_loss_is_told_after_a_thread_was_struck(connect, database, name, state, 
     coordinator = connect(grace=GRACE)
     with state(coordinator, database, name) as had:
         strike(kept(coordinator)[which].thread, raised)
-        if raised is not ZeroDivisionError:  # which the pulse takes for a failed ping
+        if raised is not ZeroDivisionError:  # the heartbeat thread takes it for a failed heartbeat
             until(lambda: said(f"sqlsem-{which} was broken off"), "that is logged")
         until(lambda: kept(coordinator)[which].runs, "it goes on")
         assert not had.is_told(), "nothing was lost"
@@ -537,7 +537,7 @@ class Slow:
 
 @states()
 def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, said):
-    """In a program's code, to which nothing bids it return."""
+    """It hangs in a program's code, and no event ends that."""
     coordinator, entered, leave = connect(grace=GRACE), threading.Event(), threading.Event()
     slow = Slow(entered, leave)
     pulse = kept(coordinator)["pulse"]
@@ -569,7 +569,7 @@ def _once(call, then):
     return step
 
 
-@pytest.mark.engines("sqlite")  # elsewhere nothing is believed of which nothing was heard for so long
+@pytest.mark.engines("sqlite")  # on other databases no grant is trusted after such a long silence
 def test_slow_database_is_not_taken_for_a_stuck_thread(connect, name, said):
     coordinator = connect(grace=GRACE)
     with coordinator.mutex(name):
@@ -631,7 +631,7 @@ def test_kept_thread_that_has_died_is_begun_again(said, monkeypatch):
     thread.begin()
     until(lambda: ran)
     assert thread.runs
-    monkeypatch.setattr(thread, "_thread", threading.Thread())  # as one that has ended
+    monkeypatch.setattr(thread, "_thread", threading.Thread())  # as an ended thread
     ours.tend()
     until(lambda: len(ran) == 2, "another one does it")
     assert said("a-job had ended unexpectedly")
@@ -649,7 +649,7 @@ def test_pool_reports_the_job_of_an_ended_thread():
     future = pool.submit(job)
     assert began.wait(PATIENCE)
     (worker,) = pool._workers
-    worker.kept._thread = threading.Thread()  # as one that has ended
+    worker.kept._thread = threading.Thread()  # as an ended thread
     ours.tend()
     with pytest.raises(RuntimeError, match="ended while it did this"):
         future.result(PATIENCE)

@@ -15,7 +15,7 @@ MANY = 50
 
 
 def some_lock(coordinator, name, number):
-    """Mixed primitives, several resources; on one resource always of one family."""
+    """Mixed primitives, several resources; each resource has primitives of one family."""
     resource = f"{name}-{number % 3}"
     return [
         lambda: coordinator.mutex(f"{resource}-mutex"),
@@ -69,7 +69,7 @@ def test_more_waiters_than_waiting_sessions(agents, connect, database, name, thr
     assert check_history(recorder.stays) == MANY
     assert database.queue(name) == []
     if database.engine == "postgresql":
-        # Beside ours, the other process has its main session.
+        # The other process has a main session, too.
         assert max(counts) <= 1 + MAX_BLOCKED_CONNECTIONS + 1
         until(lambda: connections(database) <= 1 + MAX_IDLE_CONNECTIONS + 1, "those that are too many are closed")
 
@@ -108,7 +108,7 @@ def test_many_coordinators_in_a_process(connect, database, name, threads):
 
 @pytest.mark.engines("sqlite", "postgresql")
 def test_timeouts_among_many_threads(connect, database, name, threads):
-    """Waiters that give up leave their places, in the middle of the queue too."""
+    """Waiters that time out remove their rows, in the middle of the queue, too."""
     coordinator = connect(grace=30)
     recorder = Recorder()
     gave_up = []

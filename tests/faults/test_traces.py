@@ -22,7 +22,7 @@ WORKERS, THREADS, ROUNDS = 3, 3, 3
 
 
 def churn(channel, url, options, name, journal, seed, stays):
-    """Goes in and out, upgrades at times, and notes when by the time of day: one line a write. ``stays``: for ever."""
+    """Acquire and release, upgrade at times, and write down the times: one line a write. ``stays``: hold for ever."""
     file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     coordinator = sqlsem.connect(url, **options, grace=1)
     first_inside = threading.Event()
@@ -40,7 +40,7 @@ def churn(channel, url, options, name, journal, seed, stays):
         }
         if number:
             first_inside.wait()
-        with made["mutex"]() as grant:  # behind the first one of a process stand two others
+        with made["mutex"]() as grant:  # two more requests of a process wait behind its first one
             note("enter", grant)
             first_inside.set()
             if number == 0:
@@ -74,7 +74,7 @@ def churn(channel, url, options, name, journal, seed, stays):
 
 @pytest.fixture
 def recorded(spawn, database, name, tmp_path):
-    """The events of some processes of which one is killed in the midst, and whose rows are removed."""
+    """Record the events of some processes; one of them is killed in between, and its rows are removed."""
     journal = tmp_path / "journal"
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -134,7 +134,7 @@ def _moved(trace, moving, at):
 
 
 def _swapped_grants(trace):
-    """Two that waited for the mutex, one behind the other, go in the other way round: each at the other's time."""
+    """Swap the grants of two successive waiters for the mutex: each is granted at the other's time."""
     first, second = next(
         (a, b)
         for a, b in itertools.pairwise(_mutexes(trace))
@@ -147,7 +147,7 @@ def _swapped_grants(trace):
 
 
 def _overlap(trace):
-    """One has the mutex until somebody else has come in."""
+    """Extend a stay in the mutex until after the next grant."""
     first, other = (trace[n] for n in _mutexes(trace)[:2])
     return _moved(trace, _at(trace, "ended", _of(_key(first))), other.at + 1)
 
@@ -168,14 +168,14 @@ def _someone_elses_row(trace):
 
 
 def _told_too_late(trace):
-    """A program works on after its row is gone."""
+    """Let a program work on after its row is gone."""
     ended = {_key(event): event.at for event in trace if event.what == "ended"}
     left = _at(trace, "left", lambda e: _key(e) in ended)
     return _moved(trace, left, ended[_key(trace[left])] + 1)
 
 
 def _number_out_of_order(trace):
-    """A number appears behind a higher one."""
+    """Let a number appear after a higher one."""
     first, second = sorted(
         (e for e in trace if e.what == "registered" and e.resource.endswith("-mutex")), key=lambda event: event.number
     )[:2]

@@ -1,4 +1,4 @@
-"""Workers that die, sleep or lose the database: tasks come back, and never from one that lives."""
+"""Workers that die, sleep or lose the database: their tasks return to the queue, but never a living worker's."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from sqlsem.model import End
 from sqlsem.tasks import Json, Worker, claim_buffer
 
 GRACE = 1.5
-#: Of workers that must lose nothing while others are killed, on a machine that does much else.
+#: The settings of workers that must lose no task while others are killed, on a busy machine.
 LONG_GRACE = 8.0
 
 
 def hold(channel, url, options, name, grace):
-    """Claims one task and keeps it."""
+    """Claim one task and keep it."""
     queue = sqlsem.connect(url, **options, grace=grace).queue(name)
     for task in queue.claim(wait=60):
         channel.tell("claimed", id=task.id, attempt=task.attempt)
@@ -81,7 +81,7 @@ def test_a_paused_worker_keeps_its_task(spawn, connect, name):
 
 
 def asks(channel, url, options, name, lease):
-    """Claims one task, and asks whether it is lost when it is told to."""
+    """Claim one task, and on command check whether it is lost."""
     queue = sqlsem.connect(url, **options, lease=lease).queue(name)
     for task in queue.claim(wait=60):
         channel.tell("claimed")
@@ -91,7 +91,7 @@ def asks(channel, url, options, name, lease):
 
 
 def test_stopped_worker_learns_of_lost_tasks_at_once(spawn, connect, name):
-    """Others have its task by then, as its lease has run out; nothing in its memory says so when it wakes."""
+    """Its lease has expired, and other workers have its task; when it wakes, its memory does not show that."""
     queue = connect().queue(name)
     queue.put(Json("x"))
     child = spawn(asks, name=str(name), lease=GRACE)
@@ -100,7 +100,7 @@ def test_stopped_worker_learns_of_lost_tasks_at_once(spawn, connect, name):
     try:
         for task in queue.claim(wait=PATIENCE):
             with task:
-                child.send(go=True)  # what it finds when it wakes
+                child.send(go=True)  # its first check after it wakes
             break
     finally:
         child.resume()
@@ -178,7 +178,7 @@ def check_killed_at_random(spawn, connect, name, tmp_path, count, kills):
         child.expect("ready")
     killed: dict[int, float] = {}
     for kill in range(kills):
-        # Spread over the work, wherever that stands.
+        # Spread over the work.
         until(lambda kill=kill: lines(journal) > 2 * count * (kill + 1) / (kills + 2), timeout=4 * PATIENCE)
         victim = random.randrange(len(children))
         killed[children[victim].pid] = children[victim].kill()
@@ -234,8 +234,8 @@ def pause(journal, number):
 
 
 def crew(channel, url, options, name, threads=1, grace=GRACE, idle=0.3, eager=True):
-    """A worker until nothing is left, or until it dies."""
-    if eager:  # every group is as large as it can be
+    """Work until no task is left, or until the process dies."""
+    if eager:  # every group is as large as possible
         claim_buffer.ClaimSizer.next_size = lambda sizer: sizer._limit
     queue = sqlsem.connect(url, **options, grace=grace).queue(name)
     channel.tell("ready")
@@ -298,7 +298,7 @@ def test_workers_of_groups_killed_at_random(spawn, connect, name, tmp_path):
     count, threads = 6000, 2
     queue, journal = connect(grace=GRACE).queue(name), tmp_path / "journal"
     numbers = queue.put_many([sqlsem.Call(f"{__name__}:jot", str(journal), number) for number in range(count)])
-    # They stay until what another left is pending again.
+    # They stay until the tasks of the killed worker are pending again.
     settings = {"name": str(name), "threads": threads, "idle": 3 * GRACE, "eager": False}
     children = [spawn(crew, **settings) for _ in range(2)]
     for child in children:
@@ -322,13 +322,13 @@ def test_workers_of_groups_killed_at_random(spawn, connect, name, tmp_path):
         "only what a killed worker had in its groups is done again"
     )
     lost = sum(entries[number].losses for number in numbers)
-    # A killed worker has lost the groups of its threads, and the one that it had claimed ahead, of which nothing ran.
+    # A killed worker loses the groups of its threads, and the group that it had claimed ahead and not started.
     assert again <= lost <= kills * (threads + 1) * claim_buffer.MAX_GROUP_SIZE
 
 
 @pytest.mark.engines("postgresql")
 def test_deferred_calls_run_before_the_next_heartbeat(connect, name):
-    """And not at the next ping, which may be far off."""
+    """At once, and not at the next heartbeat, which may be far off."""
     queue = connect(grace=90, retry=0.5).queue(name)
     number = queue.put(1)
     task = queue.try_claim()
@@ -350,7 +350,7 @@ def test_deferred_calls_run_before_the_next_heartbeat(connect, name):
     task.settle()
     assert failed.wait(PATIENCE)
     del engine.open_session
-    until(lambda: not member.deferred_calls, timeout=25)  # a ping is due every 30 s
+    until(lambda: not member.deferred_calls, timeout=25)  # a heartbeat is due every 30 s
     assert [run.outcome for run in queue.log(number)] == ["finished"]
 
 
