@@ -21,8 +21,9 @@ BEGIN
 END
 $$;
 
--- Store the callback that the last part starts. For a login that may not put tasks, store only that there is a callback, and
--- leave the stored text of other logins: a stored callback may run with the rights of the login that resumes the batch.
+-- Store the callback that the last part starts. For a login that may not put tasks, store only that there is a
+-- callback, and leave the stored text of other logins: a stored callback may run with the rights of the login that
+-- resumes the batch.
 CREATE OR REPLACE FUNCTION {schema}.store_callback(p_batch bigint, p_kind varchar, p_body text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -441,8 +442,8 @@ $$;
 
 -- Views for people ---------------------------------------------------------------------------------------------
 
--- Batches, newest first, one row a part. The text of a callback is shown to putters, operators and readers, and to the login
--- that stored it.
+-- Batches, newest first, one row a part. The text of a callback is shown to putters, operators and readers, and to the
+-- login that stored it.
 CREATE OR REPLACE FUNCTION {schema}.list_batches(
     p_name varchar DEFAULT NULL, p_batch bigint DEFAULT NULL, p_most integer DEFAULT 20)
 RETURNS TABLE (batch_id bigint, batch_name varchar, status varchar, window_seconds float, opened_at timestamptz,

@@ -1,4 +1,5 @@
--- sqlsem, what `sqlsem certify` asks PostgreSQL, in a schema that it makes and drops. (Names are qualified, as in client.sql.)
+-- sqlsem, the statements of `sqlsem certify` for PostgreSQL, in a schema that it creates and drops. (Names are
+-- qualified, as in client.sql.)
 
 -- name: facts
 SELECT f.name, f.value

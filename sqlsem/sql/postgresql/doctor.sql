@@ -1,5 +1,5 @@
--- sqlsem, what `sqlsem doctor` asks PostgreSQL. Nothing here needs the sqlsem tables, or changes anything. (Names are
--- qualified, as in client.sql.)
+-- sqlsem, the statements of `sqlsem doctor` for PostgreSQL. None of them needs the sqlsem tables, or changes anything.
+-- (Names are qualified, as in client.sql.)
 
 -- name: server
 SELECT pg_catalog.current_setting('server_version_num')::integer,

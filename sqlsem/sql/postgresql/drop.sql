@@ -1,3 +1,3 @@
--- sqlsem, for PostgreSQL: removes everything but the roles, which other databases of the server may use; the triggers of
--- guarded tables, too.
+-- sqlsem, for PostgreSQL: removes everything, also the triggers of guarded tables, except the roles, which other
+-- databases of the server may use.
 DROP SCHEMA IF EXISTS {schema} CASCADE;

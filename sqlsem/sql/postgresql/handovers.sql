@@ -217,7 +217,7 @@ END
 $$;
 
 
--- For sessions ---------------------------------------------------------------------------------------------------------
+-- For sessions -----------------------------------------------------------------------------------------------------
 
 -- The rows that a session's requester holds on a resource; their member, and true if the member was made for this row
 -- alone.

@@ -300,8 +300,8 @@ BEGIN
                         WHEN v_row.state = 'dead' OR v_row.granted_at IS NULL AND v_row.member_id IS NOT NULL THEN 0
                         ELSE greatest(0, least({schema}.expected_remaining(v_like, s.share, v_row.seconds), v_row.grace - v_row.missing_for)) END
             FROM generate_series(1, v_plays) AS p (play) CROSS JOIN LATERAL (
-                -- Random numbers that are the same each time, so that the displayed numbers do not jump. (Of a play, how far
-                -- the means are off.)
+                -- Random numbers that are the same each time, so that the displayed numbers do not jump. (Of a play,
+                -- how far the means are off.)
                 SELECT {schema}.deterministic_fraction(v_row.queue_position, p.play) AS share,
                        sqrt(-2 * ln({schema}.deterministic_fraction(-1, p.play))) * cos(2 * pi() * {schema}.deterministic_fraction(-2, p.play)) AS luck) AS s
             ORDER BY p.play);

@@ -6,9 +6,9 @@
 --   {schema}_worker    runs tasks
 -- end of feature: queue
 -- feature: operate
---   {schema}_operator  may what users may, and caps, pauses, revokes and reaps; cancels and retries tasks; reads the tables
+--   {schema}_operator  has the users' rights; caps, pauses, revokes, reaps; cancels and retries tasks; reads the tables
 -- end of feature: operate
---   {schema}_reader    looks: the queues, the history, the settings, the tables
+--   {schema}_reader    reads the queues, the history, the settings, the tables
 -- No role may change any table: the routines do that. Roles belong to the whole server: a login with a role has it in
 -- each database in which sqlsem is installed under this schema's name. If the installing login may not create roles, an
 -- administrator runs this script.

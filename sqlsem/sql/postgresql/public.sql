@@ -627,7 +627,7 @@ AS $$ SELECT * FROM {schema}.entries(resource) $$;
 
 
 -- feature: operate
--- Operations of operators (and reap, in routines.sql) --------------------------------------------------------------------
+-- Operations of operators (and reap, in routines.sql) --------------------------------------------------------------
 
 -- Set the limit of a resource, or of all whose names begin with a prefix ('tenant:*'): an upper bound on declared
 -- limits, and the limit of requests that declare none; NULL: none.

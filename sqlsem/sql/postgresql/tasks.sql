@@ -543,7 +543,8 @@ BEGIN
                          WHERE y.queue_name = p_queue AND y.weight > 1 AND v_first AND v_lap < 2 AND NOT v_running ? y.task_key
                          ORDER BY y.queue_name, y.weight DESC LIMIT 64)) AS d
                   ORDER BY d.task_key, d.part DESC) AS h
-            -- (With LIMIT each of these is looked up by its key: else the planner may read all that the queue has for each draw.)
+            -- (With LIMIT each of these is looked up by its key: else the planner may read all that the queue has for
+            -- each draw.)
             LEFT JOIN LATERAL (SELECT x.task_rate, x.task_limit, x.weight FROM {schema}.queue_key AS x
                                WHERE x.queue_name = p_queue AND x.task_key = h.task_key LIMIT 1) AS s ON true
             LEFT JOIN LATERAL (SELECT x.since_ms, x.free_ms FROM {schema}.queue_wait AS x
@@ -612,8 +613,8 @@ BEGIN
 END
 $$;
 
--- Have this session notified (NOTIFY) when tasks are put, or become claimable because others ended. A notification is only a
--- hint. Each listener shares a lock while its session lives, so nothing is sent without listeners.
+-- Have this session notified (NOTIFY) when tasks are put, or become claimable because others ended. A notification is
+-- only a hint. Each listener shares a lock while its session lives, so nothing is sent without listeners.
 CREATE OR REPLACE FUNCTION {schema}.listen_for_tasks() RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1471,7 +1472,7 @@ AS $$
 $$;
 
 
--- Operations of operators, and of the login that put a task ---------------------------------------------------------------------------
+-- Operations of operators, and of the login that put a task --------------------------------------------------------
 
 -- Retry or cancel a task: 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or
 -- failed). The worker of a running task is tested first. A login that may only put may do that with its own tasks.
@@ -1549,8 +1550,8 @@ BEGIN
 END
 $$;
 
--- Return (task, time limit in s, login that requested its cancellation) for each running task of a member that has a limit or
--- such a request.
+-- Return (task, time limit in s, login that requested its cancellation) for each running task of a member that has a
+-- limit or such a request.
 CREATE OR REPLACE FUNCTION {schema}.task_controls(p_member bigint, p_tasks bigint[])
 RETURNS TABLE (task_id bigint, time_limit float, cancel_asked_by name)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1914,8 +1915,8 @@ BEGIN
 END
 $$;
 
--- End the tasks of an earlier call of `work` that was interrupted between a claim and its end. The session lives, so no other
--- session ends them.
+-- End the tasks of an earlier call of `work` that was interrupted between a claim and its end. The session lives, so no
+-- other session ends them.
 CREATE OR REPLACE FUNCTION {schema}.recover_session_tasks(p_queue text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1930,8 +1931,8 @@ BEGIN
 END
 $$;
 
--- Return, for a task that this session's member runs, the login that requested its cancellation, and its time limit (s) if it
--- has run longer.
+-- Return, for a task that this session's member runs, the login that requested its cancellation, and its time limit (s)
+-- if it has run longer.
 CREATE OR REPLACE FUNCTION {schema}.session_task_controls(p_member bigint, p_task bigint, OUT cancel_asked_by name, OUT passed_limit float)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
