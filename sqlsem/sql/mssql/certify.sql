@@ -19,7 +19,7 @@ CROSS APPLY (VALUES
 WHERE d.name = DB_NAME()
 
 -- name: hidden
--- Words that are not sent on, and what stands for them.
+-- Names that are not sent on, and their substitutes.
 SELECT CAST(@@SERVERNAME AS nvarchar(300)), N'<server>'
 UNION ALL SELECT CAST(SERVERPROPERTY('MachineName') AS nvarchar(300)), N'<server>'
 UNION ALL SELECT CAST(ORIGINAL_LOGIN() AS nvarchar(300)), N'<login>'
@@ -42,7 +42,7 @@ CREATE TABLE {schema}.certify_inside (
 )
 
 -- name: create_dead
--- The holders that were killed: their rows there count no more.
+-- The killed holders: their rows there count no more.
 CREATE TABLE {schema}.certify_dead (
     who nvarchar(60) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT certify_dead_pk PRIMARY KEY
 )
@@ -67,7 +67,7 @@ DELETE FROM {schema}.certify_inside WHERE resource_id = ? AND who = ?
 INSERT INTO {schema}.certify_dead (who) VALUES (?)
 
 -- name: read_counter
--- No hint: as a program reads that knows nothing of sqlsem.
+-- No hint: this is how a program reads that does not know sqlsem.
 SELECT number FROM {schema}.certify_counter
 
 -- name: write_counter
@@ -77,7 +77,7 @@ UPDATE {schema}.certify_counter SET number = ?
 SELECT queue_position FROM {schema}.entry WHERE resource_id = ?
 
 -- name: acquire
--- (Sets nothing: check 17 compares the settings of the session before and behind.)
+-- (Changes no setting: check 17 compares the settings of the session before and after.)
 DECLARE @code int, @position bigint, @fence bigint;
 EXEC @code = {schema}.acquire @resource = ?, @limit = ?, @access = ?, @timeout_ms = ?, @position = @position OUTPUT,
     @fence = @fence OUTPUT;
@@ -101,7 +101,7 @@ COMMIT TRANSACTION
 EXEC {schema}.assert_holding @resource = ?, @position = ?
 
 -- name: create_guarded
--- In a schema of its own: those of sqlsem's own schema cannot be guarded.
+-- In a schema of its own: tables of sqlsem's own schema cannot be guarded.
 EXEC (N'CREATE SCHEMA {schema}_own');
 CREATE TABLE {schema}_own.guarded (number int NOT NULL CONSTRAINT guarded_pk PRIMARY KEY);
 CREATE TABLE {schema}_own.switched (number int NOT NULL CONSTRAINT switched_pk PRIMARY KEY);
@@ -126,7 +126,8 @@ VALUES (N'certify-bare', N'a'), (N'certify-bare', N'b'), (N'certify-bare', N'c')
 DELETE FROM {schema}.{table} WHERE resource_id = N'certify-bare'
 
 -- name: compile_all
--- Binds each routine again, as CREATE does when its tables are there. Returns each routine that the server refuses, with its message.
+-- Bind each routine again, as CREATE does when its tables exist. Return each routine that the server refuses, with its
+-- message.
 SET NOCOUNT ON;
 DECLARE @wrong TABLE (name nvarchar(300) NOT NULL, words nvarchar(4000) NULL);
 DECLARE @id int = 0, @name nvarchar(300), @before int;
@@ -151,7 +152,7 @@ SELECT name, words FROM @wrong
 SELECT APPLOCK_MODE(N'public', N'{schema}.certify', N'Transaction')
 
 -- name: hinted_number
--- The hints that claims and the like go by, together. The row is passed by while another session has it locked.
+-- The hints of claims and similar statements, together. The row is skipped while another session has it locked.
 SET NOCOUNT ON; SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 DECLARE @number int;
 BEGIN TRANSACTION;
@@ -162,7 +163,7 @@ ROLLBACK TRANSACTION;
 SELECT @number
 
 -- name: is_sql_server
--- 0: it speaks T-SQL, and is another server.
+-- 0: another server, which speaks T-SQL.
 SELECT CASE WHEN @@VERSION LIKE N'Microsoft SQL %' THEN 1 ELSE 0 END
 
 -- name: insert_guarded
@@ -175,16 +176,16 @@ UPDATE {schema}_own.guarded SET number = 2
 DELETE FROM {schema}_own.guarded
 
 -- name: output_guarded
--- Refused (334) where a table has triggers, for every login.
+-- Refused (334) if a table has triggers, for every login.
 INSERT INTO {schema}_own.guarded (number) OUTPUT inserted.number VALUES (3)
 
 -- name: merge_guarded
--- (In a text, as only a server may say whether it takes it.)
+-- (As a text, as only the server can tell whether it accepts it.)
 EXEC (N'MERGE {schema}_own.guarded AS t USING (SELECT 5 AS number) AS s ON t.number = s.number
     WHEN MATCHED THEN UPDATE SET number = 6 WHEN NOT MATCHED THEN INSERT (number) VALUES (s.number);')
 
 -- name: bulk_guarded
--- A file of this host, which the server may not see. Triggers are run when they are asked for, and only then.
+-- A file of this host, which the server may not see. Triggers run only with this option.
 BULK INSERT {schema}_own.guarded FROM 'certify_file' WITH (FIRE_TRIGGERS, ROWTERMINATOR = '0x0a')
 
 -- name: bulk_past_guard
@@ -262,7 +263,7 @@ REVERT
 SELECT N'229'
 
 -- name: callers_settings
--- How a session may be set that calls.
+-- The settings that a calling session may have.
 SELECT setting FROM (VALUES
     (N'SET QUOTED_IDENTIFIER OFF'), (N'SET ANSI_NULLS OFF'), (N'SET ANSI_PADDING OFF'), (N'SET ANSI_WARNINGS OFF'),
     (N'SET ARITHABORT OFF'), (N'SET CONCAT_NULL_YIELDS_NULL OFF'), (N'SET NUMERIC_ROUNDABORT ON'),
@@ -273,17 +274,17 @@ SELECT setting FROM (VALUES
     (N'SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED')) AS s (setting)
 
 -- name: shown_settings
--- Expressions, each of which a server may lack.
+-- Expressions that a server may lack.
 SELECT expression FROM (VALUES
     (N'CAST(@@OPTIONS AS int)'), (N'CAST(@@LOCK_TIMEOUT AS int)'), (N'CAST(@@TEXTSIZE AS int)'), (N'CAST(@@DATEFIRST AS int)'),
     (N'CAST(@@LANGUAGE AS nvarchar(60))'), (N'CAST(@@TRANCOUNT AS int)')) AS s (expression)
 
 -- name: agent_setting
--- The settings that SQL Server Agent makes for a job step.
+-- The settings of SQL Server Agent for a job step.
 SELECT N'SET QUOTED_IDENTIFIER OFF; SET TEXTSIZE 1024; SET DEADLOCK_PRIORITY LOW'
 
 -- name: many_rows
--- More than a driver reads ahead.
+-- More rows than a driver reads ahead.
 SELECT TOP (200000) a.name, b.name FROM sys.all_objects AS a CROSS JOIN sys.all_objects AS b
 
 -- name: raw_take
@@ -293,7 +294,7 @@ EXEC sys.sp_getapplock @Resource = N'{schema}.raw', @LockMode = N'Exclusive', @L
 EXEC sys.sp_releaseapplock @Resource = N'{schema}.raw', @LockOwner = N'Session', @DbPrincipal = N'public'
 
 -- name: log_counters
--- Flushes of the log, and bytes that were flushed, since the server began.
+-- Flushes of the log, and flushed bytes, since the server started.
 SELECT MAX(CASE WHEN counter_name LIKE N'Log Flushes/sec%' THEN cntr_value END),
        MAX(CASE WHEN counter_name LIKE N'Log Bytes Flushed/sec%' THEN cntr_value END)
 FROM sys.dm_os_performance_counters
@@ -309,7 +310,7 @@ SET TRANSACTION ISOLATION LEVEL SNAPSHOT; BEGIN TRANSACTION
 SELECT CAST(max_workers_count AS int) FROM sys.dm_os_sys_info
 
 -- name: many_locks
--- So many locks of one session.
+-- This many locks of one session.
 SET NOCOUNT ON;
 DECLARE @number int = ?, @name nvarchar(255);
 WHILE @number > 0
@@ -338,8 +339,8 @@ SELECT CAST(resource_description AS nvarchar(256)) FROM sys.dm_tran_locks
 WHERE resource_type = N'APPLICATION' AND request_session_id = ? AND resource_database_id = DB_ID()
 
 -- name: recompiles
--- How often statements of our routines were compiled, in all; how many plans are kept, how many of these scan a whole index or
--- ask for memory.
+-- The number of compilations of sqlsem's statements; the number of cached plans, and of those that scan a whole index
+-- or need a memory grant.
 SELECT SUM(q.plan_generation_num), COUNT(*),
        SUM(CASE WHEN CAST(p.query_plan AS nvarchar(max)) LIKE N'%PhysicalOp="%Index Scan"%' THEN 1 ELSE 0 END),
        SUM(CASE WHEN q.max_grant_kb > 0 THEN 1 ELSE 0 END)
@@ -355,8 +356,8 @@ FROM sys.databases WHERE name = N'tempdb'
 SELECT CAST(DATEDIFF_BIG(millisecond, '19700101', SYSUTCDATETIME()) AS float) / 1000
 
 -- name: collations
--- How databases may be created, beside the default: with the collations that this server knows.
--- Azure SQL has a catalog of its own collation beside them, and a contained database has one, too.
+-- The ways to create a database, beside the default: with the collations that this server knows. On Azure SQL the
+-- catalog has a collation of its own, and so it has in a contained database.
 SELECT CONCAT(w.before, N'COLLATE ', w.name, w.behind) FROM (VALUES
     (N'', N'Latin1_General_100_CS_AS', N''), (N'', N'Latin1_General_100_BIN2', N''), (N'', N'Turkish_CI_AS', N''),
     (N'', N'Latin1_General_100_CI_AS_SC_UTF8', N''), (N'', N'Japanese_XJIS_140_CS_AS_KS_WS', N''),

@@ -13,7 +13,7 @@ EXEC {schema}.settings
 SELECT @@ERROR
 
 -- name: session
--- The number is put in by the client.
+-- The client puts the number in.
 SET NOCOUNT ON; SET XACT_ABORT ON; SET ANSI_NULLS ON; SET QUOTED_IDENTIFIER ON; SET LOCK_TIMEOUT :lock_timeout;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED
 
@@ -115,7 +115,8 @@ EXEC {schema}.find_deadlock ?, @answer = 1
 EXEC {schema}.pin ?, ?, ?, 1
 
 -- name: database_identity
--- Of one server: the database. (tempdb is made anew when a server starts, and seen by everybody: so a copy elsewhere differs.)
+-- Of one server: the database. (tempdb is created again when a server starts, and every session sees it: so a copy
+-- elsewhere differs.)
 SELECT CONCAT(@@SERVERNAME, N' ', DB_ID(), N' ', DB_NAME(), N' ',
               (SELECT CONVERT(nvarchar(40), create_date, 126) FROM sys.databases WHERE name = N'tempdb'))
 
@@ -204,8 +205,8 @@ EXEC {schema}.prune ?, 1
 EXEC {schema}.prune_operations ?, 1
 
 -- name: lock_tables
--- Before the schema scripts of an upgrade: locks all tables of the schema, at once or not at all. So no script waits for an open
--- transaction with others behind it, and none deadlocks with one.
+-- Before the schema scripts of an upgrade: locks all tables of the schema, at once or not at all. So no script waits
+-- for an open transaction while other sessions wait behind it, and none deadlocks with one.
 SET LOCK_TIMEOUT 250;
 DECLARE @table nvarchar(300), @text nvarchar(600), @last int = 0, @before int;
 WHILE 1 = 1
@@ -221,11 +222,11 @@ BEGIN
 END
 
 -- name: script_patience
--- For each statement of a script, with everybody else behind it: less than the shortest usual grace.
+-- For each statement of a script, while all other sessions wait behind it: less than the shortest usual grace.
 SET LOCK_TIMEOUT 3000
 
 -- name: blockers
--- Sessions with a lock on a table of the schema, or on one that is to be made, oldest first.
+-- Sessions with a lock on a table of the schema, or on a table that is being created, oldest first.
 SELECT TOP (5) s.session_id, s.login_name, s.program_name, s.host_name,
        CASE WHEN r.session_id IS NULL THEN N'idle in a transaction' ELSE N'busy' END,
        CONVERT(nvarchar(19), DATEADD(second, DATEDIFF(second, GETDATE(), GETUTCDATE()), COALESCE(r.start_time, s.last_request_end_time)), 120)
@@ -254,7 +255,7 @@ EXEC {schema}.put_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1, @unique_key = 
 -- end of feature: queue
 
 -- name: in_transaction
--- Of a cursor that is lent to us. (A driver in manual commit begins it with the first statement that reads a table.)
+-- For a borrowed cursor. (In manual commit mode the transaction begins with the first statement that reads a table.)
 DECLARE @n int; IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2 SELECT @n = schema_id FROM sys.schemas WHERE schema_id < 0; SELECT @@TRANCOUNT
 
 -- name: begin
@@ -349,8 +350,8 @@ EXEC {schema}.list_schedules ?, ?
 SET NOCOUNT OFF; BEGIN TRANSACTION
 
 -- name: executed
--- The text may have ended the transaction; one that it began itself it must have ended. It may have switched off what
--- comes after it, too, which is its own affair.
+-- The text may have ended the transaction; if it began one itself, it must have ended that. It may also have switched
+-- off the statements behind it.
 SET NOEXEC OFF; SET PARSEONLY OFF; SET FMTONLY OFF;
 DECLARE @open int = @@TRANCOUNT; IF @open = 1 COMMIT TRANSACTION; IF @open > 1 ROLLBACK TRANSACTION; SELECT @open
 

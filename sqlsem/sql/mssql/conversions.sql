@@ -1,8 +1,8 @@
--- sqlsem, conversions for SQL Server: a reader becomes the writer, a writer becomes a reader, without letting go. May be
--- run again at any time. Described in docs/conversions.md.
+-- sqlsem, conversions for SQL Server: a reader becomes the writer, or a writer a reader, without a release. May be run
+-- again at any time. Described in docs/conversions.md.
 --
--- A reader that wants to write carries the label 'upgrade' until all others have left. Nothing shares with that label,
--- so the one who comes behind it waits. Those behind who may enter already, or may just have seen that they may, are let in
+-- A reader that upgrades has the label 'upgrade' until all other holders have left. No request shares with that label,
+-- so later requests wait. Readers behind that may enter already, or may just have found that they may, are granted
 -- next, and until that is done the label is 'upgrade:new'; "once true it stays true" holds for them, and the upgrader
 -- waits for them as well.
 
@@ -10,13 +10,13 @@ SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Has a reader begin to become the writer; where it is alone it is at once. With @try nothing is changed otherwise. May be
+-- Begin the upgrade of a reader; a reader that is alone writes at once. With @try nothing is changed otherwise. May be
 -- repeated.
 --   0  it writes
 --   1  begun: go on with upgrade
---  -1  not begun, or not quite: others are or may be inside (@try); or readers behind are held up by a pause or a cap
---      alone, or another one that was upgrading is dead or being taken away: look again in a moment
---  -2  the row is gone: released, reaped or taken away
+--  -1  not begun, or not completely: other readers hold or may hold (@try); or only a pause or a cap blocks readers
+--      behind; or another upgrader is dead or being revoked: try again in a moment
+--  -2  the row is gone: released, reaped or revoked
 --  -3  another reader is upgrading: each would wait for the other. Nothing was changed
 IF OBJECT_ID(N'{schema}.begin_upgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.begin_upgrade AS RETURN 0');
 GO
@@ -48,7 +48,7 @@ BEGIN
     BEGIN TRY
         IF @result IS NULL AND @access = N'read'
         BEGIN
-            -- The dead must not stand in the way.
+            -- First remove dead holders, which must not block the upgrade.
             SELECT @other = MIN(queue_position) FROM {schema}.entry
             WHERE resource_id = @resource AND queue_position <> @position AND access_type IN (N'upgrade:new', N'upgrade');
             IF @other IS NOT NULL
@@ -58,7 +58,7 @@ BEGIN
                                       AND (queue_position < @position OR granted_at IS NOT NULL))
                 EXEC {schema}.reap_dead_members @resource, @member;
             BEGIN TRANSACTION;
-            -- Nobody registers, and nobody else begins to upgrade, until this is committed.
+            -- Until the commit no request registers, and no other reader begins to upgrade.
             EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                 @LockTimeout = @patience, @DbPrincipal = @principal;
             IF @code < 0
@@ -78,7 +78,7 @@ BEGIN
                             WHERE resource_id = @resource AND queue_position <> @position
                               AND (queue_position < @position OR granted_at IS NOT NULL OR access_type = N'read'))
             BEGIN
-                -- (A reader behind that waits may be on its way in.)
+                -- (A reader behind that waits may be about to enter.)
                 UPDATE {schema}.entry SET access_type = N'upgrade:new'
                 WHERE resource_id = @resource AND queue_position = @position AND access_type = N'read' AND revoked_at IS NULL;
                 IF @@ROWCOUNT = 0
@@ -92,10 +92,11 @@ BEGIN
 
         IF @result IS NULL AND @access = N'upgrade:new'
         BEGIN
-            -- From here on nobody behind can find its way free. Who has found it so before still does, leaving us aside:
-            -- those who fit (now, or but for the operator's pause or cap, of which they may have heard later than we did).
-            -- Waiting rows to which nobody attends go first: with the row goes the right to enter. (Parked tasks hold nothing, so they
-            -- are not let in: a claim looks again when it has written its rows, and sees us.)
+            -- From here on no request behind can find that it may enter. A reader that has found so before still
+            -- enters, whatever this label says: such readers fit (now, or except for the operator's pause or cap, which
+            -- they may not have seen yet). Waiting rows whose waiter lease is over are removed first, and with the row
+            -- its right to enter. (Blocked tasks hold nothing, so they are not granted: a claim checks again after it
+            -- has written its rows, and then sees this label.)
             SET @now = SYSUTCDATETIME();
             SET @other = @position;
             WHILE @other IS NOT NULL
@@ -105,7 +106,7 @@ BEGIN
                 WHERE resource_id = @resource AND queue_position > @before AND granted_at IS NULL AND waiter_lease_until < @now;
                 IF @other IS NOT NULL
                     EXEC @code = {schema}.remove @resource, @other, N'cancelled', 1;  -- if that is so still
-                IF @other IS NOT NULL AND @code = -2  -- somebody has pinned it
+                IF @other IS NOT NULL AND @code = -2  -- an open transaction has pinned it
                     SET @result = -1;
             END;
             INSERT INTO @free (queue_position, held)
@@ -135,7 +136,8 @@ BEGIN
             END;
             IF EXISTS (SELECT 1 FROM @free WHERE held = 1 OR @try = 1)
                 SET @result = -1;
-            -- One by one: a transaction with several rows could meet one of theirs the other way round.
+            -- One by one: a transaction with several rows could meet another session that locks them the other way
+            -- round.
             SET @other = 0;
             WHILE @result IS NULL
             BEGIN
@@ -162,14 +164,14 @@ BEGIN
             IF @code = 0
                 SET @result = 0;
         END;
-        IF @result = 1 AND @try = 1  -- somebody came in while the label changed
+        IF @result = 1 AND @try = 1  -- a reader entered while the label changed
         BEGIN
             UPDATE {schema}.entry SET access_type = N'read'
             WHERE resource_id = @resource AND queue_position = @position AND access_type = N'upgrade';
             SET @result = -1;
             SET @let_in = 1;
         END;
-        IF @let_in = 1  -- they may sleep on our entry lock, since the label changed
+        IF @let_in = 1  -- readers may sleep on this row's entry lock, since the label changed
             EXEC {schema}.rotate_wakeup_lock @position;
     END TRY
     BEGIN CATCH
@@ -192,11 +194,12 @@ BEGIN
 END;
 GO
 
--- Waits up to @timeout_ms until a reader that has begun to upgrade is alone and the writer, asleep in the engine's lock
+-- Wait up to @timeout_ms until a reader that has begun to upgrade is alone and the writer, asleep in the engine's lock
 -- queue wherever there is a lock to wait for.
---   0  it writes          -1  not yet (may come early: sleep a little, then call again); or it does not upgrade any more
+--   0  it writes          -1  not yet (may come early: sleep a little, then call again); or it does not upgrade any
+--      more
 --   1  call again at once
---  -2  the row is gone: released, reaped or taken away
+--  -2  the row is gone: released, reaped or revoked
 IF OBJECT_ID(N'{schema}.upgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.upgrade AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.upgrade
@@ -226,7 +229,8 @@ BEGIN
                 SET @result = CASE WHEN @there IS NULL THEN -2 WHEN @access = N'write' THEN 0 ELSE -1 END;
                 BREAK;
             END;
-            -- Anyone who is inside has granted_at, or stands ahead and never saw us; nobody else can be let in.
+            -- Every other holder has granted_at, or is ahead and never saw the label; no further request can be
+            -- granted.
             SELECT @other = MIN(queue_position) FROM {schema}.entry WITH (READCOMMITTEDLOCK)
             WHERE resource_id = @resource AND queue_position <> @position
               AND (queue_position < @position OR granted_at IS NOT NULL);
@@ -239,7 +243,7 @@ BEGIN
             SET @left = DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline);
             IF @left <= 0
             BEGIN
-                -- Once a call, look at all the others too (as wait does).
+                -- Once in each call, check all other owners too (as wait does).
                 EXEC @code = {schema}.reap_dead_members @resource, @member;
                 SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
                 BREAK;
@@ -248,7 +252,7 @@ BEGIN
             EXEC @code = {schema}.wait_until_lock_free @name, 0;
             IF @code >= 0
             BEGIN
-                -- Nobody holds it: released this instant, or its owner has no session, or its owner died.
+                -- No session holds it: it was just released, or its owner has no session, or has died.
                 EXEC @code = {schema}.check_if_dead @resource, @other, @member;
                 IF @code > 0
                     CONTINUE;
@@ -257,10 +261,10 @@ BEGIN
                     SET @result = -1;
                 CONTINUE;
             END;
-            -- Look up now and then: any of the others may have died, or we may be taken away.
+            -- Poll now and then: another owner may have died, or this row may be revoked.
             SET @left = CASE WHEN @left < 2000 THEN @left ELSE 2000 END;
             EXEC @code = {schema}.wait_until_lock_free @name, @left;
-            IF @code IN (-2, -3)  -- the engine gave up; let the caller sleep
+            IF @code IN (-2, -3)  -- the engine gave up; the caller has to sleep
                 SET @result = -1;
         END;
     END TRY
@@ -283,8 +287,8 @@ BEGIN
 END;
 GO
 
--- Gives a granted row another access type from now on, and writes down what it had been until now: 0, or -2 where the row
--- is gone or taken away, or has another access type than @was.
+-- Change the access type of a granted row, and write its previous one to the history: 0, or -2 if the row is gone or
+-- revoked, or its access type is not @was.
 IF OBJECT_ID(N'{schema}.convert_row') IS NULL EXEC (N'CREATE PROCEDURE {schema}.convert_row AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.convert_row
@@ -316,8 +320,8 @@ BEGIN
 END;
 GO
 
--- Lets go of the entry lock of a row of this session's, where it has it, and takes it again behind those who are woken by
--- that. Without it those who wait would look from time to time: nothing is lost but their sleep.
+-- Free the entry lock of a row of this session, if it has the lock, and acquire it again behind the waiters that this
+-- wakes. Without the lock the waiters poll from time to time: they lose only their sleep.
 IF OBJECT_ID(N'{schema}.rotate_wakeup_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.rotate_wakeup_lock AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.rotate_wakeup_lock @position bigint
@@ -335,10 +339,10 @@ BEGIN
 END;
 GO
 
--- Makes a writer a reader, or has a reader give up its upgrade, and wakes those behind, whom that may let in: 0 done (or it
--- reads already), -1 no such granted row of this requester. May be repeated. Waits (SET LOCK_TIMEOUT) for an open transaction
--- that has pinned the row. Takes the gate although it blocks nobody, so that a begin_upgrade whose caller was cut off in the
--- gate's queue comes first.
+-- Make a writer a reader, or end the upgrade of a reader, and wake the requests behind, which may be granted then: 0
+-- done (or it reads already), -1 no such granted row of this requester. May be repeated. Waits (SET LOCK_TIMEOUT) for
+-- an open transaction that has pinned the row. Takes the gate, although it blocks no request: if a begin_upgrade waits
+-- for the gate and its caller was cut off, that runs first.
 IF OBJECT_ID(N'{schema}.downgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.downgrade AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.downgrade @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @answer bit = 0

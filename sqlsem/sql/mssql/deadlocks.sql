@@ -1,21 +1,23 @@
 -- sqlsem, deadlocks, for SQL Server. May be run again at any time, after routines.sql.
 --
--- Who is one line of execution: a member and its owner (a thread, a task, a session). Who waits cannot give anything
--- back. Found from the rows of one instant:
---   1. Everybody who waits is suspected. Anyone who would be let in if only the suspected ones stayed is suspected no
---      more. Repeated until nothing changes: those left are stuck.
+-- An owner is one line of execution: a member and its owner (a thread, a task, a session). While it waits, it cannot
+-- release anything. The search reads the rows of one instant:
+--   1. Every waiting owner is suspected. An owner that would be granted if only the suspected ones stayed is suspected
+--   no
+--      more. Repeated until nothing changes: the rest are stuck.
 --   2. Each stuck row points to the stuck rows in its way. Owners that reach each other and no other owner are a cycle.
---   3. The highest position that waits in a cycle is the youngest request, whose owner has to give up.
--- READPAST: what somebody has locked is changing, so it is in no deadlock, and nobody should wait for it here.
+--   3. The highest position that waits in a cycle is the youngest request; its owner has to give up.
+-- READPAST: a row that another session has locked is changing, so it is in no deadlock, and the search must not wait
+-- for it.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- The deadlock whose youngest request is this member's, if there is one: @victim is that request, @words tells the
--- shortest cycle through it; with @answer the same as rows, one each who, the youngest request's first. `ahead` is
--- where a who is in the way of the one before, `behind` what it waits for. Nothing while somebody in it may be dead:
--- then it will be removed.
+-- Find the deadlock whose youngest request is this member's, if there is one: @victim is that request, @words describes
+-- the shortest cycle through it. With @answer also one row for each owner of the cycle, that of the youngest request
+-- first. `ahead` is the row with which an owner blocks the one before, `behind` the row for which it waits. Finds
+-- nothing while an owner in the cycle may be dead: then that owner will be removed.
 IF OBJECT_ID(N'{schema}.find_deadlock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.find_deadlock AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.find_deadlock
@@ -38,7 +40,8 @@ BEGIN
                           OR (COUNT(*) > 1 AND MAX(CASE WHEN granted_at IS NULL THEN 1 ELSE 0 END) = 1))
         RETURN 0;
 
-    -- By resource and position. idle: let in when all others have left (1.), nobody stuck waits behind it (2.).
+    -- By resource and position. idle: in step 1 it can be granted when all others have left; in step 2 no stuck row
+    -- waits behind it.
     DECLARE @row TABLE (n int NOT NULL PRIMARY KEY, who int NOT NULL, member_id bigint NOT NULL, owner nvarchar(255) NULL,
                         resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, place int NOT NULL,
                         position bigint NOT NULL, access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -54,9 +57,9 @@ BEGIN
             @weight int, @granted int, @sum bigint, @low int, @changed int, @depth int, @count int, @start int,
             @one bigint, @blocker bigint, @waiter bigint, @size int, @step int, @text nvarchar(4000);
 
-    -- One statement. Only who has two rows and waits, and anyone who waits ahead of such a one: without them there is no
-    -- cycle. Bare participants, who may go at any time, and rows that are on their way out do not count. Where a member
-    -- does not tell its owners, each row is taken for somebody's of its own.
+    -- One statement. Only owners that wait and have two rows, and the rows that wait ahead of them: without these there
+    -- is no cycle. Bare participants, which may leave at any time, and rows that are being removed do not count. If a
+    -- member does not report its owners, each of its rows counts as an owner of its own.
     WITH q AS (
         SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight,
                CASE WHEN granted_at IS NULL THEN 0 ELSE 1 END AS granted,
@@ -128,7 +131,7 @@ BEGIN
     IF NOT EXISTS (SELECT 1 FROM @row WHERE member_id = @member AND stuck = 1)
         RETURN 0;
 
-    -- Up the queues, to leave aside those for whom nobody waits: of the many behind a cycle usually all.
+    -- Up the queues, to drop owners for which no stuck row waits: of the many behind a cycle usually all.
     SET @changed = 1;
     WHILE @changed = 1
     BEGIN
@@ -208,7 +211,7 @@ BEGIN
         END;
     END;
 
-    -- Anyone who died holds nobody up for long.
+    -- A dead owner does not block the others for long.
     SET @one = 0;
     WHILE 1 = 1
     BEGIN
@@ -223,8 +226,8 @@ BEGIN
                          AND (lease_until IS NULL OR lease_until >= SYSUTCDATETIME()))
             SET @victim = NULL;
     END;
-    -- The engine may have read the rows one after the other. What is still there, and as it was, was there all the
-    -- time: so there was an instant with all of it.
+    -- The engine may have read the rows one after the other. A row that is still there, unchanged, was there all the
+    -- time: so there was an instant with all of them.
     IF EXISTS (SELECT 1 FROM @row AS r
                WHERE r.who IN (SELECT who FROM @down)
                  AND r.position IN (SELECT waiter FROM @edge UNION SELECT blocker FROM @edge)

@@ -1,5 +1,5 @@
 -- sqlsem, for SQL Server: removes everything, the roles too unless they have members. One batch.
--- Guarded tables first: without what their triggers call nobody could write to them.
+-- Guarded tables first: without the procedure that their triggers call, every write would fail.
 DECLARE @drop nvarchar(600);
 WHILE EXISTS (SELECT 1 FROM sys.triggers AS t JOIN sys.sql_modules AS m ON m.object_id = t.object_id
               WHERE CHARINDEX(N'{schema}.check_guard @@PROCID, N''', m.definition) > 0)
@@ -44,7 +44,7 @@ DROP SEQUENCE IF EXISTS {schema}.beacon;
 DROP SCHEMA IF EXISTS {schema};
 IF DATABASE_PRINCIPAL_ID(N'{schema}_locks') IS NOT NULL
 BEGIN
-    -- It has the others for members.
+    -- The other roles are members of {schema}_locks.
     IF IS_ROLEMEMBER(N'{schema}_locks', N'{schema}_user') = 1 ALTER ROLE {schema}_locks DROP MEMBER {schema}_user;
     IF IS_ROLEMEMBER(N'{schema}_locks', N'{schema}_putter') = 1 ALTER ROLE {schema}_locks DROP MEMBER {schema}_putter;
     IF IS_ROLEMEMBER(N'{schema}_locks', N'{schema}_worker') = 1 ALTER ROLE {schema}_locks DROP MEMBER {schema}_worker;

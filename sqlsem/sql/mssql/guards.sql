@@ -1,9 +1,11 @@
--- sqlsem, guarded tables, for SQL Server: a trigger lets nobody write who has not asserted, in the same transaction, a grant of
--- the table's resource. May be run again at any time, after public.sql. What it cannot see: docs/howto/guarded-tables.md.
+-- sqlsem, guarded tables, for SQL Server: a trigger refuses every write, unless the same transaction has asserted a
+-- grant of the table's resource. May be run again at any time, after public.sql. Its limits:
+-- docs/howto/guarded-tables.md.
 --
--- What a transaction has pinned is told by the locks that it holds (pin), and what a connection may count on for a while by a
--- word in its session's context (Grant.session). Anyone may write that one, so it is not believed: the trigger pins what it
--- names, by the same rules. (The lock is taken once more in either case: so it is this transaction's, and lasts.)
+-- The locks of a transaction show what it has pinned (pin). A note in the context of its session shows on which grants
+-- a connection relies for a while (Grant.session). Any client can write that note, so it is not trusted: the trigger
+-- pins the grants that it names, by the same rules. (The lock is acquired once more in either case: so it belongs to
+-- this transaction, and lasts.)
 
 -- Return the note by which a connection relies on a grant for a while: the position and its owner, which changes at a
 -- hand-over. No row: there is no such grant (any more).
@@ -20,8 +22,8 @@ BEGIN
 END;
 GO
 
--- The trigger of a guarded table calls this once a statement, with its own number. An error that it raises ends the
--- transaction.
+-- Check a write. The trigger of a guarded table calls this once for each statement, with its own number. An error that
+-- it raises ends the transaction.
 IF OBJECT_ID(N'{schema}.check_guard') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_guard AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_guard @trigger int, @resource nvarchar(255)
@@ -33,7 +35,8 @@ BEGIN
     DECLARE @session nvarchar(4000) = CAST(SESSION_CONTEXT(N'sqlsem.{schema}.grants') AS nvarchar(4000)),
             @position bigint, @id nvarchar(255), @access nvarchar(64), @pinned bit, @kept bit = 0, @member bigint, @there int = 0,
             @code int, @tries int = 0, @table nvarchar(300), @message nvarchar(1000), @name nvarchar(255);
-    -- Only candidates, so NOLOCK: others' rows may be locked by open transactions. (And twice, should a page be split just now.)
+    -- Only candidates, so NOLOCK: open transactions may have locked other rows. (And twice, as a page may be split just
+    -- now.)
     WHILE @position IS NULL AND @tries < 2
     BEGIN
         SET @tries = @tries + 1;
@@ -53,7 +56,7 @@ BEGIN
         SET @name = CONCAT(N'pin.sqlsem.{schema}.', @position);
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
-        -- (Where the member is gone its row stands as long as this transaction, which has pinned it before.)
+        -- (If the member is gone, its row stays until the end of this transaction, which has pinned it before.)
         IF @code >= 0
             SELECT @there = 1, @access = t.access_type
             FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
@@ -75,7 +78,7 @@ END;
 GO
 
 
--- Putting guards, and taking them off: with the caller's rights -----------------------------------------------------
+-- Guarding of tables, with the caller's rights ---------------------------------------------------------------------
 
 -- List the guards, one a table. guard_table writes the text of each trigger, which ends with the resource.
 BEGIN TRANSACTION;
@@ -95,7 +98,7 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Which table a name means, in this database.
+-- Return the table of a name, in this database.
 IF OBJECT_ID(N'{schema}.find_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.find_table AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.find_table @table nvarchar(600), @id int OUTPUT
@@ -114,7 +117,7 @@ BEGIN
 END;
 GO
 
--- Guards a table: 1, or 0 where it is guarded by this resource already.
+-- Guard a table: 1, or 0 if this resource guards it already.
 IF OBJECT_ID(N'{schema}.guard_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.guard_table AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.guard_table @table nvarchar(600), @resource nvarchar(400), @answer bit = 0
@@ -140,7 +143,7 @@ BEGIN
         EXEC {schema}.escape_control_chars @message OUTPUT;
         EXEC {schema}.raise_error 50000, @message;
     END;
-    -- It waits for those who are writing, and everybody for it: not for long.
+    -- It waits for running writers, and all others wait for it: so it must not wait for long.
     IF @@LOCK_TIMEOUT = -1
         SET LOCK_TIMEOUT 5000;
     IF @trigger IS NULL
@@ -162,7 +165,7 @@ BEGIN
 END;
 GO
 
--- Takes the guard off a table: 1, or 0 where there was none.
+-- Remove the guard of a table: 1, or 0 if there was none.
 IF OBJECT_ID(N'{schema}.unguard_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.unguard_table AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.unguard_table @table nvarchar(600), @answer bit = 0
@@ -184,7 +187,7 @@ BEGIN
 END;
 GO
 
--- The guarded tables, and what is not in order with them.
+-- Return the guarded tables, and their problems.
 IF OBJECT_ID(N'{schema}.guarded_tables') IS NULL EXEC (N'CREATE PROCEDURE {schema}.guarded_tables AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.guarded_tables

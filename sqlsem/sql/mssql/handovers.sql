@@ -1,6 +1,6 @@
--- sqlsem, locks that travel, for SQL Server: whoever holds one hands it over, and who has the token adopts it: with the same
--- position and fence, without a gap. May be run again at any time. Described in docs/handover.md; how it is kept that a row has
--- one owner at every moment, in PostgreSQL's handovers.sql.
+-- sqlsem, hand-overs for SQL Server: a holder hands a lock over, and a session with the token adopts it, with the same
+-- position and fence, without a gap. May be run again at any time. Described in docs/handover.md; PostgreSQL's
+-- handovers.sql explains how a row has one owner at every moment.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -12,7 +12,7 @@ DROP FUNCTION IF EXISTS {schema}.token_hash;
 GO
 CREATE FUNCTION {schema}.token_hash(@token nvarchar(200)) RETURNS varchar(64) AS
 BEGIN
-    -- (Digit by digit, as not every engine that speaks T-SQL converts to them.)
+    -- (Digit by digit, as not every engine that speaks T-SQL can convert to hexadecimal digits.)
     DECLARE @hash varbinary(32) = HASHBYTES('SHA2_256', CAST(@token AS varchar(200))), @hex varchar(64) = '', @at int = 1, @byte int;
     WHILE @at <= 32
     BEGIN
@@ -26,8 +26,8 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Hands rows of a member over, all or none, to who shows the token of @hash within @ttl_ms, as login @to (NULL: the giver's).
--- @positions: a JSON list. 0 done, -1 one of them is not held (any more). May be repeated.
+-- Hand rows of a member over, all or none, to the member that shows the token of @hash within @ttl_ms, as login @to
+-- (NULL: the giver's). @positions: a JSON list. 0 done, -1 one of them is not held (any more). May be repeated.
 IF OBJECT_ID(N'{schema}.hand_over_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.hand_over_rows AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.hand_over_rows
@@ -64,7 +64,8 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         SET @now = SYSUTCDATETIME();
-        -- A transaction that has pinned a row (assert_holding) is waited for, a second at most, and before any row is locked.
+        -- First wait, for a second at most and before any row is locked, for a transaction that has pinned a row
+        -- (assert_holding).
         SET @position = -1;
         WHILE 1 = 1
         BEGIN
@@ -81,7 +82,7 @@ BEGIN
                 THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
         END;
         SET @now = SYSUTCDATETIME();
-        -- A sign of life, and a lock: until the commit nobody can take the giver for dead, and remove its rows.
+        -- A heartbeat, and a lock: until the commit no session can take the giver for dead, and remove its rows.
         UPDATE {schema}.member
         SET heartbeat_at = @now, lease_until = DATEADD(millisecond, lease_ms, @now)
         WHERE member_id = @member AND login = @me;
@@ -89,8 +90,8 @@ BEGIN
         SELECT @host = host, @pid = COALESCE(pid, session_id), @program = program FROM {schema}.member WHERE member_id = @member;
         IF @count > 0 AND @wanted > 0
         BEGIN
-            -- People see which process handed it over. It belongs to no login: nobody can renew or release it without the
-            -- token.
+            -- Displays show the process that handed the rows over. The transit member belongs to no login: no session
+            -- can renew or release it without the token.
             INSERT INTO {schema}.member (beacon, session_id, host, pid, program, login, grace_ms, lease_ms, lease_until)
             VALUES (NULL, NULL, @host, @pid, @program, N'', 0, @ttl_ms, DATEADD(millisecond, @ttl_ms, @now));
             SET @transit = SCOPE_IDENTITY();
@@ -140,7 +141,7 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        -- A deadlock over rows that others locked in another order, or a scan over rows that moved: once more.
+        -- A deadlock over rows that other sessions locked in another order, or a scan over rows that moved: try again.
         SET @tries = CASE WHEN ERROR_NUMBER() IN (601, 1205) THEN @tries - 1 ELSE 0 END;
         SET @transit = NULL;
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
@@ -165,9 +166,9 @@ BEGIN
 END;
 GO
 
--- Has a member adopt what was handed over under a token. Return code 0, or
---   -1  no such token                       -2  it was used: by whom and when
---   -3  it is too late: the lease ran out, or an operator took a row away      -4  it is for another login
+-- Let a member adopt the rows that were handed over under a token. Return code 0, or
+--   -1  no such token                       -2  it was used; the reason names the member and the time
+--   -3  too late: the lease is over, or an operator revoked a row      -4  it is for another login
 -- @answer = 1: one row for each lock, or one with the reason. May be repeated with the same @uid.
 IF OBJECT_ID(N'{schema}.adopt_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adopt_rows AS RETURN 0');
 GO
@@ -212,7 +213,7 @@ BEGIN
         ELSE
         BEGIN
             BEGIN TRANSACTION;
-            -- The first of several who adopt it has it; the others look again.
+            -- The first of several members that adopt it gets it; the others check again.
             UPDATE {schema}.handover
             SET adopted_at = SYSUTCDATETIME(), adopted_by = @member, adopted_uid = @uid,
                 adopter = (SELECT CONCAT(m.host, N':', COALESCE(m.pid, m.session_id), N' ', m.program)
@@ -252,7 +253,7 @@ BEGIN
                 END
                 ELSE
                 BEGIN
-                    ROLLBACK TRANSACTION;  -- of what an operator took a part away nobody has the rest
+                    ROLLBACK TRANSACTION;  -- an operator has revoked a part of it, so no member gets the rest
                     SET @code = -3;
                 END;
             END;
@@ -261,7 +262,7 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        -- A deadlock over rows that others locked in another order, or a scan over rows that moved: once more.
+        -- A deadlock over rows that other sessions locked in another order, or a scan over rows that moved: try again.
         SET @tries = CASE WHEN ERROR_NUMBER() IN (601, 1205) THEN @tries - 1 ELSE 0 END;
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
@@ -302,8 +303,8 @@ GO
 
 -- For sessions ---------------------------------------------------------------------------------------------------------
 
--- Hands over what this session holds on a resource (or one of its positions): whoever adopts the token within @ttl_seconds, as
--- login @to_login (left out: this one), has it from then on.
+-- Hand over the locks that this session holds on a resource (or one of its positions): the session that adopts the
+-- token within @ttl_seconds, as login @to_login (left out: this one), holds them from then on.
 IF OBJECT_ID(N'{schema}.hand_over') IS NULL EXEC (N'CREATE PROCEDURE {schema}.hand_over AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.hand_over
@@ -339,7 +340,7 @@ BEGIN TRY
     END;
     IF @count = 1
     BEGIN
-        -- (In text of its own, as an engine that speaks T-SQL on top of PostgreSQL knows only that one's.)
+        -- (In a text of its own, as an engine that speaks T-SQL on top of PostgreSQL knows only PostgreSQL's function.)
         IF @@VERSION LIKE N'%PostgreSQL%'
             SET @random = REPLACE(CONCAT(NEWID(), NEWID()), N'-', N'');
         ELSE
@@ -370,8 +371,8 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Adopts what was handed over: from now on it is this session's (or a lease's), to be given back by release. Of several locks
--- under one token the first one is told; all are this session's, under the same requesting_id.
+-- Adopt the locks of a token: from now on they are this session's (or a lease's), which has to release them. Of several
+-- locks under one token the first one is returned; all are this session's, under the same requesting_id.
 IF OBJECT_ID(N'{schema}.adopt') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adopt AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.adopt
@@ -430,10 +431,10 @@ END CATCH;
 GO
 
 
--- Locks that a commit of the caller's releases ----------------------------------------------------------------------
+-- Release on commit ---------------------------------------------------------------------------------------------
 
--- Called in the transaction whose commit shall release a lock, after it has pinned the lock. Only the lock's process
--- knows the word.
+-- Write a commit marker in the transaction whose commit releases a lock, after the transaction has pinned the lock.
+-- Only the lock's process knows the marker.
 IF OBJECT_ID(N'{schema}.release_on_commit') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_on_commit AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.release_on_commit @marker varchar(64)
@@ -445,7 +446,8 @@ BEGIN
         THROW 50001, N'sqlsem: release_on_commit needs an open transaction, whose commit shall release the lock; BEGIN TRANSACTION first', 1;
     IF DATALENGTH(@marker) < 1 OR @marker IS NULL
         THROW 50000, N'sqlsem: release_on_commit needs a marker of 1 to 64 characters', 1;
-    -- (The rows go when the lock's process has seen them: a login that has left thousands is doing something else.)
+    -- (The rows are removed when the lock's process has seen them: a login that has left thousands is doing something
+    -- else.)
     IF (SELECT COUNT(*) FROM (SELECT TOP (10000) 1 AS one FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                               WHERE login = ORIGINAL_LOGIN()) AS d) >= 10000
         THROW 50000, N'sqlsem: this login has 10000 releases on commit that are not done, the most; the oldest are deleted after a day', 1;
@@ -453,7 +455,7 @@ BEGIN
 END;
 GO
 
--- Whether that transaction has been committed. Waits for none.
+-- Return whether that transaction has been committed. Does not wait for it.
 IF OBJECT_ID(N'{schema}.is_committed') IS NULL EXEC (N'CREATE PROCEDURE {schema}.is_committed AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.is_committed @marker varchar(64), @answer bit = 0
@@ -470,7 +472,8 @@ BEGIN
 END;
 GO
 
--- Its lock has gone, or nobody waits for it any more. Some words of those who have died go, too.
+-- Delete a marker, as its lock is released, or no process waits for it any more. Also deletes some markers of dead
+-- processes.
 IF OBJECT_ID(N'{schema}.delete_commit_marker') IS NULL EXEC (N'CREATE PROCEDURE {schema}.delete_commit_marker AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.delete_commit_marker @marker varchar(64)

@@ -1,16 +1,17 @@
--- sqlsem, what runs once per period, for SQL Server. May be run again at any time, after public.sql.
+-- sqlsem, runs once per period, for SQL Server. May be run again at any time, after public.sql.
 --
--- A run holds the mutex 'once:<name>'. It counts for the moment at which its turn came (granted_at), by the server's clock: a
--- period is done when a run has been done whose turn came in it, or later. So nothing but times is kept. A clock that steps back
--- runs nothing twice, and those that ask for periods of another length are answered as well. Periods are multiples of a length
--- since 1970 in UTC, moved by an offset.
+-- A run holds the mutex 'once:<name>'. It counts for the time at which it was granted (granted_at), by the server's
+-- clock: a period is done when a run is done that was granted in it, or later. So only times are stored. A clock that
+-- steps back runs nothing twice, and requests for periods of another length are answered as well. Periods are multiples
+-- of a length since 1970 in UTC, moved by an offset.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- May it run in the period of a moment: that at which the row at @position was granted, else now? 1 it may, 0 it is done, -1 there
--- is no such row (any more). Moments and periods are compared as whole milliseconds since 1970.
+-- Return whether a run may begin in the period of a time: the time at which the row at @position was granted, or else
+-- now. 1 it may, 0 the period is done, -1 there is no such row (any more). Times and periods are compared as whole
+-- milliseconds since 1970.
 IF OBJECT_ID(N'{schema}.once_due') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_due AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.once_due
@@ -39,7 +40,8 @@ BEGIN
 END;
 GO
 
--- It is done, for the period in which the turn of that row came: 0; -1 where the row is not held (any more). May be repeated.
+-- Record that the run of a row is done, for the period in which the row was granted: 0; -1 if the row is not held (any
+-- more). May be repeated.
 IF OBJECT_ID(N'{schema}.mark_once') IS NULL EXEC (N'CREATE PROCEDURE {schema}.mark_once AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.mark_once
@@ -56,7 +58,7 @@ BEGIN
     DECLARE @holding int, @code int = -1, @resource nvarchar(255) = CONCAT(N'once:', @name), @at datetime2(6);
     BEGIN TRY
         BEGIN TRANSACTION;
-        -- Kept until the commit: nobody begins another run before this one is known.
+        -- Pinned until the commit: no other run begins before this one is recorded.
         EXEC @holding = {schema}.pin @resource, @position, @requesting_id;
         IF @holding = 1
         BEGIN
@@ -86,7 +88,7 @@ BEGIN
 END;
 GO
 
--- When it was done last, and by whom; and the server's time.
+-- Return the time and the login of the last run; and the server's time.
 IF OBJECT_ID(N'{schema}.once_last') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_last AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.once_last @name nvarchar(400)
@@ -99,7 +101,8 @@ BEGIN
 END;
 GO
 
--- Forgets that it was done: it may run again in this period. Only the login that has run it last, and operators. 0 done, -1 there was nothing to forget.
+-- Forget the last run: the name may run again in this period. Only for the login that ran it last, and for operators. 0
+-- done, -1 there was nothing to forget.
 IF OBJECT_ID(N'{schema}.once_forget') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_forget AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.once_forget @name nvarchar(400), @answer bit = 0
@@ -118,7 +121,7 @@ BEGIN TRY
             ORIGINAL_LOGIN());
         EXEC {schema}.raise_error 50000, @message;
     END;
-    -- (Of that run, and none that was done meanwhile.)
+    -- (Only that run, not one that was done meanwhile.)
     DELETE FROM {schema}.once_run WHERE once_name = @name AND login = @by AND done_at = @done_at;
     IF @@ROWCOUNT > 0
     BEGIN
@@ -141,7 +144,7 @@ GO
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Of a period, in ms.
+-- Check a period, in ms.
 IF OBJECT_ID(N'{schema}.check_period') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_period AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_period
@@ -170,9 +173,9 @@ BEGIN
 END;
 GO
 
--- Begins what shall run once per period; waits up to @timeout_ms for one that runs already, as that may fail. Return code:
---   0, 1 it is this session's, which ends it: once_done when it went well; if not, release N'once:...', @position
---   2 it is done for this period: there is nothing to do     -1, -2, -3 as of acquire
+-- Begin a run once per period; waits up to @timeout_ms for a run that is under way, as that may fail. Return code:
+--   0, 1 this session has the run, and ends it: once_done after success; otherwise release N'once:...', @position
+--   2 the period is done: there is nothing to do     -1, -2, -3 as of acquire
 IF OBJECT_ID(N'{schema}.once_begin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_begin AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.once_begin
@@ -219,7 +222,8 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- It went well: done for this period, and the lock given back. 0; -1 when the lock was lost before, and it is not done.
+-- End the run with success: the period is done, and the lock released. 0; -1 if the lock was lost before, and the
+-- period is not done.
 IF OBJECT_ID(N'{schema}.once_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_done AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.once_done @name nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL

@@ -1,11 +1,11 @@
--- sqlsem, the overview for SQL Server: all that is there at one instant, for those who look on. May be run again at
--- any time. It only looks: nothing here is on the way of who takes a lock or gives it back.
+-- sqlsem, the overview for SQL Server: all rows of one instant, for displays. May be run again at any time. It only
+-- reads: it delays no session that acquires or releases a lock.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- The settings of resources and the logins that made them, in addition to `resources`.
+-- Return the settings of resources and the logins that made them, in addition to `resources`.
 IF OBJECT_ID(N'{schema}.resource_settings') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resource_settings AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.resource_settings
@@ -18,10 +18,10 @@ BEGIN
 END;
 GO
 
--- Everything but the rows of entries: several results, whose first columns say what their rows are. batches: those that are open,
--- or failed and not begun anew, or whose callback has not finished; without bodies. holds: the newest that ended as they
--- should, among the last 200 requests of each of the 200 resources that are wanted most. rates: what the procedure of that name
--- tells, of the 200 for which most wait, or that were used last.
+-- Return everything but the rows of entries: several results, whose first columns name the kind of their rows. batches:
+-- those that are open, or have failed and were not begun again, or whose callback has not finished; without bodies.
+-- holds: the newest that ended regularly, among the last 200 requests of each of the 200 resources with the most
+-- demand. rates: as the procedure rates returns them, of the 200 with the most waiters, or the last used ones.
 IF OBJECT_ID(N'{schema}.overview') IS NULL EXEC (N'CREATE PROCEDURE {schema}.overview AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.overview
@@ -130,7 +130,7 @@ END;
 GO
 
 
--- When somebody will go in ------------------------------------------------------------------------------------------
+-- Estimates of grants ------------------------------------------------------------------------------------------
 
 -- Return the kind of a hold: its note without numbers, or else its program.
 BEGIN TRANSACTION;
@@ -154,7 +154,7 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Seconds as hours, minutes and seconds: 0:12:30.
+-- Return seconds as hours, minutes and seconds: 0:12:30.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.format_seconds;
 GO
@@ -167,9 +167,10 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- The numbers of estimate; NULL where it tells nothing. Plays the queue forward 100 times, as `sqlsem why` does (which goes on
--- where this ends): who is inside stays for as long as one of the recent holds that were longer, who waits goes in as soon as the
--- rule lets it. Each row of the queue is played in all plays at once.
+-- Return the numbers of estimate; NULL if there are too few data. Simulates the queue 100 times, as `sqlsem why` does
+-- (which also estimates where this returns nothing): a holder stays as long as one of the recent holds that were
+-- longer, and a waiter is granted as soon as the rule allows it. Each row of the queue is simulated in all plays at
+-- once.
 IF OBJECT_ID(N'{schema}.simulate_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.simulate_queue AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.simulate_queue
@@ -188,10 +189,10 @@ BEGIN
         place int NOT NULL PRIMARY KEY, access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL, concurrency_limit bigint NOT NULL,
         weight bigint NOT NULL, state nvarchar(10) NOT NULL, held float NULL, remaining_ms float NULL, kind nvarchar(1100) NOT NULL);
     DECLARE @hold TABLE (place int NOT NULL PRIMARY KEY, held float NOT NULL, kind nvarchar(1100) NOT NULL);
-    -- Of the row at hand: how long the holds were that are like it, in order; and when it goes in.
+    -- For the current row: the lengths of similar holds, in order; and the time of its grant.
     DECLARE @like TABLE (rank int NOT NULL PRIMARY KEY, held float NOT NULL);
     DECLARE @enter TABLE (rank int NOT NULL PRIMARY KEY, play int NOT NULL, enters float NOT NULL);
-    -- Luck: how far the mean of all that comes is off in this play, in standard deviations.
+    -- Luck: the error of the mean of all further holds in this play, in standard deviations.
     DECLARE @play TABLE (play int NOT NULL PRIMARY KEY, luck float NOT NULL);
     DECLARE @stay TABLE (place int NOT NULL, play int NOT NULL, leaves float NOT NULL, PRIMARY KEY (play, place));
     SELECT @low = NULL, @likely = NULL, @high = NULL, @held_low = NULL, @held_high = NULL, @holds = NULL;
@@ -218,7 +219,7 @@ BEGIN
     FROM {schema}.member AS m WITH (NOLOCK)
     WHERE m.member_id IN (SELECT t.member_id FROM {schema}.entry AS t WITH (NOLOCK)
                           WHERE t.resource_id = @resource AND t.queue_position <= @queue_position);
-    -- (Who is dead has no time left, nor has who leaves without having been let in.)
+    -- (A dead owner has no time left, and neither has a row that leaves without a grant.)
     INSERT INTO @row (place, access_type, concurrency_limit, weight, state, held, remaining_ms, kind)
     SELECT ROW_NUMBER() OVER (ORDER BY t.queue_position), t.access_type, COALESCE(t.concurrency_limit, 2147483647),
            COALESCE(t.weight, 1), CASE WHEN t.revoked_at IS NULL AND h.holds = 0 THEN N'waits' ELSE N'holds' END,
@@ -260,7 +261,7 @@ BEGIN
         IF @state = N'waits'
         BEGIN
             SET @held = 0;
-            -- In each play the last one that leaves it no room together with those that stay for longer.
+            -- In each play, the last row that leaves it no room, together with the rows that stay longer.
             DELETE FROM @enter;
             INSERT INTO @enter (rank, play, enters)
             SELECT ROW_NUMBER() OVER (ORDER BY e.enters, e.play), e.play, e.enters
@@ -280,9 +281,9 @@ BEGIN
         IF @place < @rows
         BEGIN
             SELECT @doubt = CASE WHEN AVG(held) > 0 THEN STDEVP(held) / AVG(held) / SQRT(COUNT(*)) ELSE 0 END FROM @like;
-            -- How much longer it is held, where its share of those like it is shorter. Between any two of those that were longer lies the
-            -- same share, and as much below the first of them and above the last; what has lasted longer than all lasts on. (As
-            -- sqlsem/insight/estimates.py has it.)
+            -- The further length of a hold: one of the similar holds that were longer. Between any two of these lies
+            -- the same share of the plays, and as much below the first and above the last of them; a hold that has
+            -- lasted longer than all goes on lasting. (As in sqlsem/insight/estimates.py.)
             INSERT INTO @stay (place, play, leaves)
             SELECT @place, d.play,
                    CASE WHEN @state = N'waits' THEN d.enters + d.lasts * EXP(@doubt * d.luck)
@@ -307,7 +308,7 @@ BEGIN
         SET @holds = NULL;
         RETURN 0;
     END;
-    -- With a straight line between two values: each counts the more, the nearer its rank is.
+    -- With a straight line between two values: the nearer its rank, the more a value counts.
     SELECT @low = SUM(CASE WHEN ABS(rank - 10.9) < 1 THEN enters * (1 - ABS(rank - 10.9)) ELSE 0 END),
            @likely = SUM(CASE WHEN ABS(rank - 50.5) < 1 THEN enters * (1 - ABS(rank - 50.5)) ELSE 0 END),
            @high = SUM(CASE WHEN ABS(rank - 90.1) < 1 THEN enters * (1 - ABS(rank - 90.1)) ELSE 0 END)
@@ -318,9 +319,9 @@ BEGIN
 END;
 GO
 
--- When a request that waits will be granted, in seconds from now: in eight of ten cases between low and high; and for how long
--- such locks are held, in eight of ten cases, known from so many. No row where it does not wait, the resource is paused, fewer
--- than five holds are known, or more than 60 requests stand before it.
+-- Estimate the grant of a waiting request, in seconds from now: in eight of ten cases between low and high; and the
+-- length of such holds, in eight of ten cases, with the number of known holds. No row if it does not wait, the resource
+-- is paused, fewer than five holds are known, or more than 60 requests are ahead of it.
 IF OBJECT_ID(N'{schema}.estimate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.estimate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.estimate @queue_position bigint
@@ -340,10 +341,10 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Why a request waits: one row for each row that holds it back, from the head of the queue on (or one without, where nobody does);
--- none where there is no such request. goes_on_at: with which the owner of that row waits itself; ask about that one next. The
--- codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for those that wait no more. The reason says when it
--- will go in, too, where enough is known; as numbers, estimate does.
+-- Explain why a request waits: one row for each row that blocks it, from the head of the queue on (or one without, if
+-- there is none); none if there is no such request. goes_on_at: the row for which the owner of that row waits itself;
+-- ask about it next. The codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for rows that wait
+-- no more. If enough is known, the reason also says when it will be granted; estimate returns that as numbers.
 IF OBJECT_ID(N'{schema}.why') IS NULL EXEC (N'CREATE PROCEDURE {schema}.why AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.why @queue_position bigint
@@ -409,7 +410,7 @@ BEGIN TRY
         FROM {schema}.resource WITH (NOLOCK) WHERE resource_id = @resource;
         IF @cap IS NULL
             SELECT @cap = cap, @cap_by = cap_by, @pattern = prefix + N'*' FROM {schema}.pattern_of(@resource);
-        -- Where the cap leaves such a request no room at all, the others are looked for without it.
+        -- If the cap alone leaves such a request no room, look for the other blockers without the cap.
         SET @usable = CASE WHEN @cap >= @weight THEN @cap ELSE 2147483647 END;
         SELECT TOP (1) @edge = a.queue_position
         FROM (SELECT e.queue_position, SUM(COALESCE(e.weight, 0)) OVER (ORDER BY e.queue_position ROWS UNBOUNDED PRECEDING) AS load,

@@ -1,16 +1,18 @@
--- sqlsem, tasks with locks, for SQL Server. May be run again at any time, after tasks.sql. Described in docs/tasks.md; what a parked
--- task is, and what must stay true of it, stands in PostgreSQL's parked.sql.
+-- sqlsem, tasks with locks, for SQL Server. May be run again at any time, after tasks.sql. Described in docs/tasks.md;
+-- PostgreSQL's parked.sql explains blocked tasks, and their invariants.
 --
--- task_lock.parked is 1 while the task is pending: so the parked tasks of a queue are found by one index, without those that have
--- ended. Whatever makes such a task pending again calls block_task in the same transaction.
--- One claim at a time looks at the parked tasks of a queue: whoever does writes the queue's row of parking first.
--- The locks of an attempt go right before its end is written, as the entry locks of their rows must go after the rows.
+-- task_lock.parked is 1 while the task is pending: so one index finds the blocked tasks of a queue, without those that
+-- have ended. A statement that makes such a task pending again calls block_task in the same transaction.
+-- One claim at a time polls the blocked tasks of a queue: it first writes the queue's row of parking.
+-- The locks of an attempt are released right before its end is written, as the entry locks of rows must be freed after
+-- the removal of the rows.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Refuses locks that cannot be: a JSON list of {"resource": ..., "access": ..., "limit": ..., "weight": ...}, each resource once.
+-- Check the locks of a task: a JSON list of {"resource": ..., "access": ..., "limit": ..., "weight": ...}, each
+-- resource once.
 IF OBJECT_ID(N'{schema}.check_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_locks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_locks @locks nvarchar(max)
@@ -60,7 +62,8 @@ BEGIN
 END;
 GO
 
--- Refuses tasks with locks from who may take none. (Not where a schedule puts them: that was asked when it was kept.)
+-- Raise an error if a login that may not acquire locks puts a task with locks. (Not for the tasks of a schedule: that
+-- was checked when the schedule was saved.)
 IF OBJECT_ID(N'{schema}.check_may_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_may_lock AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_may_lock
@@ -98,7 +101,7 @@ BEGIN
 END;
 GO
 
--- In the transaction that has made a task pending: if it has locks, it is parked.
+-- In the transaction that has made a task pending: mark it as blocked if it has locks.
 IF OBJECT_ID(N'{schema}.block_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.block_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.block_task @task bigint
@@ -145,7 +148,7 @@ BEGIN
 END;
 GO
 
--- A parked task stands in no line any more.
+-- Remove the lock requests of a blocked task.
 IF OBJECT_ID(N'{schema}.leave_lock_queues') IS NULL EXEC (N'CREATE PROCEDURE {schema}.leave_lock_queues AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.leave_lock_queues @task bigint
@@ -165,8 +168,8 @@ BEGIN
 END;
 GO
 
--- In the transaction of a claim, which has the queue's row of parking: the parking member of the queue, with a lease that has begun
--- of late.
+-- In the transaction of a claim, which has the queue's row of parking: return the member that owns the lock requests of
+-- the queue's blocked tasks, with a lease that has just begun.
 IF OBJECT_ID(N'{schema}.parking_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parking_member AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.parking_member @queue nvarchar(400), @parking bigint OUTPUT
@@ -180,7 +183,7 @@ BEGIN
     SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease, SYSUTCDATETIME())
     WHERE member_id = @parking AND lease_until < DATEADD(millisecond, @lease / 8 * 7, SYSUTCDATETIME());
     SET @count = @@ROWCOUNT;
-    -- Now and then: the rows of tasks that somebody has deleted by hand.
+    -- Now and then: the lock rows of tasks that were deleted by hand.
     WHILE @count > 0
     BEGIN
         SET @gone = NULL;
@@ -194,12 +197,12 @@ BEGIN
     END;
     IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @parking)
         RETURN 0;
-    -- It is no login's: nobody can renew it, or give its rows back, but these procedures.
+    -- It belongs to no login: only these procedures can renew it, or release its rows.
     INSERT INTO {schema}.member (beacon, session_id, program, login, grace_ms, lease_ms, lease_until)
     VALUES (NULL, NULL, N'parked tasks', N'', 0, @lease, DATEADD(millisecond, @lease, SYSUTCDATETIME()));
     SET @parking = SCOPE_IDENTITY();
     UPDATE {schema}.parking SET member_id = @parking WHERE queue_name = @queue;
-    -- Whatever stood in the lines went with the one before.
+    -- The rows of the previous member were removed with it.
     UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = NULL
     WHERE task_id IN (SELECT l.task_id FROM {schema}.task_lock AS l WHERE l.queue_name = @queue AND l.parked = 1)
       AND locks_pending IS NOT NULL;
@@ -207,7 +210,8 @@ BEGIN
 END;
 GO
 
--- Returns 1 where the limits and rates of a queue, and of this key, have room for one more. @asked: those count, too, that stand in the lines.
+-- Return 1 if the limits and rates of a queue, and of this key, allow one more task. @asked: also count the tasks whose
+-- lock requests wait.
 IF OBJECT_ID(N'{schema}.has_room') IS NULL EXEC (N'CREATE PROCEDURE {schema}.has_room AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.has_room @queue nvarchar(400), @key nvarchar(255), @asked bit
@@ -234,8 +238,8 @@ BEGIN
 END;
 GO
 
--- In the transaction of a claim: puts the rows of parked tasks into the lines of their locks, of those that could run but for them.
--- Returns how many.
+-- In the transaction of a claim: insert the lock requests of the blocked tasks that could run if they had their locks.
+-- Returns the number of these tasks.
 IF OBJECT_ID(N'{schema}.enqueue_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.enqueue_locks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.enqueue_locks @queue nvarchar(400), @parking bigint, @order int
@@ -274,8 +278,8 @@ BEGIN
         END;
         IF EXISTS (SELECT 1 FROM {schema}.task_lock AS l CROSS APPLY {schema}.effective_settings(l.resource_id) AS o
                    WHERE l.task_id = @task AND l.concurrency_limit IS NULL AND o.cap IS NULL)
-            CONTINUE;  -- until an operator sets one
-        -- In one order. Not waited for long, as others may wait for what this transaction has.
+            CONTINUE;  -- until an operator sets a limit
+        -- In one order. Does not wait for long, as other sessions may wait for locks of this transaction.
         SET @code = 0;
         SET @gate = NULL;
         SELECT @gate = MIN(LEFT(CONCAT(N'gate.sqlsem.{schema}.', resource_id), 255) COLLATE Latin1_General_100_BIN2)
@@ -293,7 +297,7 @@ BEGIN
             BREAK;
         IF EXISTS (SELECT 1 FROM {schema}.task_lock WHERE task_id = @task AND concurrency_limit IS NULL)
         BEGIN
-            -- The server's limit must stay.
+            -- The server's limit must stay until the commit.
             EXEC @code = sys.sp_getapplock @Resource = N'limits.sqlsem.{schema}', @LockMode = N'Shared', @LockOwner = N'Transaction',
                 @LockTimeout = 250, @DbPrincipal = @principal;
             IF @code < 0
@@ -357,8 +361,8 @@ BEGIN
 END;
 GO
 
--- In the transaction of a claim: of the parked tasks whose turn has come the first one, if it may start (NULL: none); others leave the
--- lines.
+-- In the transaction of a claim: return the first of the blocked tasks that have all their locks, if it may start
+-- (NULL: none); tasks that may not start leave the queues of their locks.
 IF OBJECT_ID(N'{schema}.next_blocked_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.next_blocked_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.next_blocked_task @queue nvarchar(400), @parking bigint, @order int, @task bigint OUTPUT
@@ -415,9 +419,9 @@ BEGIN
 END;
 GO
 
--- Claims a parked task whose turn has come; @task is NULL where there is none. Its locks are this member's from then on, with this
--- @requesting_id; @row_owner has them in that process. With @again (the first reply may have been lost) the claim of the same @uid is
--- found again. @answer = 1: a row for each lock, with the task in each.
+-- Claim a blocked task that has all its locks; @task is NULL if there is none. Its locks are this member's from then
+-- on, with this @requesting_id, under owner @row_owner. With @again (the first reply may have been lost) the claim of
+-- the same @uid is found again. @answer = 1: a row for each lock, with the task in each.
 IF OBJECT_ID(N'{schema}.claim_blocked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_blocked AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_blocked
@@ -452,8 +456,8 @@ BEGIN
             IF NOT EXISTS (SELECT 1 FROM {schema}.parking WHERE queue_name = @queue)
                 INSERT INTO {schema}.parking (queue_name) VALUES (LEFT(@queue, 255));
             BEGIN TRANSACTION;
-            UPDATE {schema}.parking WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;  -- one after the other
-            -- What limits say is true until the end of this transaction: as in pick_fair_task.
+            UPDATE {schema}.parking WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;  -- so that claims take turns
+            -- The limits stay the same until the end of this transaction: as in pick_fair_task.
             SELECT @limited = 1 FROM {schema}.queue_setting WITH (HOLDLOCK) WHERE queue_name = @queue;
             IF @limited = 1
                 UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
@@ -483,8 +487,8 @@ BEGIN
                         request_uid = CONCAT(@row_uid, N'.', @number), granted_at = SYSUTCDATETIME(), waiter_lease_until = NULL
                     WHERE resource_id = @resource AND queue_position = @position AND member_id = @parking AND revoked_at IS NULL;
                     SET @written = @@ROWCOUNT;
-                    -- Whether it may go in still: a reader ahead that has begun to upgrade since sees that it is granted, or we
-                    -- see that one (begin_upgrade).
+                    -- Check again whether it may be granted: a reader ahead that has begun to upgrade since sees the
+                    -- grant, or this check sees that reader (begin_upgrade).
                     SELECT @eligible = eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL);
                     SET @count = @count + @written * @eligible;
                 END;
@@ -504,7 +508,7 @@ BEGIN
                     SET @count = 0;
             END;
             IF @found IS NOT NULL AND @count = 0
-                ROLLBACK TRANSACTION;  -- it is just being taken away, or kept out
+                ROLLBACK TRANSACTION;  -- it is just being revoked, or blocked
             ELSE
             BEGIN
                 COMMIT TRANSACTION;
@@ -514,7 +518,7 @@ BEGIN
         BEGIN CATCH
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
-            -- Somebody is in the way, or was faster: it is looked at the next time.
+            -- Another session blocks this claim, or was faster: the task is checked the next time.
             IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222, 2601, 2627)
                 THROW;
         END CATCH;
@@ -542,7 +546,8 @@ BEGIN
 END;
 GO
 
--- Tests those who keep parked tasks of a queue out, as nobody waits for these who would: on 8 of many resources.
+-- Check the owners that block the blocked tasks of a queue, as these tasks have no process that would check them: for 8
+-- of many resources.
 IF OBJECT_ID(N'{schema}.check_lock_holders') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_lock_holders AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_lock_holders @queue nvarchar(400)
@@ -567,7 +572,7 @@ BEGIN
 END;
 GO
 
--- The locks of these tasks (a JSON array of their numbers), for people to look at.
+-- Return the locks of these tasks (a JSON array of their numbers), for displays.
 IF OBJECT_ID(N'{schema}.show_task_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.show_task_locks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.show_task_locks @tasks nvarchar(max)

@@ -8,11 +8,14 @@
 --   {schema}_operator  caps, pauses, revokes and reaps, takes locks, cancels and retries tasks, sees everything; puts none
 -- end of feature: operate
 --   {schema}_reader    looks: the queue, the history, the tasks, the settings
--- None but operators and readers has a right to any table. Bare participants need INSERT, SELECT and DELETE on
--- {schema}.{table}, and to be in {schema}_locks, which all of the above are: the application locks belong to it. (The database's owner may
--- do anything. Who has had rights to our objects by other ways when this is run is added to it.)
--- (Words of the catalog have a collation of their own, and its names another one on Azure SQL: COLLATE where they meet ours.)
--- Roles belong to the database. Anyone who may not create them gets the tables all the same; an administrator runs this.
+-- Only operators and readers have a right to any table. Bare participants need INSERT, SELECT and DELETE on
+-- {schema}.{table}, and to be in {schema}_locks, which contains all of the above: the application locks belong to it.
+-- (The database's owner may do anything. Users that have other rights to sqlsem's objects when this is run are added to
+-- it.)
+-- (The words of the catalog have a collation of their own, and on Azure SQL its names another one: COLLATE where they
+-- meet names of this database.)
+-- Roles belong to the database. A login that may not create them gets the tables all the same; an administrator runs
+-- this.
 
 DECLARE @do TABLE (number int IDENTITY NOT NULL PRIMARY KEY, statement nvarchar(600) NOT NULL);
 DECLARE @right TABLE (what nvarchar(10) NOT NULL, object_name sysname NOT NULL, role_name sysname NOT NULL);
@@ -40,7 +43,7 @@ BEGIN
     WHERE NOT EXISTS (SELECT 1 FROM sys.database_role_members AS m
                       WHERE m.role_principal_id = DATABASE_PRINCIPAL_ID(N'{schema}_locks')
                         AND m.member_principal_id = DATABASE_PRINCIPAL_ID(r.name));
-    -- Anyone who was let in without a role must go on getting at the locks.
+    -- Users with rights but without a role must keep their access to the locks.
     INSERT INTO @do (statement)
     SELECT DISTINCT CONCAT(N'ALTER ROLE {schema}_locks ADD MEMBER ', QUOTENAME(p.name))
     FROM sys.database_permissions AS g JOIN sys.database_principals AS p ON p.principal_id = g.grantee_principal_id
@@ -97,7 +100,7 @@ FROM (VALUES
              (N'batch_part_failed', N'uo'), (N'batch_resume', N'uo'), (N'batch_callback_ended', N'uo'),
              (N'list_batches', N'uor'), (N'abandon_batch', N'o'),
              -- end of feature: batches
-             -- (Of these a worker needs some for the locks of its tasks, which are its own to keep and to give back.)
+             -- (A worker needs some of these for the locks of its tasks, which it holds and releases.)
              (N'register_member', N'upwo'), (N'reattach_member', N'upwo'), (N'heartbeat', N'upwo'), (N'deregister_member', N'upwo'), (N'warm_up', N'upwo'),
              (N'prune', N'upwo'), (N'prune_operations', N'upwo'), (N'settings', N'upwor'), (N'register', N'uo'),
              (N'register_all', N'uo'), (N'wait', N'uo'), (N'poll_waiters', N'uo'), (N'release', N'uwo'), (N'cancel', N'uo'),
@@ -129,7 +132,7 @@ FROM (VALUES
              (N'limit_pattern')
      ) AS o (name)
 JOIN @role AS r ON r.letter IN (N'o', N'r');
--- Takes back what the roles should not have.
+-- Revoke the rights that the roles should not have.
 INSERT INTO @do (statement)
 SELECT CONCAT(N'REVOKE ', g.permission_name COLLATE DATABASE_DEFAULT, N' ON {schema}.', QUOTENAME(OBJECT_NAME(g.major_id)),
               N' FROM ', r.name)
@@ -149,13 +152,14 @@ BEGIN
 END;
 GO
 
--- From now on the application locks belong to a role, if nobody can have any of the old ones: no member, no row. Until the
--- end of this transaction nobody can come; who is just coming looks again. (Else when this is run the next time.)
+-- From now on the application locks belong to a role, if no session can have any of the old ones: no member, no row.
+-- Until the end of this transaction no member can register; a session that is just registering checks again. (Otherwise
+-- the next run of this script does it.)
 BEGIN TRANSACTION;
 DECLARE @rows bigint;
 IF DATABASE_PRINCIPAL_ID(N'{schema}_locks') IS NOT NULL AND {schema}.lock_principal() = N'public'
    AND NOT EXISTS (SELECT 1 FROM {schema}.member WITH (NOLOCK)) AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (NOLOCK))
-   -- (Where everybody has rights to our objects everybody needs the locks.)
+   -- (If everybody has rights to sqlsem's objects, everybody needs the locks.)
    AND NOT EXISTS (SELECT 1 FROM sys.database_permissions AS g
                    WHERE g.grantee_principal_id = DATABASE_PRINCIPAL_ID(N'public') AND g.state IN ('G', 'W')
                      AND g.permission_name IN (N'EXECUTE', N'INSERT', N'CONTROL')

@@ -1,13 +1,16 @@
--- sqlsem, rates, for SQL Server: so much in so long. May be run again at any time, after public.sql.
+-- sqlsem, rates, for SQL Server: a maximum of use in a window of time. May be run again at any time, after public.sql.
 --
--- Who waits for a rate waits in the queue of a mutex, resource N'rate:' and its name. Who is at its head takes what it needs as
--- soon as that is there, and leaves. What was taken is written down by hundredths of each window (slots): a slot counts until
--- all of it is out of the window, so in no stretch of time of that length the limit is passed; at the worst a hundredth of
--- the window is waited for too long. Whatever is taken counts for every window that anybody has declared for the rate.
--- Limits that differ all count: a limit (and a burst) counts from each request that declares it until that request is out of the
--- window. Until then every request keeps it, and the lowest limit of a window decides. An operator's limit (cap) always counts.
--- With a burst there is a bucket besides, which leaks evenly (GCRA): https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
--- Times are of the server's clock. Where that has gone back, what stands in its future counts as used now.
+-- A request for a rate waits in the queue of a mutex, resource N'rate:' and its name. The one at the head takes its
+-- cost as soon as that is available, and leaves. Use is recorded by hundredths of each window (slots). A slot counts
+-- until all of it is out of the window, so in no stretch of time of that length the limit is exceeded; at the worst a
+-- request waits for a hundredth of the window too long. Every use counts for every window that any request has declared
+-- for the rate.
+-- Different limits all count: a limit (and a burst) counts from each request that declares it until that request is out
+-- of the window. Until then every request keeps it, and the lowest limit of a window decides. An operator's limit (cap)
+-- always counts.
+-- With a burst there is a bucket besides, which leaks evenly (GCRA):
+-- https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
+-- Times are of the server's clock. If that has stepped back, use in its future counts as used now.
 --
 -- @windows: [{"limit": 100, "ms": 60000}, ...]. Needs compatibility level 130 or later.
 
@@ -30,7 +33,8 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Refuses what is no rate's name: so nobody takes from the starts of a work queue's tasks, or gives any of them back (task_may_start).
+-- Raise an error for an invalid name of a rate: so no client uses, or returns, the rate of starts of a work queue
+-- (task_may_start).
 IF OBJECT_ID(N'{schema}.check_rate_name') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_rate_name AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_rate_name @resource nvarchar(400)
@@ -47,7 +51,7 @@ BEGIN
 END;
 GO
 
--- Refuses what can be no rate.
+-- Raise an error for an invalid rate.
 IF OBJECT_ID(N'{schema}.check_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_rate @resource nvarchar(400), @cost bigint, @windows nvarchar(1000), @burst bigint
@@ -80,7 +84,7 @@ BEGIN
 END;
 GO
 
--- Puts right what a clock that went back has left in the future: it counts as used now.
+-- Correct times that a clock which stepped back has left in the future: that use counts as used now.
 IF OBJECT_ID(N'{schema}.drop_future_slots') IS NULL EXEC (N'CREATE PROCEDURE {schema}.drop_future_slots AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.drop_future_slots @resource nvarchar(255), @now bigint
@@ -101,7 +105,8 @@ BEGIN
 END;
 GO
 
--- Makes a window known that is not yet. It begins with what another one says was used of late: no sooner than it was.
+-- Create a window that does not exist yet. It begins with the recent use that another window shows, dated no earlier
+-- than the use was.
 IF OBJECT_ID(N'{schema}.begin_window') IS NULL EXEC (N'CREATE PROCEDURE {schema}.begin_window AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.begin_window @resource nvarchar(255), @window_ms bigint, @limit bigint, @now bigint
@@ -109,7 +114,8 @@ AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @message nvarchar(1000);
-    -- Every take writes to all of them: so there are not many, and those that are in force for nobody go first.
+    -- Every use writes to all windows of a rate. So their number is limited, and windows in force for no request go
+    -- first.
     IF (SELECT COUNT(*) FROM {schema}.rate_window WHERE resource_id = @resource) >= 40
     BEGIN
         DELETE w FROM {schema}.rate_window AS w
@@ -128,11 +134,11 @@ BEGIN
         END;
     END;
     DECLARE @other bigint, @slot_ms bigint = (@window_ms + 99) / 100, @other_slot_ms bigint;
-    -- The shortest of those that are longer, or else the longest.
+    -- The shortest of the longer windows, or else the longest window.
     SELECT TOP (1) @other = window_ms FROM {schema}.rate_window WHERE resource_id = @resource
     ORDER BY CASE WHEN window_ms < @window_ms THEN 1 ELSE 0 END, ABS(window_ms - @window_ms);
     SET @other_slot_ms = (@other + 99) / 100;
-    -- (What stands there already is of a time that is over.)
+    -- (Old slots of this window belong to a time that is over.)
     DELETE FROM {schema}.rate_slot WHERE resource_id = @resource AND window_ms = @window_ms;
     INSERT INTO {schema}.rate_slot (resource_id, window_ms, slot, login, used)
     SELECT @resource, @window_ms, o.slot, o.login, SUM(o.used)
@@ -145,8 +151,9 @@ BEGIN
 END;
 GO
 
--- The windows of a rate that count for a request now: those that it declares (@windows), those that others have declared and taken
--- from within the window, and those for which an operator has set a limit. fixed: the limit that does not lapse.
+-- The windows of a rate that are in force for a request now: those that it declares (@windows), those that other
+-- requests have declared and used within the window, and those with a limit of an operator. fixed: the limit that does
+-- not lapse.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.windows_in_force;
 GO
@@ -169,8 +176,8 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Writes down that so much was used now (or, negative, returned of what this login used then, and no more than that), for all windows
--- of a rate, by @waits that had to wait for it. @windows, @burst: what the request has declared.
+-- Record use now for all windows of a rate, by @waits requests that had to wait for it. (Negative: return use of this
+-- login at that time, and no more than that.) @windows, @burst: as the request has declared them.
 IF OBJECT_ID(N'{schema}.use_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.use_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.use_rate
@@ -200,11 +207,11 @@ BEGIN
         returned = w.returned - CASE WHEN u.used < 0 THEN u.used ELSE 0 END,
         waits = w.waits + @waits,
         full_us = CASE WHEN w.full_us IS NULL THEN NULL
-                       -- (A debt is paid after ten windows at the latest.)
+                       -- (A debt ends after ten windows at the latest.)
                        WHEN @used > 0 AND CASE WHEN w.full_us < @now_us THEN @now_us ELSE w.full_us END + u.advance > @now_us + 10000 * w.window_ms
                        THEN @now_us + 10000 * w.window_ms
                        WHEN @used > 0 THEN CASE WHEN w.full_us < @now_us THEN @now_us ELSE w.full_us END + CAST(u.advance AS bigint)
-                       -- (Of what has leaked since nothing is left that could be returned.)
+                       -- (The use that has leaked since then cannot be returned.)
                        WHEN u.advance > @leaked AND w.full_us - u.advance + @leaked > @now_us THEN w.full_us - CAST(u.advance AS bigint) + @leaked
                        WHEN u.advance > @leaked AND w.full_us > @now_us THEN @now_us
                        ELSE w.full_us END
@@ -234,8 +241,9 @@ BEGIN
 END;
 GO
 
--- How much of a window is used, and after how many ms @cost may be had of it: its slots leave it one after the other, and the limits
--- that were declared with them, until enough has. @fixed: the limit that does not lapse, if there is one.
+-- The current use of a window, and the ms until @cost is available: its slots leave it one after the other, with the
+-- limits that were declared with them, until there is enough room. @fixed: the limit that does not lapse, if there is
+-- one.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.window_use;
 GO
@@ -255,9 +263,9 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Takes from a rate, in a transaction that has the gate of its resource (or another lock that all who take from it have):
--- @wait_ms, how many ms to wait (0: it was taken), and @taken_ms, when that was, by the server's clock. Takes nothing where
--- @only_look is 1. @waits: 1 where it was waited for until now.
+-- Take from a rate, in a transaction that has the gate of its resource (or another lock that all users of the rate
+-- take): @wait_ms, the ms to wait (0: it was taken), and @taken_ms, the time of the use, by the server's clock. Takes
+-- nothing if @only_look is 1. @waits: 1 if the request has waited until now.
 IF OBJECT_ID(N'{schema}.take_tokens') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_tokens AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_tokens
@@ -269,8 +277,8 @@ BEGIN
     DECLARE @us bigint = {schema}.clock_us(), @window_ms bigint, @limit bigint, @seen bigint, @message nvarchar(1000), @fixed bigint, @by nvarchar(128);
     DECLARE @force TABLE (window_ms bigint NOT NULL PRIMARY KEY, fixed bigint NULL, rate_limit bigint NOT NULL, burst bigint NULL, full_us bigint NULL);
     SET @taken_ms = @us / 1000;
-    -- (All its rows are kept from here on, as a row that a condition does not find is not: prune must not take them away before what
-    -- was taken is written there.)
+    -- (Locks all windows of the rate, not only those that a condition finds: prune must not delete them before the use
+    -- is written there.)
     SELECT @seen = MAX(seen_ms) FROM {schema}.rate_window WITH (UPDLOCK, ROWLOCK) WHERE resource_id = @resource;
     IF @seen > @taken_ms
         EXEC {schema}.drop_future_slots @resource, @taken_ms;
@@ -312,7 +320,7 @@ BEGIN
         WHEN f.burst < @cost THEN (
             SELECT (MAX(COALESCE(s.slot, 0)) + 1) * ((f.window_ms + 99) / 100) + f.window_ms - @taken_ms FROM {schema}.rate_slot AS s
             WHERE s.resource_id = @resource AND s.window_ms = f.window_ms AND s.burst < @cost)
-        -- How far before the moment at which the bucket is empty again this may be had.
+        -- How long before the moment at which the bucket is empty again this cost is available.
         WHEN f.full_us - CAST(FLOOR(CAST(f.burst - @cost AS decimal(19, 0)) * f.window_ms * 1000 / f.rate_limit) AS bigint) > @us
         THEN (f.full_us - CAST(FLOOR(CAST(f.burst - @cost AS decimal(19, 0)) * f.window_ms * 1000 / f.rate_limit) AS bigint) - @us + 999) / 1000
         END, 0) AS wait_ms) AS b;
@@ -325,10 +333,10 @@ BEGIN
 END;
 GO
 
--- Takes from a rate, at one's turn. @code:
---   0 taken (and the caller's row is gone from the queue)   1 not enough is there, for @wait_ms at least
---   -1 others wait before the caller, or an operator has paused the rate   -2 the caller's row is gone
--- @position: the caller's row in the queue of @resource, if it has one; without, it takes only where nobody waits.
+-- Take from a rate, for the request at the head of the queue. @code:
+--   0 taken (and the caller's row is removed)   1 not enough is available, for @wait_ms at least
+--   -1 other requests wait ahead, or an operator has paused the rate   -2 the caller's row is gone
+-- @position: the caller's row in the queue of @resource, if it has one; without it, it takes only if no request waits.
 IF OBJECT_ID(N'{schema}.take_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_rate
@@ -376,7 +384,7 @@ BEGIN
             COMMIT TRANSACTION;
             IF @code <> -1 OR @position IS NOT NULL
                 BREAK;
-            -- The dead are in nobody's way.
+            -- Remove dead owners ahead.
             SET @first = NULL;
             SELECT TOP (1) @first = t.queue_position
             FROM {schema}.low_water_mark(@resource) AS f
@@ -395,7 +403,7 @@ BEGIN
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
-    -- (Should this fail, its member's next ping gives the row back.)
+    -- (If this fails, the member's next heartbeat releases the row.)
     IF @code = 0 AND @position IS NOT NULL
         EXEC {schema}.release @resource, @position, @requesting_id;
     IF @answer = 1
@@ -403,9 +411,10 @@ BEGIN
 END;
 GO
 
--- What this login took at @taken_ms has cost @more than that (or less: negative). More counts as used now, and may go beyond the
--- limit; then nobody takes anything until enough of it is out of the window, or the bucket of a burst has room, after ten windows at the
--- latest. Less is returned, where it counts still, and no more than this login took then.
+-- Adjust the cost of a use of this login at @taken_ms by @more (less: negative). More counts as used now, and may
+-- exceed the limit; then no request takes anything until enough of it is out of the window, or the bucket of a burst
+-- has room, after ten windows at the latest. Less is returned, if it counts still, and no more than this login took
+-- then.
 IF OBJECT_ID(N'{schema}.adjust_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adjust_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.adjust_rate @resource nvarchar(400), @taken_ms bigint, @more bigint
@@ -446,8 +455,8 @@ BEGIN
 END;
 GO
 
--- For operators: begins a rate anew. All use, debts and declared limits are forgotten; an operator's limits stay, and so do the counters.
--- 0 done, -1 there is no such rate.
+-- For operators: reset a rate. All use, debts and declared limits are deleted; an operator's limits and the counters
+-- stay. 0 done, -1 there is no such rate.
 IF OBJECT_ID(N'{schema}.reset_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reset_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.reset_rate @resource nvarchar(400), @answer bit = 0
@@ -492,8 +501,8 @@ BEGIN
 END;
 GO
 
--- For operators: the most that may be used of a rate in a window of this length, whatever programs declare, and what counts for those
--- that declare nothing. NULL: no such limit any more. 0 done, -1 there was none to lift.
+-- For operators: set the maximum use of a rate in a window of this length, whatever programs declare; it is also the
+-- limit of requests that declare none. NULL: remove it. 0 done, -1 there was none to remove.
 IF OBJECT_ID(N'{schema}.set_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_rate @resource nvarchar(400), @window_ms bigint, @limit bigint, @answer bit = 0
@@ -548,7 +557,7 @@ BEGIN
 END;
 GO
 
--- A rate's windows, as rates tells them.
+-- A rate's windows, as the procedure rates returns them.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.windows_of;
 GO
@@ -573,9 +582,9 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Every rate's windows, or those of one, and how much of each is used just now; what was taken and given back, and how often
--- somebody had to wait, since the window is known; in how many seconds there is room in it for 1 more. (It waits for nobody who
--- takes, and keeps nobody waiting.)
+-- Return every rate's windows, or those of one, with the current use; the counters of use, returned use and waits since
+-- the window was first declared; and the seconds until there is room for 1 more. (Waits for no request, and delays
+-- none.)
 IF OBJECT_ID(N'{schema}.rates') IS NULL EXEC (N'CREATE PROCEDURE {schema}.rates AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL
@@ -587,7 +596,7 @@ BEGIN
     DECLARE @now bigint = {schema}.clock_us() / 1000;
     SELECT r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in, r.cap
     FROM (SELECT DISTINCT w.resource_id FROM {schema}.rate_window AS w
-          WHERE w.resource_id LIKE N'rate:%' AND (@resource IS NULL OR w.resource_id = @resource)) AS n  -- (not what starts of tasks are)
+          WHERE w.resource_id LIKE N'rate:%' AND (@resource IS NULL OR w.resource_id = @resource)) AS n  -- (without the starts of tasks)
     CROSS APPLY {schema}.windows_of(n.resource_id, @now) AS r
     ORDER BY r.resource_id, r.window_ms;
 END;
@@ -596,10 +605,10 @@ GO
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Takes from a rate, waiting up to @timeout_ms for it, in the order of asking: at most @limit in any @per_ms, by everybody
--- together. @more_windows: further ones, as [{"limit": 1000, "ms": 3600000}]. @limit and @per_ms NULL: an operator's limits.
--- Return code:
---   0 taken at once   1 taken after waiting   -1 time is up   -2 its place in the line was taken away by an operator
+-- Take from a rate, in the order of the requests; waits up to @timeout_ms. All requests together get at most @limit in
+-- any @per_ms. @more_windows: further windows, as [{"limit": 1000, "ms": 3600000}]. @limit and @per_ms NULL: an
+-- operator's limits. Return code:
+--   0 taken at once   1 taken after waiting   -1 timeout   -2 an operator revoked its position in the queue
 -- @taken_ms is a parameter of adjust.
 IF OBJECT_ID(N'{schema}.take') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take AS RETURN 0');
 GO
@@ -682,7 +691,7 @@ BEGIN
 END;
 GO
 
--- Says what was used in the end of what take has taken (@cost, at @taken_ms): less is given back, more counts as used now.
+-- Adjust the cost of an earlier take (@cost, at @taken_ms): less is returned, more counts as used now.
 IF OBJECT_ID(N'{schema}.adjust') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adjust AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.adjust @rate nvarchar(400), @taken_ms bigint, @cost bigint, @actual bigint
