@@ -30,7 +30,7 @@ except ImportError:
 
 @pytest.fixture(params=["asyncio", pytest.param("uvloop", marks=pytest.mark.skipif(uvloop is None, reason="uvloop"))])
 def run(request):
-    """``run(coroutine)``: in a loop of its own, which is closed then; no test takes longer than a minute."""
+    """``run(coroutine)`` runs it in a new loop, for a minute at most, and closes the loop."""
 
     def run(coroutine):
         async def bounded():
@@ -491,7 +491,7 @@ def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, datab
     run(main())
 
 
-# -- losing
+# -- lost grants
 
 
 def remove(database, position):

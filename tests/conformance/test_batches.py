@@ -811,7 +811,7 @@ def test_repeated_calls_give_the_same_answers(database, name):
         assert (last.code, last.is_last, last.batch_status) == ("succeeded", True, "succeeded")
         assert last.callback is not None
         assert session.end_part(member, name, "b", "u4", None, "me", ("local", None)) == last
-        # An end that could not be announced returns the callback, and changes nothing else.
+        # A repeated end with an error returns the callback, and changes nothing else.
         undone = session.end_part(member, name, "b", "u4", "interrupted", "me", ("local", None))
         assert (undone.code, undone.is_last, undone.callback) == ("succeeded", True, None)
         assert session.claim_callback(member, name, None, "me", "u5", False) is None

@@ -573,7 +573,7 @@ def test_fences_of_writers_never_fall(member):
     assert fences == sorted(fences)
 
 
-# -- what cannot be converted
+# -- grants that cannot be converted
 
 
 @pytest.mark.parametrize(("access", "limit"), [(READ, 3), (READ, None), ("stage:1", None), (WRITE, 3), (WRITE, None)])

@@ -1,6 +1,6 @@
 """The expectations of CPython's own tests of Lock, RLock, Semaphore, BoundedSemaphore and their asyncio counterparts.
 
-It has those that `mutex` and `limit` share, and tests the differences that docs/asyncio.md and docs/python.md list.
+Here are those that `mutex` and `limit` meet, and tests of the differences that docs/asyncio.md and docs/python.md list.
 """
 
 import asyncio

@@ -59,7 +59,7 @@ def test_a_grant_may_be_released_by_hand(connect, database, name):
     assert database.queue(name) == []
 
 
-# -- losing
+# -- lost grants
 
 
 def remove(database, position):

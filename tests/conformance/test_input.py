@@ -228,7 +228,7 @@ def test_a_missing_driver_names_the_extra(monkeypatch, url, module, drivers, ext
 
 
 def everything_said(exc, caplog):
-    """All that a user, a log or a debugger would show of an error."""
+    """Return every text of an error that a user may see, also in a log or a debugger."""
     texts = ["".join(traceback.format_exception(type(exc), exc, exc.__traceback__)), caplog.text]
     while exc is not None:
         texts += [str(exc), repr(exc), repr(exc.args)]
@@ -318,7 +318,7 @@ def test_tables_newer_than_the_client(database, name):
     try:
         database.rows(change, "99", "schema_version")
         with database.coordinator() as coordinator, coordinator.mutex(name):
-            pass  # newer, and they say that this client still works
+            pass  # newer tables that still allow this client
         database.rows(change, "99", "oldest_client")
         with database.coordinator(retry=1) as coordinator:
             for call in (coordinator.admin.entries, coordinator.mutex(name).acquire):
@@ -344,7 +344,7 @@ def test_installing_again_changes_nothing(connect, database, name):
 def test_a_schema_and_a_table_of_other_names(database, name, threads):
     other = Database(database.engine, database.url, {"schema": f"other_{name}", "table": "Queue"}, database.server)
     for _ in range(4):
-        threads.start(other.install)  # also all at once
+        threads.start(other.install)  # concurrent installations do no harm
     threads.join()
     with other.coordinator() as first, database.coordinator() as second, other.coordinator() as three:
         with first.mutex(name), second.mutex(name, timeout=0):

@@ -1,4 +1,4 @@
-"""`sqlsem.Timeout` names the holder: on every engine, for threads and tasks, whatever was asked for."""
+"""`sqlsem.Timeout` names the holder: on every engine, for threads and tasks, and for every kind of request."""
 
 import asyncio
 import contextlib

@@ -20,7 +20,7 @@ revoking = pytest.mark.engines("sqlite", "postgresql", "mssql")
 
 @pytest.fixture
 def pair(connect):
-    """Two processes, as far as the database can tell."""
+    """Two coordinators, which the database takes for two processes."""
     return connect(), connect()
 
 

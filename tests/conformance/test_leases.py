@@ -1,7 +1,7 @@
 """No member is granted, claims or starts anything on an expired lease, and no process trusts an expired lease.
 
-Every call that grants something, by members of every age and kind, beside everything else that they do. The same over a
-model of the clock: tests/model/test_membership.py.
+Members of every age and kind make every call that grants something, beside all their other calls.
+tests/model/test_membership.py tests the same over a model of the clock.
 """
 
 import contextlib

@@ -189,7 +189,7 @@ def test_no_spans_without_a_tracer(connect, name):
 
 
 def test_invalid_traceparent_is_no_link(connect, database, name, traced):
-    """A note that ends like a link, written by any program, makes no link."""
+    """An invalid trace mark in a `requesting_id`, which any program may write, makes no link."""
     _, ended = traced
     first, other = connect(), connect()
     with first.mutex(name), other.mutex(name("connected")):

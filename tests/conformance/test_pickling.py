@@ -1,4 +1,4 @@
-"""Decorated functions and locks in other processes (multiprocessing), and what cannot go there."""
+"""Decorated functions and locks in other processes (multiprocessing), and objects that cannot go there."""
 
 import asyncio
 import copy

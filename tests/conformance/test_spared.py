@@ -200,7 +200,7 @@ END $$
 
 
 def test_limit_waiter_sees_release_just_before_sleep(make_database, postgres_server):
-    """A limit waiter sees a release just before its sleep: without it, it would sleep for 0.1 s after a long wait."""
+    """A limit waiter that has waited long sees a release just before its sleep, and does not sleep for 0.1 s."""
     database, took = make_database(postgres_server), []
     with contextlib.ExitStack() as opened:
         holder, other = (Party(database) for _ in range(2))

@@ -267,7 +267,7 @@ def test_beacons(tmp_path, by_path):
     first.touch()
     with beacons.probe(first.name) as look:
         assert look.seen == pytest.approx(time.time(), abs=60)
-    # As after the death of its process.
+    # The state after the death of the beacon's process.
     second.discard()
     if by_path:
         second._lock = None
@@ -347,7 +347,7 @@ def test_root_creates_files_for_the_databases_owner(tmp_path):
     beacon.remove()
 
 
-# -- the default database is its user's alone
+# -- the default database is private to its user
 
 DEFAULT = """
 import json, os, sys
