@@ -29,7 +29,7 @@ MEASUREMENTS: dict[str, Callable[[str, str, dict[str, Any]], Any]] = {
         *(shown.tasks, shown.puts, shown.idle, shown.claim, growth, estimates, guards, rates),
     )
 }
-#: The measurements for SQL Server, whose peers have no queues.
+#: The measurements for SQL Server. (Its peers have no queues.)
 LOCKS = ("uncontended", "handoff", "limit", "aio", "waiters", "connections", "throughput")
 #: The measurements that run by default. (The slopes take long; estimates need no database, and guards are
 #: PostgreSQL's.)

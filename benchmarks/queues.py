@@ -373,7 +373,7 @@ SUBJECTS: dict[str, dict[str, Subject]] = {
 
 
 def ours(name: str) -> str:
-    """Return the subject of ours to compare with: the one with the same batch size, if there is one."""
+    """Return the sqlsem subject to compare with: with the same batch size, if there is one."""
     _, batches, size = name.partition(", batches of ")
     if batches:
         return f"sqlsem, batches of {size}"

@@ -113,7 +113,7 @@ def standby(primary: str) -> Iterator[str]:
 
 
 def cpu_seconds(url: str) -> float | None:
-    """Return the CPU time of the backends of a server of ours; None if it runs elsewhere."""
+    """Return the CPU time of the server's backends; None if it was not started here."""
     _, _, folder = url.partition("?host=")
     note = Path(folder, "data", "postmaster.pid")
     if not folder or not note.exists():

@@ -47,7 +47,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Visit:
-    """When a program held its lock, as it recorded it itself: seconds since 1970; ``left`` is None if it never left."""
+    """The time for which a program held its lock, by its own record, in seconds since 1970; ``left`` None: for ever."""
 
     resource: str
     position: int

@@ -1,4 +1,4 @@
-"""Checks of names, numbers and durations, where they come in: one function for each kind."""
+"""Checks of names, numbers and durations given by the caller: one function for each kind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ codecs.lookup("utf-16-le")
 
 
 def utf16_length(text: str) -> int:
-    """Return how many UTF-16 units a text takes, as SQL Server counts; `UnicodeEncodeError` for what is no text."""
+    """Return the UTF-16 units of a text, as SQL Server counts. Raises `UnicodeEncodeError` if the text is invalid."""
     return len(text.encode("utf-16-le")) // 2
 
 
@@ -88,7 +88,7 @@ def check_id(what: str, value: object) -> int:
 
 
 def check_call(what: str, value: object) -> None:
-    """Raise `ConfigurationError` for what cannot be called."""
+    """Raise `ConfigurationError` if the value cannot be called."""
     if not callable(value):
         raise ConfigurationError(f"{what} must be a function, not {type(value).__name__}: {short(value)}")
 

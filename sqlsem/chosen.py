@@ -1,4 +1,4 @@
-"""The database of the module-level functions: that of `configure`, else that of the environment or a file."""
+"""The database of the module-level functions: from `configure`, else from the environment or a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _warned_of_embedded = False
 
 
 def _unlock_in_child() -> None:
-    """Another thread may have held the guard when the process forked; in the child it does not exist."""
+    """Replace the guard in a forked child: another thread of the parent may have held it at the fork."""
     global _guard
     _guard = threading.Lock()
 
@@ -54,17 +54,17 @@ def configure(
     debug: bool | None = None,
     **options: Unpack[ConnectOptions],
 ) -> None:
-    """Choose the database of the module-level functions, before the first lock is taken.
+    """Choose the database of the module-level functions, before the first lock is acquired.
 
     Args:
         url: As for `connect`; left out, the profile's or `default_url`.
         profile: A profile of the configuration files (``sqlsem.toml``).
-        debug: True watches the order in which locks are taken, in all databases, and gives a `LockOrderWarning` when
-            two places could come to wait for each other; False ends that. Alone it changes nothing else.
+        debug: True watches the order in which locks are acquired, in all databases, and gives a `LockOrderWarning` if
+            two places could wait for each other; False ends that. Alone it changes nothing else.
         options: As for `connect`: ``grace``, ``lease``, ``retry``, ``schema``, ``table``, ``creator``.
 
-    Raises `ConfigurationError` when the options cannot be, and closes a default coordinator that is in use
-    (its locks are given back).
+    Raises `ConfigurationError` for invalid options. Closes a default coordinator that is in use, which releases its
+    locks.
 
     >>> sqlsem.configure("postgresql://etl@db/dwh", grace=30)  # doctest: +SKIP
     """
@@ -83,7 +83,7 @@ def configure(
 
 
 def default() -> Coordinator:
-    """The coordinator of the module-level functions; made when first needed, and again after it was closed."""
+    """Return the coordinator of the module-level functions; made on first use, and again after it was closed."""
     global _coordinator
     current = _coordinator
     if current is not None and not current.closed:
@@ -96,7 +96,7 @@ def default() -> Coordinator:
 
 @contextlib.contextmanager
 def configured(url: str, **options: Unpack[ConnectOptions]) -> Iterator[None]:
-    """While it lasts, this is the database; then it is again the one before."""
+    """Configure another database until the block ends; then the earlier one applies again."""
     global _configured
     before = _configured
     configure(url, **options)
@@ -126,7 +126,7 @@ def _connect(url: Database | None, profile: str | None, options: ConnectOptions)
 
 
 def _warn_of_embedded(coordinator: Coordinator, settings: config.Settings) -> None:
-    """Say once in a process that it locks in a file of this user and host, which the program may not have meant."""
+    """Warn once in a process that its locks are in a file of this user and host, which may be unintended."""
     global _warned_of_embedded
     log.log(
         logging.DEBUG if _warned_of_embedded else logging.WARNING,

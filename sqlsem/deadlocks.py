@@ -24,7 +24,7 @@ from sqlsem.model import WRITE
 
 __all__ = ["UPGRADE", "Cycle", "Found", "Row", "Step", "find", "message", "steps_of"]
 
-#: The label of a row whose owner is inside and waits for everybody else inside to leave.
+#: The label of a granted row whose owner waits for all other holders to release.
 UPGRADE = "upgrade"
 
 
@@ -43,8 +43,8 @@ class Row:
 
     @property
     def node(self) -> Node | None:
-        """The line of execution that it is of. Of a bare participant nothing is known; where a member does not tell the
-        owner, each row is taken for somebody's of its own, as there may be many.
+        """The node of the row. None for a bare participant, which is not known; a row without an owner counts as a node
+        of its own, as its member may have many owners.
         """
         if self.member is None:
             return None
@@ -73,30 +73,30 @@ Edge = tuple[Row, Row]
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """Some who wait for each other, and for nobody else."""
+    """Nodes that wait for each other, and for no other node."""
 
     nodes: frozenset[Node]
-    rows: tuple[Row, ...]  # theirs, by position
-    blocked: tuple[Row, ...]  # of these, the waiting rows that are blocked
+    rows: tuple[Row, ...]  # the rows of these nodes, by position
+    blocked: tuple[Row, ...]  # the rows among them that wait and are blocked
 
     @property
     def victim(self) -> Row:
-        """The youngest request in it."""
+        """The youngest request in the cycle."""
         return max(self.blocked, key=lambda row: row.position)
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """All of them: about the square of the number of rows."""
+        """All edges: about the square of the number of rows."""
         return tuple((row, entry) for row in self.blocked for entry in self.rows if entry.is_in_the_way_of(row))
 
     def path(self, start_row: Row | None = None) -> list[Edge]:
-        """The shortest way from the victim's row (or another one) back to its owner (the first such, by positions)."""
+        """Return the shortest path from the victim's row (or another row) back to its owner; the first by positions."""
         victim = start_row or self.victim
         start = victim.node
         waiting: dict[Node | None, list[Row]] = defaultdict(list)
         for row in self.blocked:
             waiting[row.node].append(row)
-        # Of each queue, by labels, the rows of those that are not reached yet: each is met once.
+        # For each queue, by labels, the rows of nodes that are not reached yet: each row is visited once.
         left: dict[str, dict[str, deque[Row]]] = defaultdict(lambda: defaultdict(deque))
         for row in self.rows:
             left[row.resource][row.access].append(row)
@@ -120,7 +120,7 @@ class Cycle:
 
 
 def _taken(queue: Mapping[str, deque[Row]], row: Row) -> list[Row]:
-    """The rows that are in the way of one, taken out of a queue."""
+    """Remove from a queue the rows that block ``row``, and return them."""
     if row.access == UPGRADE:
         found = [entry for rows in queue.values() for entry in rows if entry.is_in_the_way_of(row)]
         for entry in found:
@@ -135,20 +135,20 @@ def _taken(queue: Mapping[str, deque[Row]], row: Row) -> list[Row]:
 
 
 class _Group:
-    """Rows that wait in one queue, of which the first that is kept out keeps out all the others (see
-    `Request.keeps_out`), and what is in the way of that one.
+    """Waiting rows of one queue, of which the first blocked row blocks all the others (see `Request.keeps_out`), and
+    the load ahead of that row.
     """
 
     def __init__(self, access: str) -> None:
         self.access = access
-        self.waiting: list[int] = []  # places in the queue
-        self.next = 0  # of these
-        self.counted = 0  # the places before this one have been counted
+        self.waiting: list[int] = []  # indexes in the queue
+        self.next = 0  # the index in `waiting` of the first blocked row
+        self.counted = 0  # rows before this index are counted
         self.load = self.number = 0
         self.limits: Counter[int] = Counter()
 
     def count(self, row: Row, times: int) -> None:
-        """A row ahead is there, or (-1) has gone."""
+        """Add a row ahead to the load, or remove it (-1)."""
         if self.access == WRITE or row.access != self.access:
             self.load += times * row.weight
             self.number += times
@@ -159,7 +159,7 @@ class _Group:
 
     def lets_in(self, row: Row, cap: int | None) -> bool:
         limits = [*self.limits, *([] if row.limit is None else [row.limit])]
-        if cap is not None and cap >= row.weight:  # a lower one keeps it out for as long as the operator likes
+        if cap is not None and cap >= row.weight:  # a lower cap blocks the row until the operator changes it
             limits.append(cap)
         return not self.number or not limits or self.load + row.weight <= min(limits)
 
@@ -180,7 +180,7 @@ class _Queue:
         if row.access == UPGRADE:
             self.upgrades.append(len(self.rows))
         elif row.waits:
-            # (With a cap, those that are too heavy for it are a group of their own.)
+            # (With a cap, rows that are too heavy for it are a group of their own.)
             kind = (row.limit, row.weight) if row.access != WRITE else self.cap is not None and row.weight > self.cap
             self.groups.setdefault((row.access, kind), _Group(row.access)).waiting.append(len(self.rows))
         self.rows.append(row)
@@ -266,7 +266,7 @@ def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Cyc
     return cycles
 
 
-#: A node; or all those of one label, from some place of a queue upwards.
+#: A node; or all rows of one label, from an index of a queue towards its front.
 Vertex = Node | tuple[str, str, int]
 
 
@@ -297,7 +297,7 @@ def _graph(queues: Iterable[_Queue], stuck: Mapping[Node, int]) -> dict[Vertex, 
 
 
 def _components(graph: Mapping[Vertex, Iterable[Vertex]]) -> Iterator[set[Vertex]]:
-    """Strongly connected components (Tarjan's algorithm, without recursion)."""
+    """Yield the strongly connected components (Tarjan's algorithm, without recursion)."""
     number: dict[Vertex, int] = {}
     lowest: dict[Vertex, int] = {}
     stack: list[Vertex] = []
@@ -334,19 +334,19 @@ def _components(graph: Mapping[Vertex, Iterable[Vertex]]) -> Iterator[set[Vertex
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node of a cycle: where it is in the way of the one before, and what it waits for itself."""
+    """One node of a cycle: the row with which it blocks the node before it, and the row with which it waits."""
 
     member: int
     host: str | None
-    pid: int | None  # of a process that is a member,
-    session: int | None  # or of a database session that is one itself
+    pid: int | None  # if the member is a process
+    session: int | None  # if the member is a database session
     owner: str | None
     ahead_resource: str
     ahead: int
     ahead_granted: bool
     resource: str
     position: int
-    upgrade: bool  # waits for all others inside to leave, to be a writer
+    upgrade: bool  # a reader that waits for all other holders, to become a writer
     behind: int
 
     @classmethod
@@ -373,7 +373,7 @@ class Step:
 
     @property
     def place(self) -> str:
-        """Which one it is, for people."""
+        """The name of the node in messages."""
         name = self.host or "?"
         if self.pid is not None:
             name += f":{self.pid}"
@@ -393,20 +393,20 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A deadlock whose youngest request is the asking member's. The first step is its own."""
+    """A deadlock in which the asking member made the youngest request. The first step is that member's."""
 
     steps: tuple[Step, ...]
     nodes: int  # in the whole cycle
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[Any]]) -> Found | None:
-        """From the answer of the routine ``find_deadlock``, which has a row for each node."""
+        """Return the deadlock from the rows of the routine ``find_deadlock``, one for each node."""
         steps = tuple(Step(*(*row[:7], bool(row[7]), *row[8:10], bool(row[10]), row[11])) for row in rows)
         return cls(steps, rows[0][12]) if rows else None
 
     @property
     def victim(self) -> int:
-        """The position that has to be given up."""
+        """The position of the request that must be given up."""
         return self.steps[0].position
 
 

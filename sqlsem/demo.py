@@ -1,7 +1,7 @@
-"""``sqlsem demo``: several processes share a limit before your eyes.
+"""Runs ``sqlsem demo``: several processes share a limit, on the screen.
 
 It works on an SQLite file of its own, in a folder that is removed afterwards, so that no real queue is disturbed. Each
-worker, once let in, leaves a file in that folder while it works, and counts the files: a witness that knows nothing of
+worker, once granted, leaves a file in that folder while it works, and counts the files: a check that does not depend on
 sqlsem.
 """
 
@@ -35,9 +35,9 @@ from sqlsem.terminal.queues import render_queues
 __all__ = ["demo"]
 
 RESOURCE = "demo"
-#: Between two looks at the queue.
+#: Seconds between two reads of the queue.
 LOOK_SECONDS = 0.1
-#: How long a worker works, once it is in: from, to.
+#: Seconds that a worker works after its grant: from, to.
 WORK_SECONDS = (0.2, 0.9)
 #: For workers to get ready, on a machine that is busy; and to come to an end by themselves.
 START_SECONDS, END_SECONDS = 60.0, 10.0
@@ -59,7 +59,7 @@ class _Seen:
 
 
 def demo(console: Console, *, seconds: float, workers: int, limit: int) -> int:
-    """Run it; 0 when the limit was kept and 1 when not. Draws on ``console`` if that is a terminal."""
+    """Run the demo. Return 0 if the limit was kept and 1 if not. Draws on ``console`` if that is a terminal."""
     seen = _Seen()
     with tempfile.TemporaryDirectory(prefix="sqlsem-demo-", ignore_cleanup_errors=True) as folder:
         inside = Path(folder, "inside")
@@ -125,7 +125,7 @@ def _read(process: subprocess.Popen[str], seen: _Seen) -> None:
 
 
 def _await(seen: _Seen, processes: Sequence[subprocess.Popen[str]]) -> None:
-    """Until all workers are ready, so that the show does not begin before the actors are there."""
+    """Wait until all workers are ready."""
     deadline = time.monotonic() + START_SECONDS
     while seen.ready < len(processes) and time.monotonic() < deadline:
         if any(process.poll() is not None for process in processes):
@@ -147,7 +147,7 @@ def _watch(
     processes: Sequence[subprocess.Popen[str]],
     inside: Path,
 ) -> None:
-    """Look at the queue until the time is over; half way through, kill somebody who is in."""
+    """Read and show the queue until the time is over; half way through, kill one of the holders."""
     began = time.monotonic()
     told = began
     victim: Entry | None = None
@@ -194,17 +194,17 @@ def _picture(entries: Sequence[Entry], seen: _Seen, width: int, limit: int, left
 
 
 def _kill_one(entries: Sequence[Entry], processes: Sequence[subprocess.Popen[str]], inside: Path) -> Entry | None:
-    """Kill a worker that is in and at work; None when just now there was none."""
+    """Kill a worker that holds the lock and works; return its entry, or None if there is no such worker now."""
     for entry in entries:
         process = next((one for one in processes if one.pid == entry.pid), None)
         if process is None or entry.state != "holds" or process.poll() is not None:
             continue
-        # Stopped, it works no more; only then may its file go, and only then may anybody else be let in.
+        # A stopped worker works no more. Only then may its file be removed, and only then may another be granted.
         process.send_signal(signal.SIGSTOP)
         try:
             (inside / str(process.pid)).unlink()
         except FileNotFoundError:
-            process.send_signal(signal.SIGCONT)  # it came or left this moment
+            process.send_signal(signal.SIGCONT)  # it is just beginning or ending its work
             continue
         process.kill()
         return entry
@@ -232,13 +232,13 @@ def _summary(seen: _Seen, seconds: float, workers: int, limit: int) -> Text:
 
 
 def _work(url: str, inside: Path, limit: int) -> None:
-    """A worker: in and out again, until standard input is closed."""
+    """Run a worker: acquire and release again and again, until standard input is closed."""
     stopped = threading.Event()
     mark = inside / str(os.getpid())
 
     def listen() -> None:
         sys.stdin.read()
-        stopped.set()  # who waits is let in by those who leave, and leaves at once
+        stopped.set()  # waiters are granted as holders release, and release at once
 
     with sqlsem.connect(url) as coordinator, contextlib.suppress(KeyboardInterrupt):
         lock = coordinator.limit(RESOURCE, limit, note=f"worker {os.getpid()}")

@@ -1,20 +1,20 @@
 """Everything sqlsem raises.
 
     SqlsemError
-     ├─ Timeout             (also TimeoutError)   the lock was not had in time
-     ├─ LockLost                                  a lock that was held is held no more
+     ├─ Timeout             (also TimeoutError)   the lock was not granted in time
+     ├─ LockLost                                  a held lock was lost
      ├─ Deadlock            (also RuntimeError)   waiting could never end
      ├─ NotHeld             (also RuntimeError)   released or checked without holding it
      ├─ TaskFailed          (also RuntimeError)   a task of a work queue has failed
-     ├─ BatchFailed         (also RuntimeError)   a part of a batch, or what came after it, has failed
+     ├─ BatchFailed         (also RuntimeError)   a part of a batch, or its callback, has failed
      ├─ ConfigurationError  (also ValueError)     a bad name, limit, URL, driver or call
      ├─ SchemaError                               tables missing, too old or too new
      └─ Unavailable         (also ConnectionError) the database cannot be reached or refuses
 
-`TaskInterrupted` (a BaseException) is raised inside a function that a worker runs, when its task is to stop.
+`TaskInterrupted` (a BaseException) is raised inside a function that a worker runs, when its task must stop.
 A `LockOrderWarning` (also UserWarning) is no error; ``sqlsem.configure(debug=True)`` asks for it.
 
-Every message says what happened, to which resource, and what to do next. All of them survive pickling.
+Every message says what happened, to which resource, and what to do next. All errors can be pickled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SqlsemError(Exception):
 
     # Attributes live in __dict__, which the default __reduce__ carries along: that keeps these picklable.
     def __init__(self, message: str = "", *, resource: str | None = None) -> None:
-        # Words of others may be in it, and nobody knows where it will be printed.
+        # The message may contain text of other users, and may be printed anywhere.
         super().__init__(clean(message, keep="\n\t"))
         self.resource = resource
 
@@ -56,10 +56,10 @@ class SqlsemError(Exception):
 class Timeout(SqlsemError, TimeoutError):
     """The lock was not granted within the given time. Nothing is left in the queue.
 
-    The message names the holder: host, process, program, and since when. ``holders`` are the rows of all that were in
-    the way and held it at that moment, as `Admin.entries` gives them: empty when the database could not say, when
-    the last one had just left, and where others only waited before (or the resource was paused). Of a work queue
-    (`Queue.join`) they are the tasks that run.
+    The message names the holder: host, process, program, and since when. ``holders`` are the rows of all holders that
+    blocked the request at that moment, as `Admin.entries` returns them. It is empty if the database could not say, if
+    the last holder had just left, or if only earlier waiters blocked the request (or the resource was paused). After
+    `Queue.join` they are the running tasks.
     """
 
     def __init__(self, message: str = "", *, resource: str | None = None, holders: Sequence[Any] = ()) -> None:
@@ -68,14 +68,14 @@ class Timeout(SqlsemError, TimeoutError):
 
 
 class LockLost(SqlsemError):
-    """A lock that was held is held no more: the database was out of reach too long, or an operator took it away.
+    """A held lock was lost: the database was out of reach for too long, or an operator revoked the lock.
 
-    What ran under the lock since then may have run beside another holder.
+    Code that ran under the lock since then may have run beside another holder.
     """
 
 
 class Deadlock(SqlsemError, RuntimeError):
-    """Waiting could never end, because the one waited for waits for us (or is us)."""
+    """The wait could never end, because the blocker waits for this caller, or is this caller itself."""
 
 
 class NotHeld(SqlsemError, RuntimeError):
@@ -110,23 +110,23 @@ class BatchFailed(SqlsemError, RuntimeError):
 
 
 class ConfigurationError(SqlsemError, ValueError):
-    """A name, limit, URL, driver or way of calling that cannot work. The message says what would."""
+    """A name, limit, URL, driver or call that cannot work. The message says how to correct it."""
 
 
 class SchemaError(SqlsemError):
-    """The tables are missing, older or newer than this client. The message names the command that mends it."""
+    """The tables are missing, older or newer than this client. The message names the command that corrects this."""
 
 
 class Unavailable(SqlsemError, ConnectionError):
-    """The database cannot be reached, or refuses what was asked. The cause is chained."""
+    """The database cannot be reached, or refuses the call. The cause is chained."""
 
 
 class TaskInterrupted(BaseException):
-    """Raised inside a function that a worker runs: its task was cancelled, or its time is up. Let it pass.
+    """Raised inside a function that a worker runs: its task was cancelled, or has reached its time limit. Let it pass.
 
-    As no `Exception`, so that ``except Exception`` does not stop it.
+    It is no `Exception`, so that ``except Exception`` does not catch it.
     """
 
 
 class LockOrderWarning(UserWarning):
-    """Two places take the same locks in opposite orders, and would wait for each other if they met."""
+    """Two places in the code acquire the same locks in opposite orders, so they can wait for each other."""

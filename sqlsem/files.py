@@ -1,8 +1,7 @@
-"""Reading files that decide something: opened once, without following links, judged and read by the open file itself.
+"""Reads files with settings or secrets: opens each once, follows no links, and checks the open file itself.
 
-A path that is judged first and read later may lead to another file by then. So a `Folder` is opened, and what is read
-is read in it; owner, mode and size are those of the file that is read. This is the only module that reads settings,
-secrets and the like.
+A path that is checked first and read later may lead to another file by then. So a `Folder` is opened, and files are
+opened in it; owner, mode and size are read from the open file. No other module reads settings, secrets and the like.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Content:
 
     @property
     def others(self) -> str | None:
-        """Say who else than this user and the administrator can decide what the file says; None if nobody can."""
+        """Say which other user can change the file (not the administrator); None if there is none."""
         return _writers(self.path, self.status) or _writers(self.path.parent, self.folder, sticky=True)
 
     @property
@@ -61,10 +60,10 @@ class Content:
 
 
 class Folder:
-    """A folder that is open. Names are looked up in it, even if its path leads to another folder by now."""
+    """An open folder. Files are opened in it, even if its path leads to another folder by now."""
 
     def __init__(self, path: Path, within: Folder | None = None) -> None:
-        """Open the folder ``path``, or the one above ``within`` (whose path that must be)."""
+        """Open the folder ``path``; with ``within``, the parent folder of that one (``path`` must be its path)."""
         self.path = path
         self._fd: int | None = None
         if _BY_DESCRIPTOR:
@@ -76,13 +75,13 @@ class Folder:
 
     @property
     def others(self) -> str | None:
-        """Say who else than this user and the administrator can put a file into the folder; None if nobody can."""
+        """Say which other user can put a file into the folder (not the administrator); None if there is none."""
         return _writers(self.path, self.status)
 
     def read(self, name: str, most: int = MOST_BYTES) -> Content:
         """Read a file of the folder.
 
-        Raises `OSError` if it cannot be opened, and `Unfit` for what is not read.
+        Raises `OSError` if the file cannot be opened, and `Unfit` if it must not be read.
         """
         for _ in range(ATTEMPTS):
             with contextlib.suppress(_Changed):
@@ -145,9 +144,9 @@ def read(path: Path, most: int = MOST_BYTES) -> Content:
 
 
 def writable_by_others(path: Path) -> str | None:
-    """Say who else than this user and the administrator can decide what is in a file or folder; None if nobody can.
+    """Say which other user can change a file or a folder (not the administrator); None if there is none.
 
-    In a folder like ``/tmp`` a file of this user is this user's own, but others can put files into the folder.
+    In a folder like ``/tmp`` other users cannot change a file of this user, but they can put files into the folder.
     """
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
@@ -156,7 +155,7 @@ def writable_by_others(path: Path) -> str | None:
 
 
 def _writers(path: Path, status: os.stat_result, *, sticky: bool = False) -> str | None:
-    """Say who else can write to a file or folder; with ``sticky``, who can replace this user's files in a folder."""
+    """Say which other user can write to a file or folder; with ``sticky``, replace this user's files in a folder."""
     if os.name != "posix":
         return None
     if status.st_uid not in (os.geteuid(), 0):

@@ -26,7 +26,7 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this host can reach what listens there."""
+    """Return True if only this host can reach a server that listens there."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

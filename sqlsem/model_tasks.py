@@ -230,7 +230,7 @@ class QueueLimit:
 
 @dataclass(frozen=True, slots=True)
 class QueueWait:
-    """A work queue, or one of its keys, whose rate was used up at a claim."""
+    """A work queue, or one of its keys, that waits for its rate: a claim found it used up."""
 
     queue: str
     task_key: str | None  # None: the queue

@@ -1,4 +1,4 @@
-"""Names of resources that sqlsem uses itself, and that nobody else can lock; and words for what a request asks for."""
+"""Names of resources that sqlsem reserves for itself, and the words for a request's access."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_free(name: str) -> None:
 
 
 def access_in_words(access: str, limit: int | None, weight: int = 1) -> str:
-    """Return what a request asks for as people read it, everywhere: lists, messages, logs, the dashboard.
+    """Return a request's access in words, for lists, messages, logs and the dashboard.
 
     A mutex and a writer are the same to the table (access ``write``, limit 1), and so have one word.
 

@@ -44,7 +44,7 @@ class Snapshot:
         at: When it arrived, by this host's clock.
         down_since: The start of an outage; None if the last poll succeeded.
         trouble: The error of the last poll.
-        rights: What this login may do beside reading (see `sqlsem.insight.consequences`); None until that is known.
+        rights: The rights of this login beside reading (see `sqlsem.insight.consequences`); None until they are known.
         why: The reasons why requests wait, by position.
     """
 

@@ -18,10 +18,11 @@ __all__ = ["CleanFilter", "CleanFormatter", "clean", "clean_json", "clean_trace"
 
 
 def clean(text: str, keep: str = "") -> str:
-    r"""The text with everything escaped that is not printable, as in Python's literals, but for what is in ``keep``.
+    r"""Escape all characters that are not printable, as in Python's literals, except those in ``keep``.
 
-    That is: control characters (C0, C1, DEL), line and paragraph separators, marks and overrides of direction and what
-    else has no shape, lone surrogates, private and unassigned characters. Blanks of all sorts stay. May be repeated.
+    They are: control characters (C0, C1, DEL), line and paragraph separators, marks and overrides of direction and
+    other characters without a shape, lone surrogates, private and unassigned characters. Blanks of all sorts stay.
+    Idempotent.
 
     >>> clean("a\x1b[2Jb\r\nc\u202ed")
     'a\\x1b[2Jb\\r\\nc\\u202ed'
@@ -42,7 +43,7 @@ def first_line(text: object) -> str:
 
 
 def clean_json(value: Any, *, indent: int | None = 2, allow_nan: bool = True, ascii_only: bool = False) -> str:
-    r"""A value as JSON of printable characters only (but for the line breaks between its parts): the same value.
+    r"""Return a value as JSON of printable characters only, and of the line breaks between its parts.
 
     >>> clean_json(["\x9b\u202e\x7f é"], indent=None)
     '["\\u009b\\u202e\\u007f é"]'
@@ -56,7 +57,7 @@ def clean_json(value: Any, *, indent: int | None = 2, allow_nan: bool = True, as
 
 
 def clean_trace(text: str) -> str:
-    """A traceback. Its lines are indented, so that none of them can pass for a record."""
+    """Clean a traceback, and indent its lines, so that none of them looks like a log record."""
     return "\n".join(f"    {clean(line.rstrip())}" for line in text.split("\n")).rstrip()
 
 
@@ -83,7 +84,7 @@ class CleanFilter(logging.Filter):
     """Lets every record through, cleaned: one record is one line in every handler, but for its traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Clean the record; the template of its message stays, as what gathers errors goes by that."""
+        """Clean the record. The template of its message stays, as error collectors group records by it."""
         if isinstance(record.msg, str):
             record.msg = clean(record.msg)
         else:
@@ -99,12 +100,12 @@ class CleanFilter(logging.Filter):
 
 
 class CleanFormatter(logging.Formatter):
-    """For the command line's own handlers, through which records of other loggers may come as well."""
+    """A formatter for the command line's own handlers, which may get records of other loggers, too."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return the message as one line."""
         return clean(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:
-        """Lines that cannot pass for records."""
+        """Return the traceback in lines that do not look like records."""
         return clean_trace(super().formatException(ei))

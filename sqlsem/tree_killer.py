@@ -238,7 +238,7 @@ class TreeKiller:
         if process is not None:
             assert process.stdin is not None
             process.stdin.close()
-            process.returncode = 0  # not our child: nobody waits for it here
+            process.returncode = 0  # not our child, so there is nothing to wait for
 
     def watch(self, tree: ProcessTree, kill_after: float) -> None:
         """Have the killer end ``tree`` if this process dies: SIGTERM, and SIGKILL after ``kill_after`` seconds."""
@@ -268,7 +268,7 @@ class TreeKiller:
 
 
 def main() -> None:
-    """Read from the pipe what to end, and end it when the pipe is closed. The killer process runs this."""
+    """Read process ids from the pipe, and end these processes when the pipe is closed. The killer process runs this."""
     watched: dict[str, tuple[ProcessTree, float]] = {}
     for line in sys.stdin:
         request, mark, *rest = line.split()

@@ -158,9 +158,9 @@ def abandon(coordinator: Coordinated, which: int | str) -> int | None:
 
 
 def resume(coordinator: Coordinated, which: int | str) -> bool:
-    """Run the callback that was left by a dead process: of the oldest such batch of a name, or of the batch of that
-    number, whose callback may also have failed. Return False if there is none. Raises `BatchFailed` if the callback
-    fails, `ConfigurationError` if only the process that declared it can run it, or there is no such batch.
+    """Run the callback that a dead process has left: of the oldest such batch of a name, or of the batch of that
+    number; by number also a failed callback. Return False if there is none. Raises `BatchFailed` if the callback fails,
+    `ConfigurationError` if only the process that declared it can run it, or there is no such batch.
     """
     name = check_name("The batch's name", which) if isinstance(which, str) else None
     batch_id = which if isinstance(which, int) else None

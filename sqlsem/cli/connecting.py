@@ -104,7 +104,7 @@ class Connecting:
             looks: Do not create a missing SQLite file (unless it is the default one).
         """
         with sqlsem.connect(self.chosen_url, **self.options) as coordinator:
-            if not bare:  # a lock in the memory of this command would keep nobody out
+            if not bare:  # a lock in the memory of this command would block no other process
                 coordinator.engine.require(SchemaSession, "The command line")
             if looks and not self.settings.embedded:
                 coordinator.engine.creates = False

@@ -8,12 +8,12 @@ from sqlsem.errors import ConfigurationError
 
 __all__ = ["require_resource", "unknown_queue"]
 
-#: Requests and tasks that are looked through for similar names.
+#: The number of requests and tasks that are searched for similar names.
 MOST = 1000
 
 
 def require_resource(coordinator: sqlsem.Coordinator, resource: str) -> None:
-    """Refuse a name that nobody uses, nor has used lately: it may be misspelt, and the right one is still open."""
+    """Refuse a name without current or recent use: it may be misspelt, and the right one would stay as it is."""
     known = {row.resource for row in coordinator.admin.resources()}
     if resource in known or coordinator.admin.history(resource, most=1):
         return

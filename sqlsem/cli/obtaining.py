@@ -1,4 +1,4 @@
-"""What `sqlsem run` can acquire besides a plain lock: an adopted lock, a lock once per period, rates."""
+"""Acquires for `sqlsem run`, besides a plain lock: an adopted lock, a lock once per period, rates."""
 
 from __future__ import annotations
 

@@ -100,9 +100,9 @@ def queues_set(
     no_rate_per_key: bool,
     weight: int | None,
 ) -> None:
-    """Set how many tasks of a queue may run at a time, on all workers together, and how many may be started in so
-    long: of all, of each key, of one key; and how workers share themselves out between the keys. It counts at once, for
-    what is claimed from now on: what runs, runs on. Keys are given when tasks are put (sqlsem put --key). For
+    """Set how many tasks of a queue may run at a time, on all workers together, and how many may start in a time
+    window: of all keys, of each key, or of one key; and the weight by which workers choose between keys. A change
+    counts at once for new claims; running tasks go on. Tasks get their key when they are put (sqlsem put --key). For
     operators.
 
     \b

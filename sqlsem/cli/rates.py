@@ -58,11 +58,11 @@ def rates(options: Connecting, name: str | None, also: str | None, as_json: bool
 @click.option("--per", required=True, type=duration, metavar="TIME", help="In any stretch of time of this length.")
 @connecting
 def rates_set(options: Connecting, name: str, limit: str, per: float) -> None:
-    """Set the most that may be used of a rate in any stretch of a time, by everybody together.
+    """Set the limit of a rate in a window of time, for all processes together.
 
-    Programs that declare a higher limit get no more than this, and programs that declare none (sqlsem run --rate NAME)
-    get this. Several windows may be set, one after the other. none lifts the limit of that window. Counts at once, also
-    for what was used before.
+    Programs that declare a higher limit get this one, and so do programs that declare none (sqlsem run --rate NAME).
+    Several windows may be set, one after the other. none lifts the limit of that window. The limit counts at once, also
+    for earlier use.
 
     \b
     Examples:
@@ -84,10 +84,10 @@ def rates_set(options: Connecting, name: str, limit: str, per: float) -> None:
 @click.argument("name", type=_rate_name)
 @connecting
 def rates_reset(options: Connecting, name: str) -> int:
-    """Begin a rate anew: forget all use of it, debts, and the limits that programs have declared.
+    """Reset a rate: delete its use, its debts, and the limits that programs have declared.
 
-    Requests that wait are granted what they want at once, up to the whole limit, which may exceed the limit in the
-    window that is under way. Limits that an operator has set stay.
+    Waiting requests are granted at once, up to the whole limit, so use in the current window may exceed the limit.
+    Limits that an operator has set stay.
 
     \b
     Example:

@@ -1,7 +1,7 @@
-"""Holds a lock while a command runs, and ends the command when the lock is lost: what ``sqlsem run`` does.
+"""Holds a lock while a command runs, and ends the command when the lock is lost, for ``sqlsem run``.
 
-Three processes: *we* hold the lock; the *command* is our child; the *killer* is another child of ours, which ends the
-command if we die (see `sqlsem.tree_killer`).
+There are three processes: *we* hold the lock, the *command* is our child, and the *killer* is our second child, which
+ends the command if we die (see `sqlsem.tree_killer`).
 
 Without a terminal (cron, services, CI) the command gets a session of its own, so that everything it starts can be
 found and ended with it. On a terminal the command stays in our process group, so that Ctrl-C, Ctrl-Z and job control
@@ -106,7 +106,7 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    # SimpleQueue.put may be called in a handler, whatever that interrupted.
+    # A signal handler may call SimpleQueue.put at any time.
 
     def _caught(self, number: int, _: FrameType | None) -> None:
         self._events.put(("signal", number))
@@ -128,7 +128,7 @@ class Obtainable(Protocol):
 
 @dataclass
 class StepDown:
-    """How a leader gives up its term on SIGTERM."""
+    """The settings and state of a leader that gives up its term on SIGTERM."""
 
     kill_after: float  # seconds between the command's SIGTERM and its SIGKILL
     requested: bool = False

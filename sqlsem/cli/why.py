@@ -105,7 +105,7 @@ def _requests(
         behind = [other.entry for number, other in waits.blocked.items() if waits.head(number) == entry]
         lines += told_of_entry(entry, reason, chain, behind)
         plain.append(entry_as_dict(entry, reason, chain))
-        if rates.get(entry.resource):  # nobody holds it: the first one waits, too
+        if rates.get(entry.resource):  # a rate has no holder: the first request waits, too
             before = sum(row.resource == entry.resource and row.position < entry.position for row in found.entries)
             lines.append(f"  {rate_words(before, rates[entry.resource])}")
             plain[-1]["rate"] = {
@@ -135,9 +135,9 @@ def _tasks(
         try:
             some = coordinator.admin.tasks(queue, most=MOST_TASKS)
             opened += some
-            if len(some) == MOST_TASKS:  # what has ended comes behind them
+            if len(some) == MOST_TASKS:  # further ended tasks come after these
                 opened += coordinator.admin.tasks(queue, "finished", most=MAX_ENDED)
-        except ConfigurationError:  # this login may not look at tasks
+        except ConfigurationError:  # this login may not read tasks
             return [], []
     asked = [task for task in opened if task.task_id == number] if number is not None else []
     asked = asked or [task for task in opened if task.queue == what and task.status in OPEN]

@@ -30,7 +30,7 @@ class HeldGrants(list[HeldGrant[G]], Generic[G]):
         return len(self), len(self.blocks)
 
     def enter_block(self, depth: int) -> None:
-        """Enter a block, whose acquisition is the last one; ``depth``: the number of those before it."""
+        """Enter the block of the latest acquisition; ``depth``: the number of acquisitions before it."""
         self.blocks.append((depth, self[-1]))
 
     def leave_block(self) -> bool:

@@ -62,7 +62,7 @@ class ConnectionOwner(Protocol):
         """Return True if this process has rows, or holds anything."""
 
     def record_heartbeat(self, since: float) -> None:
-        """Record that the database has a heartbeat of ours, not older than ``since``."""
+        """Record that the database has one of our heartbeats, not older than ``since``."""
 
     def mark_all_lost(self, why: str, *, for_good: bool = False) -> bool:
         """Mark everything lost. ``for_good``: drop deferred calls too. Return True if there were deferred calls."""
@@ -88,7 +88,7 @@ class MainConnection:
         self._call_began: float | None = None  # when the current call began
         self._overdue = AdaptiveTimeout(max(trust, OVERDUE_SECONDS))  # how long a call may take
         self._unanswered: Session | None = None  # the connection that the watchdog interrupted
-        #: Set if the database was replaced by another one, whose numbers mean other rows: further calls fail with this.
+        #: Set if another database replaced ours, in which the same numbers mean other rows; further calls raise this.
         self.replaced_because: str | None = None
 
     def require_open(self) -> None:

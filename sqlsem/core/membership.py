@@ -18,7 +18,7 @@ Invariants
     and a thread that holds it never waits for the main connection.
     The threads keep the coordinator alive while it has rows, and no longer (`_WeakOwner`): a dropped coordinator is
     closed.
-    ``_last_heartbeat`` only moves forward: no heartbeat of ours in the database is older. It is the time when the last
+    ``_last_heartbeat`` only moves forward: our heartbeat in the database is never older. It is the time when the last
     heartbeat call *began*, less an eighth of the grace or lease if that call may have left a younger heartbeat alone.
     So no other process is granted our locks before ``_last_heartbeat`` plus the grace, or the lease.
 """
@@ -202,7 +202,7 @@ class Membership:
         if not self.has_any():
             self.record_heartbeat(began)
         if came_back:
-            # A server that took over, or was restored, may lack recent effects of ours.
+            # A server that took over, or was restored, may lack our recent effects.
             self.deferred_calls.extend(self._owner.calls_to_repeat())
             self.wake_heartbeat()
         self.heartbeat_thread.begin()
@@ -221,7 +221,7 @@ class Membership:
         self._pending_registrations.pop(uid, None)
 
     def add(self, tickets: Iterable[Ticket]) -> None:
-        """Add new rows of ours (none for a claim), and keep the heartbeat thread awake."""
+        """Add new rows of this member (none for a claim), and keep the heartbeat thread awake."""
         with self.state_lock:
             for ticket in tickets:
                 self.tickets[ticket.position] = ticket
@@ -235,7 +235,7 @@ class Membership:
     def discard(self, tickets: Iterable[Ticket]) -> None:
         """Forget rows that are gone, or that the next heartbeat is to delete.
 
-        Stop keeping the owner alive when the database has no rows of ours and nothing is deferred.
+        Stop keeping the owner alive when the database has none of our rows and nothing is deferred.
         """
 
         def has_work() -> bool:
@@ -312,7 +312,7 @@ class Membership:
         return bool(self.tickets) or self._owner.holds_any()
 
     def record_heartbeat(self, since: float) -> None:
-        """Record that the database has a heartbeat of ours, not older than ``since``."""
+        """Record that the database has one of our heartbeats, not older than ``since``."""
         self._last_heartbeat = max(self._last_heartbeat, since)
         if self._verifying:
             with self._heartbeat_recorded:
@@ -376,7 +376,7 @@ class Membership:
         yield Call("heartbeat", self._compare, self._heartbeat_timeout)
 
     def _compare(self, session: Session, member_id: int) -> None:
-        # The main connection is locked: no row of ours is registered or released meanwhile.
+        # The main connection is locked: none of our rows is registered or released meanwhile.
         began = monotonic()
         answer = session.heartbeat(member_id)
         if not answer.known:

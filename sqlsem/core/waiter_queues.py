@@ -55,7 +55,7 @@ _position = attrgetter("position")
 
 
 class WaiterState(enum.Enum):
-    """How a waiter waits."""
+    """The states of a waiter."""
 
     ANSWERED = "it has its answer, and is in no queue"
     BLOCKED_LOCALLY = "an earlier waiter of this process must be granted first"
@@ -219,7 +219,7 @@ class WaiterQueues:
                 if waiter.answer is False:
                     waiter.answer = None  # at once, in case an interrupt comes in between
             for waiter in waiters:
-                # (Usually the waiter has its answer, and no waiter of ours is behind it: nothing is left to do.)
+                # (Usually the waiter has its answer, and none of our waiters is behind it: nothing is left to do.)
                 if waiter.ticket.resource in self._queues or waiter in self._polled or self._leader is waiter:
                     woken += self._remove(waiter)
                 queue = self._queues.get(waiter.ticket.resource)
@@ -244,7 +244,7 @@ class WaiterQueues:
             return queue.state(waiter)
 
     def blocker_of(self, waiter: Waiter) -> Behind | None:
-        """Return what blocks a waiter behind an earlier one of ours: the earlier waiter's blocker, or that waiter."""
+        """Return what blocks a waiter behind an earlier waiter of this process: that waiter's blocker, or itself."""
         with self._state_lock:
             queue = self._queues.get(waiter.ticket.resource)
             for earlier in queue.waiters if queue is not None else ():
@@ -331,7 +331,7 @@ class WaiterQueues:
             return waiter.waits_locally
 
     def grant_next_local(self, resource: str, session: Session, member_id: int) -> None:
-        """Poll the waiters that wait locally, on the main connection and right after a row of ours was removed."""
+        """Poll the waiters that wait locally, on the main connection and right after one of our rows was removed."""
         with self._state_lock:
             queue = self._queues.get(resource)
             if queue is None:
@@ -360,7 +360,7 @@ class WaiterQueues:
                 log.debug("Cannot restore the wakeup locks of %r, its waiters poll: %s", resource, exc)
 
     def drop_wakeup_locks(self, resource: str, session: Session, member_id: int) -> None:
-        """Drop wakeup locks of a long queue, on the main connection, after a request of ours was inserted."""
+        """Drop wakeup locks of a long queue, on the main connection, after one of our requests was inserted."""
         queue = self._queues.get(resource)
         if queue is None or not queue.has_many_locks:
             return

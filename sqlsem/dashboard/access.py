@@ -2,9 +2,9 @@
 
 Another site's page may make a browser send requests here. So
 
-- every request must name a host of ours (which stops DNS rebinding), and
-- a request that changes anything must come from a page of ours (origin), in a session that has shown the token, with
-  the CSRF token that only pages of that session have.
+- every request must name one of the server's own hosts (which stops DNS rebinding), and
+- a request that changes anything must come from one of the server's own pages (origin), in a session that has shown
+  the token, with the CSRF token that only pages of that session have.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ HEADERS = {
 
 
 class HostFilter:
-    """Refuses requests that do not name a host of ours, and adds the headers to every response."""
+    """Refuses requests that name none of the server's own hosts, and adds the headers to every response."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app = app
@@ -80,7 +80,7 @@ class HostFilter:
             message = "This dashboard is not known by that name; start it with --name if it should be.\n"
             await PlainTextResponse(message, 421)(scope, receive, send_with_headers)
             return
-        with contextlib.suppress(ClientDisconnect):  # no error of ours
+        with contextlib.suppress(ClientDisconnect):  # the client closed the connection
             await self._app(scope, receive, send_with_headers)
 
 
@@ -190,7 +190,7 @@ class Sessions:
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
 
     def may_change(self, request: Request, csrf_token: str) -> bool:
-        """Return True if a form comes from a page of ours, in a session that has shown the token."""
+        """Return True if a form comes from one of the server's own pages, in a session that has shown the token."""
         return (
             not is_cross_site(request, strict=True)
             and self.session(request) is not None

@@ -41,9 +41,9 @@ MAX_ROWS, MAX_OF_QUEUE = 1000, 100
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """When a request will be granted, or a task started, in seconds from the time of the overview. In eight of ten
-    cases it is between ``low`` and ``high``. ``held_low`` and ``held_high``: how long such locks are held, or such
-    tasks run, in eight of ten cases.
+    """The estimated time of a grant, or of a task's start, in seconds from the time of the overview. In eight of ten
+    cases the time is between ``low`` and ``high``. ``held_low`` and ``held_high``: the range in which eight of ten such
+    locks are held, or such tasks run.
     """
 
     low: float

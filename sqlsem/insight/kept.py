@@ -9,7 +9,7 @@ from sqlsem.insight.words import seconds_in_words
 
 __all__ = ["KeptLock"]
 
-#: What such a lock is, and what waits for it.
+#: For each kind: the name of such a lock, and the calls that wait for it.
 KINDS = {
     "gate": ("the gate of {name}", "new requests for it wait"),
     "beacon": ("a beacon's lock", "no member gets that beacon, and no request waits for it"),
@@ -54,7 +54,7 @@ class KeptLock:
 
     @property
     def remedy(self) -> str:
-        """The statement that ends it."""
+        """The statement that ends the session."""
         return f"SELECT pg_catalog.pg_terminate_backend({self.pid})"
 
     @property

@@ -90,18 +90,18 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class HoldTimes:
-    """How long a resource was held and waited for of late: its newest holds that were released."""
+    """The recent times for which a resource was held and waited for: its newest holds that were released."""
 
     holds: tuple[Hold, ...]  # at least one, the newest first
 
     @cached_property
     def held(self) -> Percentiles:
-        """How long it was held."""
+        """The times for which the resource was held."""
         return Percentiles.of(hold.held for hold in self.holds)
 
     @cached_property
     def waited(self) -> Percentiles:
-        """How long the granted requests waited for it."""
+        """The times for which the granted requests waited."""
         return Percentiles.of(hold.waited for hold in self.holds)
 
     def as_dict(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a request waits.
+    """The reason why a request waits.
 
     ``code`` is one of ``limit`` (all of the limit, or of a mutex, is taken), ``cap`` (only the operator's cap blocks
     it), ``paused``, ``writer_ahead``, ``readers_ahead``, ``stage``, ``upgrading`` (a reader waits until it is alone),
@@ -210,11 +210,11 @@ def reasons(overview: Overview, *, only: int | None = None, waits: WaitGraph | N
 
 @dataclass(frozen=True, slots=True)
 class TaskReason:
-    """Why a pending task does not run.
+    """The reason why a pending task does not run.
 
     ``code`` is ``order_open`` (tasks of a lower order are not done), ``not_ready`` (it, or its retry, has a start
     time), ``queue_limit`` (its queue runs as many tasks as it may), ``key_limit`` (its key does), ``rate`` (its queue
-    has started as many tasks of late as it may), ``key_rate`` (its key has), ``locks`` (it waits for its locks) or
+    has started as many tasks recently as it may), ``key_rate`` (its key has), ``locks`` (it waits for its locks) or
     ``turn_now`` (the next free worker takes it, or another task of its kind first).
     """
 

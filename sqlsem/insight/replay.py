@@ -41,8 +41,8 @@ READING: Kind = (READ, 1, 1)
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
     """The changed settings: limits and weights by resource (of limits and mutexes; readers and stages keep theirs), and
-    the order, one of `ORDERS`. How long a request will hold is not known beforehand, so 'shortest' and 'longest' say
-    what knowing it would be worth.
+    the order, one of `ORDERS`. A real queue cannot know how long a request will hold: 'shortest' and 'longest' show the
+    value of that knowledge.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -234,7 +234,7 @@ class _Request:
 
     @property
     def held(self) -> float:
-        """How long it was held, seconds; 0 when it gave up."""
+        """The seconds for which it was held; 0 if the request gave up."""
         return 0.0 if self.granted is None else self.ended - self.granted
 
 

@@ -13,7 +13,7 @@ __all__ = ["Kind", "Queue", "QueuedRequest"]
 
 #: A position in a queue, or any value that is ordered like positions.
 P = TypeVar("P", int, "tuple[float, int]")
-#: What the rule compares: access type, limit, weight.
+#: The fields that the rule compares: access type, limit, weight.
 Kind = tuple[str, "int | None", int]
 
 

@@ -56,7 +56,7 @@ class Claiming:
         """The client of the queue's database; without a coordinator, that of the current default one."""
         client = client_of(self._given)
         if not client.engine.has(TaskSession):
-            client.engine.require(TaskSession, f"Queue {self.queue!r}")  # raises an error that says what is missing
+            client.engine.require(TaskSession, f"Queue {self.queue!r}")  # raises, and names what is missing
         return client
 
     def poll_until(

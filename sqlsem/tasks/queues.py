@@ -195,8 +195,8 @@ class Queue:
             body: As for `put`.
             name: The schedule's name, unique in the database. Left out, made of the queue's name and the body.
             time_zone: The expression's time zone, by its IANA name. The clock is the database's.
-            missed: What to do about times at which the queue had no worker: ``'one'`` puts one task for all of them as
-                soon as there is a worker; ``'skip'`` puts none, unless the last time is less than a minute ago.
+            missed: The rule for times at which the queue had no worker: ``'one'`` puts one task for all of them as soon
+                as there is a worker; ``'skip'`` puts none, unless the last time is less than a minute ago.
             options: Options of each task, as for `put`.
 
         Raises `ConfigurationError` for an invalid argument.

@@ -100,7 +100,7 @@ class Task(Cancellable):
 
         self.close_by(closing)
         missing = [ticket.position for ticket in tickets if not client.member.has_ticket(ticket)]
-        if missing:  # the main session was lost meanwhile, and these rows with it
+        if missing:  # the main connection was lost meanwhile, and these rows with it
             client.mark_lost_and_log(missing, "its row was removed before it could be used")
         else:
             state.is_published = True
@@ -108,7 +108,7 @@ class Task(Cancellable):
 
     @property
     def why_unlocked(self) -> str | None:
-        """Why it no longer holds all of its locks, if one of them was lost. (For the package.)"""
+        """The loss of one of its locks, as text; None if it holds them all. (For the package.)"""
         why = None if self.grant is None else self.grant.state.why_lost
         return None if self.grant is None or why is None else f"The lock on {self.grant.resource!r} was lost: {why}"
 

@@ -136,7 +136,7 @@ def render_queues(
 
 
 def _ending(row: Past) -> str:
-    """Return how a request ended, and who ended it (for a dead process: who found it)."""
+    """Return a request's outcome, and the login that ended it (of a dead process: the login that found it dead)."""
     if row.outcome == "reaped":
         return "died" if row.ended_by is None else f"died (found by {row.ended_by})"
     return row.outcome if row.ended_by is None else f"{row.outcome} by {row.ended_by}"
