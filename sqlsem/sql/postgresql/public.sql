@@ -506,8 +506,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT strpos(p_stack, E'\n') = 0 $$;
 
 -- Acquire a lock for this session (or for a lease), waiting up to timeout_ms for it. code:
---   0 granted at once     1 granted after waiting     -1 time is up     -2 revoked by an operator     -3 deadlock
---   victim
+--   0 granted at once   1 granted after waiting   -1 time is up   -2 revoked by an operator   -3 deadlock victim
 CREATE OR REPLACE PROCEDURE {schema}.acquire(
     resource text, concurrency_limit integer DEFAULT 1, access text DEFAULT 'write', weight integer DEFAULT 1,
     timeout_ms integer DEFAULT -1, note text DEFAULT NULL, requesting_id text DEFAULT NULL,

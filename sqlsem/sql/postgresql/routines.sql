@@ -303,7 +303,8 @@ $$;
 -- A mark of a resource is written under the gate, by a registration, a waiter that is granted, or one that is about to
 -- wait, and is never above the position of that row. A mark of a member is written by its registrations alone; a
 -- session that gives rows to the member (adopt) waits for these. If numbers ever go back (rows are restored, or the
--- sequence is set), the first registration below a resource's mark removes all marks above it, and reads again.
+-- sequence is set), the first registration below a resource's mark deletes all marks above its own number, and reads
+-- again.
 -- Registrations do not read the marks of members, which only serve to list a member's rows. A mark that hides a row
 -- makes the member believe that the row is gone, and grants nothing.
 
@@ -1284,7 +1285,7 @@ DECLARE
     v_oldest   bigint;              -- the row whose wakeup lock to sleep on
     v_free     boolean;
     v_since    timestamptz;         -- when something changed ahead, as far as this can be seen
-    v_stands   boolean;             -- whether the blocker is still there
+    v_stands   boolean;             -- true while the blocker is still there
     v_tested   timestamptz := clock_timestamp();
     v_pause    float := 2;          -- ms
     v_waiting  boolean := false;
