@@ -62,7 +62,7 @@ def main(url: str | None, schema: str, limit: int, turns: int, seconds: float) -
 
     It works on a resource of its own, so no queue of yours is disturbed. The tables must be there (sqlsem init).
 
-    Exit codes: 0 limit and order were kept, 1 they were not (or somebody could not take part).
+    Exit codes: 0 limit and order were kept, 1 they were not (or a participant failed).
     """
     with contextlib.nullcontext(url) if url else throwaway_server() as place:
         engine = of_url(place).name

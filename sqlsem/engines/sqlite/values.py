@@ -45,9 +45,9 @@ def named(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def shown(kind: type[T], row: Any, **known: Any) -> T:
-    """Return a row as a ``kind``, whose fields have the names of the columns; ``known`` fields are not read from the
-    row. SQLite stores any value in any column, so a row that was written by hand may contain invalid values. They must
-    not hide the other rows.
+    """Return a row as a ``kind``: its fields have the names of the columns; ``known`` fields are not read from the row.
+    SQLite stores any value in any column, so a row that was written by hand may contain invalid values. They must not
+    hide the other rows.
     """
     for name, is_time in _fields_of(kind):  # type: ignore[arg-type]
         if name not in known:

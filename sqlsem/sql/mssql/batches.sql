@@ -28,8 +28,9 @@ BEGIN
 END;
 GO
 
--- Store the callback that the last part starts. For a login that may not put tasks, store only that there is a callback, and
--- leave the stored text of other logins: a stored callback may run with the rights of the login that resumes the batch.
+-- Store the callback that the last part starts. For a login that may not put tasks, store only that there is a
+-- callback, and leave the stored text of other logins: a stored callback may run with the rights of the login that
+-- resumes the batch.
 IF OBJECT_ID(N'{schema}.store_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.store_callback AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.store_callback @batch bigint, @kind nvarchar(8), @body nvarchar(max)
@@ -192,16 +193,18 @@ BEGIN
 END;
 GO
 
--- Start a part, in the newest batch of the name or in a new one. @parts: the names of all parts, one a line (LF). @code:
---   started     @id and @attempt say which; @previous is the batch that expired by this, if one did
+-- Start a part, in the newest batch of the name or in a new one. @parts: the names of all parts, separated by LF.
+-- @code:
+--   started     @id and @attempt identify the start; @previous is the batch that expired with it, if any
 --   running     refused: the part runs already, and its process lives
---   in_callback refused: the part was the last one, and the process that runs the callback is missing, but not yet
---               for its grace
+--   in_callback refused: the part was the last one, and the process that runs the callback is missing, but its grace is
+--   not
+--               over yet
 --   differs     refused: the batch has other parts
--- A new batch begins when there is none, or the newest one has succeeded, was abandoned, or its window is over. Until then
--- every start joins it: a part that has failed is repeated, and so is one that has succeeded, and the batch waits for it.
--- The last part of a batch that has succeeded joins it again for as long as the callback has not ended well and no
--- living process runs it: its process has failed, and is repeated to continue the batch.
+-- A new batch begins if there is none, or the newest one has succeeded, was abandoned, or its window is over. Until
+-- then every start joins it: a failed part is repeated, and so is one that has succeeded, and the batch waits for it.
+-- The last part of a batch that has succeeded joins it again as long as the callback has not succeeded and no living
+-- process runs it: its process has failed, and is repeated to continue the batch.
 -- May be repeated with the same @uid.
 IF OBJECT_ID(N'{schema}.start_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.start_part AS RETURN 0');
 GO

@@ -2,9 +2,8 @@
 --
 -- An owner is one line of execution: a member and its owner (a thread, a task, a session). While it waits, it cannot
 -- release anything. The search reads the rows of one instant:
---   1. Every waiting owner is suspected. An owner that would be granted if only the suspected ones stayed is suspected
---   no
---      more. Repeated until nothing changes: the rest are stuck.
+--   1. Every waiting owner is suspected. An owner is cleared if it would be granted with only the suspected ones left.
+--      Repeated until nothing changes: the rest are stuck.
 --   2. Each stuck row points to the stuck rows in its way. Owners that reach each other and no other owner are a cycle.
 --   3. The highest position that waits in a cycle is the youngest request; its owner has to give up.
 -- READPAST: a row that another session has locked is changing, so it is in no deadlock, and the search must not wait
@@ -107,7 +106,7 @@ BEGIN
             FROM @row WHERE n > @before AND stuck = 1 AND waits = 1 AND idle = 0 ORDER BY n;
             IF @n = @before
                 BREAK;
-            IF @access = N'upgrade'  -- waits for all others inside, wherever they stand
+            IF @access = N'upgrade'  -- waits for all other holders, wherever they are in the queue
                 SELECT @sum = COUNT(*), @low = 0 FROM @row
                 WHERE place = @place AND position <> @position AND granted = 1 AND stuck = 1;
             ELSE

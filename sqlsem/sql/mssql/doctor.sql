@@ -18,15 +18,15 @@ FROM sys.databases WHERE name = DB_NAME()
 SELECT CAST(SERVERPROPERTY('IsHadrEnabled') AS int)
 
 -- name: encryption
--- Needs VIEW SERVER STATE (from 2022 on VIEW SERVER SECURITY STATE is enough); without that the doctor says that it does not know.
+-- Needs VIEW SERVER STATE (from 2022 on VIEW SERVER SECURITY STATE is enough); without it the doctor cannot check this.
 SELECT CAST(encrypt_option AS nvarchar(40)) FROM sys.dm_exec_connections WHERE session_id = @@SPID
 
 -- name: workers
--- Needs VIEW SERVER STATE (from 2022 on VIEW SERVER PERFORMANCE STATE); without that the doctor says that it does not know.
+-- Needs VIEW SERVER STATE (from 2022 on VIEW SERVER PERFORMANCE STATE); without it the doctor cannot check this.
 SELECT CAST(max_workers_count AS int) FROM sys.dm_os_sys_info
 
 -- name: waiters
--- For operators and readers. The setting, members, and members with a request that waits.
+-- For operators and readers. The setting, the members, and the members with a waiting request.
 SELECT (SELECT MAX(TRY_CAST(value AS int)) FROM {schema}.setting WHERE name = N'max_server_waiters'),
        (SELECT COUNT(*) FROM {schema}.member WITH (NOLOCK)),
        (SELECT COUNT(DISTINCT member_id) FROM {schema}.entry WITH (NOLOCK) WHERE granted_at IS NULL)

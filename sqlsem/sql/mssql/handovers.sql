@@ -301,7 +301,7 @@ END;
 GO
 
 
--- For sessions ---------------------------------------------------------------------------------------------------------
+-- For sessions -----------------------------------------------------------------------------------------------------
 
 -- Hand over the locks that this session holds on a resource (or one of its positions): the session that adopts the
 -- token within @ttl_seconds, as login @to_login (left out: this one), holds them from then on.

@@ -18,10 +18,11 @@ BEGIN
 END;
 GO
 
--- Return everything but the rows of entries: several results, whose first columns name the kind of their rows. batches:
--- those that are open, or have failed and were not begun again, or whose callback has not finished; without bodies.
+-- Return everything but the rows of entries, in several results; their first columns name the kind of the rows.
+-- batches: open ones, failed ones that were not begun again, and ones with an unfinished callback; without bodies.
 -- holds: the newest that ended regularly, among the last 200 requests of each of the 200 resources with the most
--- demand. rates: as the procedure rates returns them, of the 200 with the most waiters, or the last used ones.
+-- demand.
+-- rates: as the procedure rates returns them, of the 200 with the most waiters, or the last used ones.
 IF OBJECT_ID(N'{schema}.overview') IS NULL EXEC (N'CREATE PROCEDURE {schema}.overview AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.overview
@@ -167,10 +168,9 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Return the numbers of estimate; NULL if there are too few data. Simulates the queue 100 times, as `sqlsem why` does
--- (which also estimates where this returns nothing): a holder stays as long as one of the recent holds that were
--- longer, and a waiter is granted as soon as the rule allows it. Each row of the queue is simulated in all plays at
--- once.
+-- Return the numbers of estimate; NULL if it returns no row. Simulates the queue 100 times, as `sqlsem why` does (which
+-- also goes on where this gives up). In each play a holder stays as long as one of the recent holds that were longer,
+-- and a waiter is granted as soon as the rule allows it. Each row of the queue is simulated in all plays at once.
 IF OBJECT_ID(N'{schema}.simulate_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.simulate_queue AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.simulate_queue

@@ -117,8 +117,8 @@ BEGIN
 END;
 GO
 
--- End the rows of a task that belong to this member. Rows that the member handed over and adopted again are not the task's any
--- more. A row that an open transaction has pinned stays with its owner, which finds it there.
+-- End the rows of a task that belong to this member. Rows that the member handed over and adopted again are not the
+-- task's any more. A row that an open transaction has pinned stays with its owner, which finds it there.
 IF OBJECT_ID(N'{schema}.end_task_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task_rows AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_task_rows @task bigint, @member bigint, @outcome nvarchar(16)
@@ -322,8 +322,8 @@ BEGIN
 END;
 GO
 
--- Grant the rows that may be granted, in the transaction of a claim. Among requests of one kind, none behind a blocked one may
--- be granted either.
+-- Grant the rows that may be granted, in the transaction of a claim. Of requests for the same, none behind a blocked
+-- one may be granted either.
 IF OBJECT_ID(N'{schema}.poll_lock_queues') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_lock_queues AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.poll_lock_queues @queue nvarchar(400)

@@ -1,13 +1,13 @@
 -- sqlsem, roles for SQL Server. May be run again. Add a user to one of them: ALTER ROLE {schema}_user ADD MEMBER etl;
---   {schema}_user      takes and gives back locks, and the parts of batches
+--   {schema}_user      acquires and releases locks, starts and ends parts of batches
 -- feature: queue
 --   {schema}_putter    puts tasks of every kind, which run with the rights of the workers; cancels and retries its own
 --   {schema}_worker    claims, runs and ends tasks
 -- end of feature: queue
 -- feature: operate
---   {schema}_operator  caps, pauses, revokes and reaps, takes locks, cancels and retries tasks, sees everything; puts none
+--   {schema}_operator  caps, pauses, revokes, reaps, acquires locks, cancels and retries tasks, sees all; puts no tasks
 -- end of feature: operate
---   {schema}_reader    looks: the queue, the history, the tasks, the settings
+--   {schema}_reader    sees the queue, the history, the tasks, the settings
 -- Only operators and readers have a right to any table. Bare participants need INSERT, SELECT and DELETE on
 -- {schema}.{table}, and to be in {schema}_locks, which contains all of the above: the application locks belong to it.
 -- (The database's owner may do anything. Users that have other rights to sqlsem's objects when this is run are added to

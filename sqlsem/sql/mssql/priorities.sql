@@ -49,8 +49,7 @@ GO
 
 -- Request a resource with priorities, or poll; @place: the priority entry that an earlier call has returned. Results:
 --   @granted = 1    @position is the granted position, and the entry is removed
---   @granted = 0    @position is the entry; @before the one right before it, if any, and @ahead the number of entries
---   ahead
+--   @granted = 0    @position is the entry; @before the one right before it, if any; @ahead entries are ahead
 --   no @position    nothing is left: @try, and it was not free; or the entry is gone
 -- With the @uid of a call whose answer was lost it finds the result of that call. With @attended_ms an entry is removed
 -- after this time if its waiter_lease_until was not moved on.

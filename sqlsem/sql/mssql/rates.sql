@@ -151,9 +151,8 @@ BEGIN
 END;
 GO
 
--- The windows of a rate that are in force for a request now: those that it declares (@windows), those that other
--- requests have declared and used within the window, and those with a limit of an operator. fixed: the limit that does
--- not lapse.
+-- The windows of a rate that are in force for a request now: its own (@windows), windows that other requests have
+-- declared and used within the window, and windows with a limit of an operator. fixed: the limit that does not lapse.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.windows_in_force;
 GO

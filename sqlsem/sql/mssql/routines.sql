@@ -327,7 +327,7 @@ COMMIT TRANSACTION;
 GO
 
 -- The rows of one resource or all, and whether they hold, for displays. Waits for no open transaction. Applies the rule
--- only to bare rows, whose grants are not recorded, and to all rows at once. The subquery for limits of rows with
+-- only to bare rows, as their grants are not recorded, and to all rows at once. The subquery for limits of rows with
 -- another access type runs only if the lowest limit of all rows ahead is too low.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.bare_holds;
@@ -1464,8 +1464,8 @@ BEGIN TRY
                 EXEC @slice = {schema}.poll_pause @resource, @position, @requested_at;
                 SET @left = CASE WHEN @left < @slice THEN @left ELSE @slice END;
             END;
-            -- The session sleeps here. (In a transaction, whose end frees the share, and without a call of
-            -- wait_until_lock_free: the waiters behind wait for the next statements of this session.)
+            -- The session sleeps here. (In a transaction, so that its end frees the share, and without a call of
+            -- wait_until_lock_free: waiters behind depend on how soon this session goes on.)
             BEGIN TRANSACTION;
             EXEC @slot = {schema}.take_waiter_slot;
             IF @slot < 0
@@ -1721,10 +1721,10 @@ BEGIN TRY
             COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
         ELSE
         BEGIN
-            -- The same commit grants the next row, whose waiter only has to read that when it wakes: if it was
-            -- registered directly behind this row, which is alone, no other row is or can come ahead of it. A session's
-            -- row (waiter_lease_until) is left to the session, whose caller may have been cut off. If an operator has
-            -- set anything, the waiter applies the whole rule.
+            -- The same commit grants the next row; its waiter only has to read that when it wakes. The next row was
+            -- registered directly behind this one, which is alone, so no other row is or can come ahead of it. A
+            -- session's row (waiter_lease_until) is left to the session, as its caller may have been cut off. If an
+            -- operator has set anything, the waiter applies the whole rule.
             IF @code = 0 AND @next IS NOT NULL
                 UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                 WHERE resource_id = @resource AND queue_position = @next AND behind = @position
@@ -1963,9 +1963,9 @@ BEGIN
 END;
 GO
 
--- Return ended requests, newest first; those that ended between @since_ms and @until_ms ago, if given, and with one
--- outcome. @who: the login, host, host:pid, program or id, or the login that ended it. A dead owner counts as a holder
--- until its last heartbeat.
+-- Return ended requests, newest first; of one outcome, and between @since_ms and @until_ms ago, if given. @who: the
+-- login, host, host:pid, program or id, or the login that ended it. A dead owner counts as a holder until its last
+-- heartbeat.
 IF OBJECT_ID(N'{schema}.past') IS NULL EXEC (N'CREATE PROCEDURE {schema}.past AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.past
@@ -2390,8 +2390,8 @@ BEGIN
     -- feature: rates
     DELETE TOP (@most) FROM {schema}.low_water WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE raised_at < DATEADD(day, -1, SYSUTCDATETIME());  -- of names that are not used any more, most of them
-    -- Rates that were not used for a day, and whose windows are over. First their slots, whose times show that they do
-    -- not count any more.
+    -- Rates that were not used for a day, and that have only past windows. First their slots: the time of a slot shows
+    -- that it does not count any more.
     DECLARE @over bigint = {schema}.clock_us() / 1000 - 86400000;
     IF EXISTS (SELECT 1 FROM {schema}.rate_window WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                WHERE seen_ms + 2 * window_ms < @over)

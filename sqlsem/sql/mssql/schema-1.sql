@@ -81,8 +81,8 @@ CREATE TABLE {schema}.resource (
     ageing_ms      int NULL  -- the waiting time that one step of priority is worth; NULL: no priorities
 );
 
--- The limit of every resource whose name begins with the prefix and that has no limit of its own; the longest prefix counts.
--- ('tenant:' is shown, and set, as 'tenant:*'; '' is '*'.)
+-- The limit of every resource whose name begins with the prefix and that has no limit of its own; the longest prefix
+-- counts. ('tenant:' is shown, and set, as 'tenant:*'; '' is '*'.)
 CREATE TABLE {schema}.limit_pattern (
     prefix nvarchar(254) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT limit_pattern_pk PRIMARY KEY,
     cap    int NOT NULL CONSTRAINT limit_pattern_cap_check CHECK (cap >= 1),
@@ -208,8 +208,8 @@ CREATE TABLE {schema}.rate_window (
     CONSTRAINT rate_window_pk PRIMARY KEY (resource_id, window_ms)
 );
 
--- The use of a rate by a login in a hundredth part of a window. It counts until all of that part is out of the window, and with
--- it the lowest limit and burst that the login's requests have declared for this window in that time.
+-- The use of a rate by a login in a hundredth part of a window. It counts until all of that part is out of the window.
+-- So do the lowest limit and burst that the login's requests have declared for this window in that time.
 CREATE TABLE {schema}.rate_slot (
     resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     window_ms   bigint NOT NULL,
@@ -241,8 +241,8 @@ GO
 -- feature: handovers
 -- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
 
--- A transaction that releases a lock inserts a row here. Other sessions see the row once the transaction has committed. Only
--- the owner of the lock knows the marker.
+-- A transaction that releases a lock inserts a row here. Other sessions see the row once the transaction has committed.
+-- Only the owner of the lock knows the marker.
 CREATE TABLE {schema}.commit_marker (
     marker  varchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT commit_marker_pk PRIMARY KEY,
     login   nvarchar(128) NOT NULL CONSTRAINT commit_marker_login_default DEFAULT ORIGINAL_LOGIN(),
@@ -340,7 +340,7 @@ CREATE TABLE {schema}.task (
     enqueue_locks_at         datetime2(6) NULL,  -- when its locks may be enqueued
     CONSTRAINT task_turn_of_key CHECK (task_key IS NULL AND task_hash IS NULL OR task_key IS NOT NULL AND task_hash IS NOT NULL)
 );
--- Open tasks are few; claims read only one index of them, whose keys do not change from put to end. No index is
+-- Open tasks are few. Claims read only one index of them, and its keys do not change from put to end. No index is
 -- filtered: a filtered index needs QUOTED_IDENTIFIER ON of every client that writes to the table, and refuses its rows
 -- otherwise. The indexes include all columns that are read by them. So no reader goes on to the row with a lock on an
 -- index entry, while a writer comes the other way.

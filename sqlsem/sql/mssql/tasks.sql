@@ -130,7 +130,7 @@ BEGIN
         SET @uid = CONVERT(nvarchar(64), NEWID());
     ELSE
     BEGIN
-        -- The first call, whose reply was lost, may still be running.
+        -- The first call (its reply was lost) may still be running.
         SET @name = CONCAT(N'put.sqlsem.{schema}.', LEFT(@uid, CHARINDEX(N'.', CONCAT(@uid, N'.')) - 1));
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;

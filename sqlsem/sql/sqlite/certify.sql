@@ -4,7 +4,7 @@
 SELECT 'server', 'SQLite ' || sqlite_version() UNION ALL SELECT 'version', sqlite_version()
 
 -- name: hidden
--- Words that are not sent on, and what stands for them: none that the database knows.
+-- Names that are not sent on, and their substitutes: the database knows none.
 SELECT NULL, NULL WHERE 0
 
 -- name: create_inside

@@ -1,1 +1,1 @@
--- sqlsem, for SQLite: anyone who may write the file may do everything. Use the file's permissions.
+-- sqlsem, for SQLite: a user that can write the file can do everything. Use the file's permissions.

@@ -1,7 +1,7 @@
 -- sqlsem, schema version 1, for SQLite 3.35 and later. One host only: never on a network file system.
 -- FROZEN once released: later changes go into schema-2.sql.
--- Times are seconds since 1970 by the host's clock, which is the server's clock here. There are no logins: names of logins are
--- those of the system's users.
+-- Times are seconds since 1970 by the host's clock, which is the server's clock here. There are no logins: the names of
+-- the system's users are used instead.
 
 CREATE TABLE {schema}_setting (
     name  TEXT PRIMARY KEY,
@@ -42,8 +42,8 @@ CREATE TABLE {schema}_resource (
     ageing_ms      INTEGER                              -- the waiting time that one step of priority is worth; NULL: no priorities
 ) WITHOUT ROWID;
 
--- The limit of every resource whose name begins with the prefix and that has no limit of its own; the longest prefix counts.
--- ('tenant:' is shown, and set, as 'tenant:*'; '' is '*'.)
+-- The limit of every resource whose name begins with the prefix and that has no limit of its own; the longest prefix
+-- counts. ('tenant:' is shown, and set, as 'tenant:*'; '' is '*'.)
 CREATE TABLE {schema}_limit_pattern (
     prefix TEXT PRIMARY KEY,
     cap    INTEGER NOT NULL CHECK (cap >= 1),
@@ -144,8 +144,8 @@ CREATE TABLE {schema}_rate_window (
     PRIMARY KEY (resource_id, window_ms)
 ) WITHOUT ROWID;
 
--- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window, and with it the lowest
--- limit and burst that requests have declared for this window in that time.
+-- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window. So do the
+-- lowest limit and burst that requests have declared for this window in that time.
 CREATE TABLE {schema}_rate_slot (
     resource_id TEXT NOT NULL,
     window_ms   INTEGER NOT NULL,
@@ -168,8 +168,8 @@ CREATE TABLE {schema}_once_run (
 
 -- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
 
--- A transaction that releases a lock inserts a row here. Other sessions see the row once the transaction has committed. Only
--- the owner of the lock knows the marker.
+-- A transaction that releases a lock inserts a row here. Other sessions see the row once the transaction has committed.
+-- Only the owner of the lock knows the marker.
 CREATE TABLE {schema}_commit_marker (
     marker    TEXT PRIMARY KEY,
     marked_at REAL NOT NULL
@@ -196,7 +196,8 @@ CREATE INDEX {schema}_handover_given ON {schema}_handover (given_at);
 
 -- The work queue ----------------------------------------------------------------------------------------------------
 
--- One row a task, in whatever state. A task is open while it is pending, running, or failed and holding up later orders.
+-- One row for each task, in any state. A task is open while it is pending, running, or failed and blocking later
+-- orders.
 CREATE TABLE {schema}_task (
     task_id         INTEGER PRIMARY KEY AUTOINCREMENT,
     queue_name      TEXT NOT NULL,
