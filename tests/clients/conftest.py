@@ -1,4 +1,4 @@
-"""On PostgreSQL: tables whose owner is no superuser, as it should be, and logins that were granted one of the roles."""
+"""On PostgreSQL: tables of an owner without superuser rights, as recommended, and logins with one of the roles."""
 
 import contextlib
 import secrets
@@ -11,7 +11,7 @@ from support import Database, random_name, until
 
 @pytest.fixture(scope="session")
 def _plainly_owned_database(postgres_server):
-    """Installed by a login that may create roles, and things in this database, and nothing else."""
+    """A database that was installed by a login that may only create roles, and objects in this database."""
     name = random_name()
     with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")

@@ -1,5 +1,5 @@
 """Bare participants (three plain statements) beside each other, beside CALL acquire and beside Python: attacks on the
-instant between a number's being given out and its row's being seen, and rows that nobody comes back for.
+instant between the assignment of a number and the commit of its row, and abandoned rows.
 """
 
 import os
@@ -136,7 +136,7 @@ def bare_worker(database, resource, rounds, seed, stays, guard, autocommit):
         for _ in range(rounds):
             position = database.insert_bare(cursor, resource, me, concurrency_limit=1)
             if not autocommit:
-                time.sleep(chance.random() * 0.003)  # the number is out, the row is not to be seen
+                time.sleep(chance.random() * 0.003)  # the number is assigned, the row is not visible yet
                 connection.commit()
             deadline = time.monotonic() + PATIENCE
             while True:

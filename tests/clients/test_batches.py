@@ -41,7 +41,7 @@ def done(ask, name, part):
 
 
 def test_a_start_within_a_transaction_is_refused(session, name, database):
-    """The other parts would wait for its end."""
+    """Otherwise the other parts would wait for its end."""
     ask, other = session(), session()
     database.rows(f"CREATE TABLE work_{name} (x integer)")
     start(ask, name, "b")  # (so it is a member already)
@@ -62,7 +62,7 @@ def test_done_within_the_callers_transaction(session, name, database):
     with pytest.raises(ZeroDivisionError), ask.connection.transaction():
         assert done(ask, name, "a") == (1, "succeeded")
         raise ZeroDivisionError
-    assert done(ask, name, "a") == (1, "succeeded")  # that one was rolled back
+    assert done(ask, name, "a") == (1, "succeeded")  # that part was rolled back
     ask("SELECT sqlsem.batch_callback_ended(%s)", name)
 
 
@@ -76,7 +76,7 @@ def test_refusals(session, name):
 
 
 def test_code_of_a_plain_user_is_not_kept(user, database, connect, name):
-    """Only operators may store a callback that others run with more rights."""
+    """Only operators may store a callback that other logins run with more rights."""
     coordinator = user.coordinator()
     drop = sqlsem.Sql("DROP SCHEMA sqlsem CASCADE")
     made = batches.batch(name, ["a", "b"], window=60, coordinator=coordinator, on_success=drop)
@@ -92,7 +92,7 @@ def test_code_of_a_plain_user_is_not_kept(user, database, connect, name):
 
 
 def test_part_of_another_login_cannot_be_ended(login, connect, name):
-    """Not even by one that knows its member and the uid of its start."""
+    """Not even by a login that knows its member and the uid of its start."""
     coordinator = connect()
     running = batches.batch(name, ["a"], window=60, coordinator=coordinator).part("a").start()
     other = login("sqlsem_user")
@@ -182,7 +182,7 @@ def test_roles(login, session, name):
             reader.rows(f"SELECT {text}")
     with pytest.raises(errors.InsufficientPrivilege):
         stranger.rows("SELECT * FROM sqlsem.list_batches()")
-    # Another login cannot end what this one runs.
+    # Another login cannot end this login's part.
     member = ask("SELECT member_id FROM sqlsem.list_batches(%s)", name)[0]
     other = session(login("sqlsem_user"))
     with pytest.raises(psycopg.Error, match="not there"):
@@ -192,7 +192,7 @@ def test_roles(login, session, name):
 
 # -- whose callback it is -----------------------------------------------------------------------------------------
 
-#: Roles of a login that has no part in the batch: may it run the callback, and read it?
+#: Roles of a login without a part in the batch; True if it may run the callback, and True if it may read it.
 RIGHTS = [
     (["sqlsem_user"], False, False),
     (["sqlsem_user", "sqlsem_worker"], False, False),
@@ -204,7 +204,7 @@ RIGHTS = [
 
 @pytest.fixture
 def login_of(login, database):
-    """``login_of(roles)``: a login that has all of them."""
+    """``login_of(roles)`` returns a login with all these roles."""
 
     def login_of(roles):
         made = login(roles[0])
@@ -220,7 +220,7 @@ def name_of(login):
 
 
 def leave_pending(database, name, kind, body):
-    """Leave a callback that no process runs; the number of its batch."""
+    """Leave a callback that no process runs, and return the number of its batch."""
     session = database.session(grace=60)
     member = session.register_member("gone", 1, "gone")
     began = session.start_part(member, name, "a", ["a"], 60.0, "me", name, (kind, body))
@@ -258,7 +258,7 @@ def test_callback_is_run_and_read_by_entitled_logins(login_of, name, kind, roles
             assert session.return_callback(member, f"{name}{own}")
     session.deregister_member(member)
     session.close()
-    # The login that kept it runs it, and no other ends it meanwhile.
+    # The login that stored it runs it, and no other login ends it meanwhile.
     mine = keeper.session(grace=60)
     member = mine.register_member("here", 1, "test")
     claimed = mine.claim_callback(member, name, None, "me", "u", True)
@@ -287,7 +287,7 @@ def test_participant_runs_function_of_another_login(login_of, name):
 
 @pytest.mark.parametrize("declares", [False, True])
 def test_last_part_leaves_kept_callback_to_entitled_login(login_of, connect, name, declares):
-    """It is told what it may not run, and its part has succeeded."""
+    """A notice names the callback that it may not run, and its part has succeeded."""
     keeper, plain = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(["sqlsem_user"])
     kept = batches.batch(
         name, ["a", "b"], window=60, coordinator=keeper.coordinator(), on_success=sqlsem.Sql("SELECT 1")
@@ -385,7 +385,7 @@ STRANGERS_CALLS = {
     "session_part_end": ["(:open, 'b', 'succeeded', NULL, 'x')"],
     "session_batch_resume": ["(:pending, 'x')"],
 }
-#: Of the routines for users: those that have to do with batches.
+#: The routines for users that read or write batches.
 ABOUT_BATCHES = """
 SELECT p.proname FROM pg_proc AS p
 WHERE p.pronamespace = 'sqlsem'::regnamespace AND has_function_privilege('sqlsem_user', p.oid, 'EXECUTE')
@@ -411,7 +411,7 @@ def test_each_routine_for_users_leaves_a_strangers_batches_alone(login_of, datab
     known["uid"] = f"{name}-uid"
 
     def rows():
-        ours = "starts_with(b.batch_name, ?)"  # any call may end a batch of other tests, whose parts have died
+        ours = "starts_with(b.batch_name, ?)"  # any call may end a batch of other tests with dead parts
         return database.rows(
             f"SELECT b::text FROM sqlsem.batch AS b WHERE {ours} ORDER BY b.batch_id", str(name)
         ) + database.rows(

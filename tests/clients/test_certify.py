@@ -1,4 +1,4 @@
-"""`sqlsem certify`: each check passes on what is right and fails on what is not, and nothing is left behind."""
+"""`sqlsem certify`: each check passes on a correct database and fails on a faulty one, and leaves nothing behind."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ from sqlsem.certify.sessions import Session
 from sqlsem.coordinator import Coordinator
 
 WISHES = Wishes(seconds=0.3, max_sessions=8)
-#: More wishes of a check.
+#: Further requirements of a check.
 WISHES_OF = {1: {"databases": True}, 10: {"long": 5.0}}
 #: Checks that need an operator.
 NEEDS_MORE = {24}
@@ -128,7 +128,7 @@ def test_roles_of_the_check_are_all_there_are():
 
 
 def by_sql(**texts):
-    """A fault that SQL puts into the schema that was installed, by engine."""
+    """A fault that SQL puts into the installed schema, by engine."""
 
     def seed(monkeypatch, engine):
         right = Bench.install
@@ -172,7 +172,7 @@ def place(bench, what):
 
 
 def answers(**texts):
-    """The server answers these questions of certify.sql in another way."""
+    """Let the server answer these queries of certify.sql in another way."""
 
     def seed(monkeypatch, engine):
         right = Session.rows
@@ -186,7 +186,7 @@ def answers(**texts):
 
 
 def changing(name, first, then):
-    """The server answers one question differently from the second time on."""
+    """Let the server answer one query differently from the second time on."""
 
     def seed(monkeypatch, engine):
         right, asked_before = Session.rows, []
@@ -253,7 +253,7 @@ def endless_installation(monkeypatch, engine):
 
     def reinstall(self):
         calls.append(self)
-        if len(calls) == 3:  # the first one makes the schema, the second one has nothing in its way
+        if len(calls) == 3:  # the first run makes the schema, and leaves nothing in the way of the second
             time.sleep(2.0)
         right(self)
 
@@ -277,7 +277,7 @@ def no_cancellation(monkeypatch, engine):
     monkeypatch.setattr(Session, "cancel", lambda self: None)
 
 
-#: By the number of the check: faults, each of which must make it fail. Every engine of a check has one at least.
+#: By the number of the check, its faults: each must make the check fail. Each engine of a check has at least one.
 FAULTS = {
     1: [
         by_sql(
@@ -310,7 +310,7 @@ FAULTS = {
     ],
     14: [by_code(answers(test_cost=[(9999.0,)], many_locks=[]), "mssql")],
     15: [by_code(answers(lock_names=[("0:[x:a]",), ("0:[x:b]",)]), "mssql")],
-    # Anybody may do anything.
+    # All logins may do anything.
     16: [
         by_sql(
             postgresql="GRANT EXECUTE ON ALL ROUTINES IN SCHEMA {schema} TO PUBLIC",
@@ -338,7 +338,7 @@ FAULTS = {
             mssql="DROP PROCEDURE {schema}.take_rate",
         )
     ],
-    # Rows that never go.
+    # Rows that stay for ever.
     4: [
         by_sql(
             sqlite="CREATE TRIGGER certify_fault BEFORE DELETE ON ProcessControl BEGIN SELECT RAISE(IGNORE); END",
@@ -350,7 +350,7 @@ FAULTS = {
             mssql="CREATE TRIGGER {schema}.fault ON {schema}.entry INSTEAD OF DELETE AS RETURN",
         )
     ],
-    # Registrations that do not follow each other.
+    # Registrations that are not serialized.
     8: [
         by_sql(
             postgresql="""
@@ -383,7 +383,7 @@ FAULTS = {
             """,
         )
     ],
-    # Rows of holders that go while they hold.
+    # Rows of holders that vanish.
     10: [
         by_sql(
             sqlite="""
@@ -621,7 +621,7 @@ def test_remains_come_with_the_statements_that_remove_them(bench, database, monk
 
 @pytest.mark.engines("postgresql", "mssql")
 def test_crash_of_the_server_is_told_apart(bench, database):
-    """Its connections end, the idle one as well."""
+    """All its connections end, also the idle one."""
 
     def crash(bench, notes):
         notes.note("so far", figure=7)

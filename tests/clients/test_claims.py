@@ -1,8 +1,8 @@
-"""Every routine that a role may call, with every argument that it takes: nothing of another login's changes, whatever
-is passed, and what cannot be is refused in words of sqlsem.
+"""Every routine that a role may call, with every argument: no call changes another login's rows, and sqlsem's own
+messages refuse impossible values.
 
-`ROUTINES` has a row for each routine and a word for each parameter, which says what it names and so what is tried. A
-routine or a parameter that is in no row fails `test_every_routine_and_parameter_is_listed`.
+`ROUTINES` has a row for each routine and a word for each parameter: the word gives the kind of the value, and so the
+values to try. `test_every_routine_and_parameter_is_listed` fails for a routine or a parameter without a row.
 
 KIND       what the caller may name                            what is tried beside numbers or texts that cannot be
 member     a member of its own login; 0 and -1 for none        the number of another login's member
@@ -208,10 +208,10 @@ why | uor | queue_position:position
 work | w | queue:queue idle_seconds:seconds
 """
 
-#: Parameters that only answer.
+#: Output parameters.
 ANSWERS = {"code", "fence", "queue_position", "taken_ms", "token", "done", "failed", "resource"}
 
-#: What a role may do to everybody's by what it is: an operator, and a worker with tasks and schedules.
+#: The rights of a role to all logins' rows: an operator's, and a worker's to tasks and schedules.
 CLAIMS_OF_ALL = {"o": {"*"}, "w": {"task", "task_log", "schedule", "queue_wait"}}
 
 NUMBERS = [0, -1, 2**31 - 1, 2**31, 2**63 - 1, -(2**63), None]
@@ -254,7 +254,7 @@ def listed():
 
 
 def in_catalogue(connection):
-    """The same of the database: the routines that a role may call, and which roles those are."""
+    """Return the same from the database's catalogue: the routines that a role may call, with the roles."""
     rows = connection.execute(
         """
         SELECT p.proname, p.prokind = 'p', p.proargnames, p.proargmodes::text[],
@@ -297,7 +297,7 @@ def test_every_routine_and_parameter_is_listed(database):
 
 
 class Party:
-    """A login with everything that a login can have, so far as its role lets it."""
+    """A login that owns rows of every kind that its role allows."""
 
     def __init__(self, login, owner, name, role):
         self.login, self.owner, self.role = login, owner, role
@@ -313,7 +313,7 @@ class Party:
         return None if row is None else row[0]
 
     def begin(self):
-        """Acquire everything anew that this login has lost."""
+        """Acquire again all that this login has lost."""
         if self.role in "upwo":
             self.member = self.value("register_member('h', 1, 'p', 5000, 3600000)")
         if self.role in "uo":
@@ -338,7 +338,7 @@ class Party:
             self.task = self.value("put_tasks(%s, %s, %s::jsonb)", self.queue, f"{self.name}-{self.member}", tasks)
 
     def named(self, kind):
-        """The values of this kind that name something of this login's."""
+        """Return the values of this kind that name rows of this login."""
         return {
             "member": [self.member],
             "members": [[self.member]],
@@ -393,7 +393,7 @@ class Party:
         }[kind]
 
 
-#: For the tables whose rows belong to a login: a condition for those of %(user)s, and the columns that only it changes.
+#: For each table with rows of logins: a condition for the rows of %(user)s, and the columns that only it changes.
 OWNED = {
     "member": ("login = %(user)s", "member_id, grace_ms, lease_ms, lease_until"),
     "ProcessControl": ("member_id IN (SELECT member_id FROM sqlsem.member WHERE login = %(user)s)", "*"),
@@ -414,7 +414,7 @@ OWNED = {
 
 
 def owned(connection, victims):
-    """All rows that are of other logins', and the settings."""
+    """Return all rows of other logins, and the settings."""
     found = {}
     for table, (condition, columns) in OWNED.items():
         for victim in victims:
@@ -426,7 +426,7 @@ def owned(connection, victims):
 
 @pytest.fixture
 def victims(login, database, name):
-    """Another login in each role that owns something."""
+    """Another login in each role that owns rows."""
     with contextlib.ExitStack() as stack, database.raw() as owner:
         parties = []
         for role in "up":
@@ -479,11 +479,11 @@ def in_words(error):
     return isinstance(error, named) or outside or str(error.diag.message_primary).startswith("sqlsem: ")
 
 
-#: Refusals that a routine for clients of sqlsem leaves to the types and constraints of its tables. The routines that
-#: people call leave none.
+#: Refusals that a routine for clients of sqlsem leaves to the types and constraints of its tables. The routines for
+#: users leave none.
 LEFT_TO_TABLES = {
     "check_guard": {"0A000", "42804"},  # a trigger's function, which cannot be called
-    "put_tasks_once": {"23505"},  # it was put before: the client counts on this
+    "put_tasks_once": {"23505"},  # the task was put before: the client relies on this
     "register": {"22001", "23505"},  # called at every lock; a uid is the client's own
     "register_all": {"22001", "22023", "23505"},
     "remaining_ms": {"22008"},  # PostgreSQL before 17 subtracts no infinite times
@@ -514,7 +514,7 @@ def test_no_argument_changes_rows_of_another_login(login, database, victims, nam
                     others = [value for victim in victims for value in victim.named(kind)]
                     for value in [*HOSTILE[kind], *others]:
                         tries.append([*usual[:number], value, *usual[number + 1 :]])
-                for victim in victims:  # all that names something of it, at once
+                for victim in victims:  # all values that name rows of it, at once
                     for last in (0, -1):
                         tries.append([victim.named(kind)[last] for kind in kinds])
                 before, told = owned(owner, victims), set()
@@ -561,7 +561,7 @@ def test_a_dead_members_row_is_kept_by_no_other_login(login, database, name):
             owner.execute("DELETE FROM sqlsem.member WHERE member_id = %s", (victim.member,))
             for other in (stranger, party(login, owner, name("t"), "u")):
                 assert other.connection.execute(pin, (victim.resource, victim.position)).fetchone() == (False,)
-            # The transaction that kept it before keeps it.
+            # The transaction that locked it before keeps it.
             assert victim.connection.execute(pin, (victim.resource, victim.position)).fetchone() == (True,)
             victim.connection.execute("COMMIT")
             assert victim.connection.execute(pin, (victim.resource, victim.position)).fetchone() == (False,)
@@ -569,7 +569,7 @@ def test_a_dead_members_row_is_kept_by_no_other_login(login, database, name):
 
 
 def test_comparisons_with_a_login_are_null_safe():
-    """``<>`` with a login that is NULL is NULL, and so true for nobody: only where the column cannot be NULL."""
+    """``<>`` with a login that is NULL is never true, so it may be used only where the column cannot be NULL."""
     login = r"(\w+\.)?@?(\w*login|\w+_by|by)"
     unequal = re.compile(rf"{login}\s*(<>|!=)|(<>|!=)\s*(session_user|ORIGINAL_LOGIN\(\)|{login}\b)")
     safe = (
@@ -667,7 +667,7 @@ def test_members_of_a_login_are_bounded_and_removed_by_operators(login, database
                 owner.execute("UPDATE sqlsem.setting SET value = %s WHERE name = 'max_members'", before)
             with pytest.raises(errors.InvalidParameterValue, match="either a member or a login"):
                 operator.execute("SELECT sqlsem.revoke_members(1, 'x')")
-            # A living holder is told first: its member stays.
+            # A living holder is notified first: its member stays.
             revoke = "SELECT sqlsem.revoke_members(%s, %s, %s)"
             assert operator.execute(revoke, (None, first.user, False)).fetchone() == (2,)
             assert operator.execute(revoke, (first.member, None, True)).fetchone() == (1,)

@@ -1,4 +1,4 @@
-"""Sessions of PostgreSQL that wait for each other: the youngest gets -3, and is told why."""
+"""Sessions of PostgreSQL that wait for each other: the youngest gets -3, and a notice with the reason."""
 
 import os
 import threading
@@ -38,7 +38,7 @@ class Caller:
         ).fetchone()
 
     def start(self, resource, *rest, **others):
-        """Returns when the request is in the queue."""
+        """Start an acquire, and return when its request is in the queue."""
         before = len(self.database.queue(resource))
         self.answer, self.began, self.ended, self.error = None, time.monotonic(), None, None
 
@@ -92,7 +92,7 @@ def test_the_youngest_of_a_ring(caller, database, name, size):
     closed = callers[-1].began
     assert callers[-1].done() == (-3, None, None)
     assert callers[-1].ended - closed < 20  # under a second on a machine that has time
-    # Its request is gone, it keeps what it had, and all others still wait.
+    # Its request is gone, it keeps its other lock, and all others still wait.
     assert len(database.queue(name)) == 2 * size - 1
     assert all(session.waits() for session in callers[:-1])
     (text,) = callers[-1].notices
@@ -110,7 +110,7 @@ def test_the_youngest_of_a_ring(caller, database, name, size):
 
 
 def test_the_youngest_though_the_server_would_take_another(caller, name):
-    """The server's own search finds sessions only, and tells whoever looks first."""
+    """The server's own search finds sessions only, and its victim is the first session that searches."""
     first, second = caller(), caller(options="-c deadlock_timeout=60s")
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
@@ -122,7 +122,7 @@ def test_the_youngest_though_the_server_would_take_another(caller, name):
 
 
 def test_where_the_server_looks_first(caller, database, name):
-    """With a short deadlock_timeout the server finds sessions that wait for each other before we look."""
+    """With a short deadlock_timeout the server finds sessions that wait for each other before sqlsem does."""
     first, second = caller(options="-c deadlock_timeout=100ms"), caller(options="-c deadlock_timeout=100ms")
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
@@ -174,7 +174,7 @@ def test_a_timeout_comes_first(caller, name):
 
 
 def test_a_lease_is_never_waited_with(caller, database, name):
-    """A lock held by a lease may be released from anywhere."""
+    """Any session may release a lock that a lease holds."""
     first, second = caller(), caller()
     assert first.acquire(name("a"), lease_seconds=60, requesting_id=name)[0] == 0
     assert second.acquire(name("b"), lease_seconds=60, requesting_id=name)[0] == 0
@@ -202,7 +202,7 @@ def test_only_its_own_login_may_ask(caller, login, database, name):
 
 
 def test_users_can(database, login, name):
-    """The deadlock is found with no more rights than acquiring takes."""
+    """The search for deadlocks needs no more rights than acquire."""
     mine = login("sqlsem_user")
     first, second = Caller(mine, database), Caller(mine, database)
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
@@ -229,7 +229,7 @@ def test_a_session_and_python_the_session_is_younger(caller, connect, database, 
             with coordinator.mutex(name("b")):
                 had.set()
 
-        # (Another thread of the same process would be another who.)
+        # (Another thread of the same process would be another owner.)
         done = []
 
         def later():

@@ -33,7 +33,7 @@ LACKS = {
     "postgresql": dotnet.lacks(odbc=True),
     "mssql": dotnet.lacks(odbc=False) or (None if os.environ.get(ADO) else f"${ADO}"),
 }
-#: What runs it on SQL Server.
+#: The runtime on SQL Server.
 RUNTIME = os.environ.get("SQLSEM_TEST_DOTNET") or ("mono" if microsoft.compiler_lacks() else "core")
 ENGINES = [engine for engine, lacks in LACKS.items() if lacks is None]
 if not ENGINES:
@@ -44,7 +44,7 @@ SOURCES = (dotnet.CLIENT, Path(__file__).parent / "dotnet" / "Agent.cs")
 
 
 class Agent(Child):
-    """A .NET process that does as it is told: tests/clients/dotnet/Agent.cs."""
+    """A .NET process under remote control: tests/clients/dotnet/Agent.cs."""
 
     def __init__(self, program: list[str], *arguments: str) -> None:
         self._errors = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (closed in `close`)
@@ -69,7 +69,7 @@ class Agent(Child):
             self.process.stdin.flush()
 
     def do(self, what: str, expected: str, **fields: Any) -> dict[str, Any]:
-        """Send a command; its answer, which must be this one."""
+        """Send a command, and check and return its answer."""
         self.send(do=what, **fields)
         return self.expect(expected)
 
@@ -85,7 +85,7 @@ class Agent(Child):
 
 @pytest.fixture(scope="session")
 def program() -> Path:
-    """The agent, compiled once for all workers."""
+    """Compile the agent once for all workers."""
     shared = Path(os.environ["SQLSEM_TEST_SHARED_DIRECTORY"])
     program = shared / "agent.exe"
     with filelock.FileLock(shared / "agent.lock"):
@@ -96,13 +96,13 @@ def program() -> Path:
 
 @pytest.fixture(scope="session")
 def core_program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The agent for .NET Core: the words that run it."""
+    """Compile the agent for .NET Core, and return its command line."""
     return microsoft.compile_core(SOURCES, tmp_path_factory.mktemp("core"), "agent")
 
 
 @pytest.fixture(params=["sync", "async"])
 def style(request: pytest.FixtureRequest) -> str:
-    """Which of each call's two forms the agents use."""
+    """Choose one of the two forms of each call for the agents."""
     return str(request.param)
 
 
@@ -210,7 +210,7 @@ def test_order_of_asking_across_languages(agent, make_agent, python, name, conne
 
 
 def test_a_limit_of_the_servers(agent, make_agent, python, connect, name):
-    """No number: the operator's, which Python goes by as well, and which is raised while somebody waits."""
+    """A request without a limit uses the operator's cap, as in Python; the cap is raised during a wait."""
     other, child, operator = make_agent(), python(), connect()
     agent.fails("acquire", "SqlSemConfigurationException", "no limit is set", name=name, limit="server")
     operator.admin.set_limit(name, 1)
@@ -259,7 +259,7 @@ def test_stages_wait_for_each_other(agent, make_agent, name):
 
 
 def test_a_deadlock_ends_the_youngest_request(agent, make_agent, python, connect, name):
-    """Two connections: the older request is granted when the other connection has given up and released."""
+    """Two connections: the older request is granted after the other connection has cancelled and released."""
     other, look = make_agent(), connect()
     agent.do("acquire", "granted", name=name("a"))
     other.do("acquire", "granted", name=name("b"))
@@ -296,7 +296,7 @@ def test_killed_holder_is_recovered_from(agent, python, name):
     waiter.send(do="acquire", lock={"kind": "mutex", "name": str(name)})
     assert waiter.quiet(0.2)
     checked = time.monotonic()
-    agent.do("check", "held")  # its last sign of life
+    agent.do("check", "held")  # its last heartbeat
     agent.kill()
     granted = waiter.expect("granted")
     assert granted["at"] - checked >= 0.9, "before the grace was over"
@@ -351,7 +351,7 @@ def taken(python: Callable[[], Child], name: str) -> Iterator[Child]:
     holder.expect("granted")
     yield holder
     holder.send(do="end")
-    holder.rest()  # which gives back what it has
+    holder.rest()  # which releases its locks
 
 
 def test_timeout(agent, database, connect, taken, name):
@@ -528,7 +528,7 @@ def test_assert_held_keeps_the_lock(agent, python, connect, name):
     until(lambda: len(operator.admin.entries(name)) == 2)
     agent.do("begin", "begun", on="other")
     agent.do("assert", "asserted", on="other")
-    # An operator takes it away by force; before the transaction ends nobody else gets in.
+    # An operator revokes it by force; no other request is granted before the transaction ends.
     taker = threading.Thread(target=lambda: operator.admin.revoke(position, force=True))
     taker.start()
     assert waiter.quiet(0.5)
@@ -552,7 +552,7 @@ def test_assert_held_in_the_locks_own_connection(agent, name):
     agent.do("acquire", "granted", name=name)
     agent.do("begin", "begun")
     agent.do("assert", "asserted")
-    # The block is left before its transaction: told, and made good with the next call.
+    # The block is left before its transaction: an error reports that, and the next call repairs it.
     agent.send(do="dispose")
     assert "commit or roll back first" in agent.expect("trouble")["message"]
     assert agent.expect("disposed")["ended"] is False
@@ -640,7 +640,7 @@ def test_a_connection_that_is_not_open(agent, name):
 
 
 def test_a_gate_kept_in_an_open_transaction(agent, database, name):
-    """A bare participant that does not commit its row holds everybody up; a timeout is kept all the same."""
+    """A bare participant that does not commit its row blocks all requests; a timeout counts all the same."""
     keeper = database.raw(autocommit=False)
     try:
         database.insert_bare(keeper.cursor(), name, "keeper")

@@ -22,7 +22,7 @@ OTHERS = [name for name in FEATURES if name != CORE]
 
 @pytest.fixture
 def empty(engine_name, request):
-    """A database, or on SQL Server a schema, with nothing in it."""
+    """An empty database, or on SQL Server an empty schema."""
     if engine_name == "postgresql":
         import psycopg
 
@@ -50,7 +50,7 @@ def roles_of(database, rows):
 
 
 def catalogue(database):
-    """The tables, routines and so on in the schema of sqlsem; and its roles."""
+    """Return the tables, routines and other objects in the schema of sqlsem, and its roles."""
     if database.engine == "postgresql":
         names = database.rows(
             "SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
@@ -269,7 +269,7 @@ def command(database, *words):
 
 
 def refused(database, feature):
-    """Every use of a feature that is not there names the command that adds it, and leaves nothing behind."""
+    """Every use of a missing feature names the command that adds it, and leaves nothing behind."""
     wanted = f"with: sqlsem init --add {feature}$"
     name = random_name()
     with contextlib.closing(database.coordinator()) as coordinator:
@@ -316,7 +316,7 @@ def test_features_are_added_while_locks_are_held(empty, first):
                 empty.install(add=(feature,))
             grant.check()
             assert not waiter.mutex(name).acquire(timeout=0)
-            holder.queue(name).put(sqlsem.Sql("SELECT 1"))  # the same process, that was refused before
+            holder.queue(name).put(sqlsem.Sql("SELECT 1"))  # the same process, after the refusal
             holder.admin.cancel_task(holder.admin.tasks(name)[0].task_id)
     assert settings(empty)["features"] == "all"
     for feature in FEATURES:

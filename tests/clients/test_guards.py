@@ -56,7 +56,7 @@ def test_every_statement_that_writes(connect, guarded, writer, refusal, name, st
 
 
 def test_guard_sees_writes_through_views_and_keys(database, connect, guarded, writer, refusal, name):
-    """Views that can be written, and what a foreign key does."""
+    """Views that can be written, and the actions of a foreign key."""
     database.rows(f"ALTER TABLE {guarded} ADD CONSTRAINT k{name} PRIMARY KEY (a)")
     owner, child = connect(), f"public.child{name}"
     database.rows(f"CREATE VIEW v{name} AS SELECT * FROM {guarded}")
@@ -147,7 +147,7 @@ def test_a_guarded_table_that_becomes_a_partition(database, connect, partitioned
 
 
 def test_a_temporary_table_in_the_way_of_the_name(connect, database, table, writer, refusal, name):
-    """The guarding login looks a name up; a writer's object of that name makes no difference."""
+    """The guard looks a name up as its own login: a writer's object of that name makes no difference."""
     text = table()
     connect().admin.guard_table(text, name)
     connection = writer()
@@ -218,7 +218,7 @@ def test_savepoints(connect, guarded, writer, refusal, name):
 
 
 def test_a_note_that_is_put_back_after_a_savepoint_was_undone(database, connect, guarded, writer, refusal, name):
-    """The note is the server's own, seal and all, and yet the row is not kept by it: it is looked at anew."""
+    """A note that the server itself sealed does not keep the row: the guard checks the row again."""
     connection = writer()
     lock = connect().mutex(name)
     lock.acquire()
@@ -284,7 +284,7 @@ FORGED = [
 
 @pytest.mark.parametrize("text", FORGED)
 def test_another_logins_grant_cannot_be_named(database, guarded, user, login, name, text):
-    """Whatever a login sets: it gains the right to lean on a grant of its own login, which it has anyway."""
+    """Whatever settings a login makes, it can only use a grant of its own login, which it may do anyway."""
     other = login("sqlsem_user")
     with user.raw() as mine, other.raw(autocommit=False) as theirs, database.raw() as owner:
         owner.execute(f"GRANT ALL ON {guarded} TO PUBLIC")
@@ -366,7 +366,7 @@ def name_of(login):
 
 
 def test_guard_trigger_ignores_the_writers_search_path(database, connect, guarded, user, name):
-    """Its names mean the system's, whatever the writer's search_path leads to."""
+    """Its names mean the system's objects, whatever the writer's search_path."""
     schema = f"s{name}"
     with database.raw() as owner:
         owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of(user)}")
@@ -421,7 +421,7 @@ def test_sqlalchemy_and_django(database, connect, guarded, refusal, name):
 
 
 def test_a_dump_restores_the_guard(make_database, postgres_server, name):
-    """The guard comes with the table and what is in it; locks that were held are held in the copy by nobody."""
+    """A dump contains the guard with the table; in the copy, no session holds the locks."""
     first, second = make_database(postgres_server), make_database(postgres_server)
     first.rows("CREATE TABLE ledger (a integer)")
     first.rows("INSERT INTO ledger VALUES (1)")
@@ -438,7 +438,7 @@ def test_a_dump_restores_the_guard(make_database, postgres_server, name):
 
 
 def test_the_other_way_in(database, connect, guarded, writer, name):
-    """Writes that a guard cannot see, as the page lists them."""
+    """The writes that a guard cannot see, as the page lists them."""
     connection = writer()
     connection.execute("SET LOCAL session_replication_role = replica")
     write(connection, guarded)

@@ -35,7 +35,7 @@ def test_token_is_valid_for_a_single_login(three, name):
     with contextlib.closing(meant.coordinator()) as taker:
         adopted = taker.adopt(token)
         assert adopted.fence == grant.fence
-        with pytest.raises(NotHeld, match="was used"):  # the giver's login may have it back only as long as it is there
+        with pytest.raises(NotHeld, match="was used"):  # the giver's login may adopt it only while the giver is there
             giver.adopt(token)
         adopted.check()
         adopted.release()
@@ -63,7 +63,7 @@ def test_token_for_a_role_is_valid_for_its_members(three, name):
 
 
 def test_tables_do_not_reveal_tokens(three, login, name):
-    """They show the hash of a token, and no token."""
+    """The displays show the hash of a token, and no token."""
     giver, _, other = three
     with giver.mutex(name) as grant:
         token = grant.hand_over(to=name_of(other))
@@ -147,7 +147,7 @@ def test_times_that_cannot_be(user, name, seconds):
 
 
 def test_adopted_row_below_the_mark_is_seen(user, name):
-    """The adopter has been given higher numbers, and marks stand above the one that comes to it."""
+    """The adopter has higher numbers, and low-water marks above the number that it adopts."""
     with contextlib.closing(user.coordinator()) as giver, contextlib.closing(user.coordinator()) as taker:
         with giver.mutex(name) as grant:
             for _ in range(300):  # each writes a mark with a chance of one in forty
@@ -155,7 +155,7 @@ def test_adopted_row_below_the_mark_is_seen(user, name):
                     pass
             token = grant.hand_over()
         with taker.adopt(token) as adopted:
-            adopted.check()  # a ping, which lists the member's rows from its marks on
+            adopted.check()  # a heartbeat, which lists the member's rows from its marks on
             for _ in range(300):
                 with taker.mutex(name("other")):
                     pass
@@ -163,7 +163,7 @@ def test_adopted_row_below_the_mark_is_seen(user, name):
 
 
 def test_row_in_transit_needs_its_token(three, database, name):
-    """Not even by the login that it is for: it can neither take it, nor give it back, nor keep it alive."""
+    """Not even the login that may adopt it can use it before: it can neither acquire, nor release, nor renew it."""
     giver, meant, _ = three
     with giver.mutex(name) as grant:
         token = grant.hand_over(to=name_of(meant), ttl=30)

@@ -58,7 +58,7 @@ def test_pin_needs_ownership_of_the_row(user, login, database, name):
             assert connection.execute(pin, (name, position)).fetchone() == (True,)
         owner.execute(f"GRANT {name_of(user)} TO {name_of(other)}")
         assert theirs.execute(pin, (name, position)).fetchone() == (True,)
-        # Who keeps it is named to who cannot take it away.
+        # The refused client's error names the session that keeps the lock.
         with operator.raw() as connection:
             connection.execute("SET lock_timeout = '200ms'")
             with pytest.raises(errors.LockNotAvailable) as caught:
@@ -163,7 +163,7 @@ def test_waiter_on_a_dead_beacon_does_not_keep_it_alive(user, login, database, n
         position, _ = register(victim, member, name)
         key = database.rows("SELECT sqlsem.lock_class(1), beacon FROM sqlsem.member WHERE member_id = ?", member)[0]
         pid = victim.info.backend_pid
-        # In the queue for the beacon: it has it the moment that the victim is gone.
+        # In the queue for the beacon: it gets the lock at the moment when the victim ends.
         villain.execute("SET lock_timeout = '60s'")
         villain.pgconn.send_query(b"SELECT pg_advisory_lock(%d, %d)" % key)
         until(lambda: database.rows("SELECT 1 FROM pg_locks WHERE NOT granted AND pid = ?", villain.info.backend_pid))
@@ -424,7 +424,7 @@ def test_the_tasks_of_a_dead_worker(database, connect, login, name):
 
 
 def test_a_session_does_not_wait_for_itself(user, database, name):
-    """The first example of docs/protocol.md, pasted as it stood: it hung."""
+    """An earlier version of the first example in docs/protocol.md hung when pasted."""
     with user.raw() as connection:
         connection.execute("SET statement_timeout = '20s'")
         assert connection.execute("CALL sqlsem.try(%s, 3, weight => 2)", (name,)).fetchone()[0] == 0

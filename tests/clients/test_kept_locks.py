@@ -1,7 +1,7 @@
 """Each lock of the library that a login without any role can take: its effect on others, and its name in messages.
 
-The table is complete: a scan of the SQL and of Python finds every lock that is taken. A new lock fails until it is
-here.
+The table is complete: a scan of the SQL and of Python finds every lock that is taken. The test fails for a new lock
+that is not in the table.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from sqlsem.insight.kept import KINDS
 pytestmark = pytest.mark.engines("postgresql")
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Routines that take a lock which their caller names.
+#: Routines that take a lock named by their caller.
 GIVEN = {"is_free", "wait_until_lock_free", "release_session_lock_after_commit", "take_exclusive_lock"}
-#: Longest waits of a session that bounds them itself, in these tests.
+#: The longest waits in these tests of a session that bounds them itself.
 PATIENCE_MS = 300
 
 
@@ -48,7 +48,7 @@ def advisory_keys():
                 key = re.match(r"s\.lock_class\((\d)\), (?:s\.)?(\w+)\(?", rest)
                 if key is None:
                     assert name is not None
-                    own = name.group(1) in GIVEN or "classid::" in rest[:40]  # (gives back what pg_locks shows)
+                    own = name.group(1) in GIVEN or "classid::" in rest[:40]  # (releases the lock that pg_locks shows)
                     assert own, (script, name.group(1), rest[:60])
                     continue
                 yield int(key.group(1)), key.group(2)
@@ -68,7 +68,7 @@ ADVISORY = {
     (6, "hashtext"): "put",
     (7, "lock_key"): "number",
 }
-#: Tables that are locked in the stead of that.
+#: Tables that are locked instead.
 TABLES = {"limit_pattern": "limits", "queue_key": "turns", "installer": "install"}
 #: Tables that an upgrade locks, all at once.
 UPGRADED = {"member", "processcontrol", "%s"}
@@ -89,7 +89,7 @@ def test_each_kind_is_told_in_words():
 
 
 def test_no_python_takes_an_advisory_lock():
-    """They stand in the scripts, where the tables above see them (but for one of a random key, of the doctor's)."""
+    """Only the scripts take advisory locks, and the scan reads them (the doctor takes one more, with a random key)."""
     for path in (ROOT / "sqlsem").rglob("*.py"):
         assert not re.search(r"pg_\w*advisory_\w*lock|sp_getapplock", path.read_text(encoding="utf-8")), path
     doctor = sql.script("postgresql", "client") + "".join(sql.queries("postgresql", file="doctor").values())
@@ -103,7 +103,7 @@ def test_each_wait_for_a_lock_is_bounded():
             waits = re.findall(r"pg_advisory_(?:xact_)?lock\w*\(|LOCK TABLE [^;]*", routine)
             if any("NOWAIT" not in wait for wait in waits):
                 name = re.match(r"CREATE OR REPLACE \w+ s\.(\w+)", routine).group(1)
-                # (refuse and set_pattern are called by register and set_resource, which bound it.)
+                # (register and set_resource call check_registration and set_pattern, and bound the wait.)
                 assert "lock_timeout" in routine or name in ("check_registration", "set_pattern"), name
 
 
@@ -120,7 +120,7 @@ def hashed(database, text):
 
 @pytest.fixture
 def stranger(login):
-    """A session of a login that may connect, and nothing else."""
+    """A session of a login that may only connect."""
     connection = login().raw()
     yield connection
     connection.close()
@@ -265,7 +265,7 @@ def test_stranger_keeps_a_members_lock(database, user, stranger, name):
         victim.execute("SELECT sqlsem.deregister_member(%s)", (member,))
 
 
-#: Each kind that a stranger can keep has a test above.
+#: The kinds of locks that a stranger can keep; each has a test above.
 def test_each_advisory_kind_is_tried():
     kinds = set(re.findall(r'assert_named\(database, stranger, "(\w+)"', Path(__file__).read_text(encoding="utf-8")))
     assert kinds == set(ADVISORY.values())
@@ -280,7 +280,7 @@ def test_stranger_cannot_lock_our_tables(stranger, user, table):
 
 
 def former_keys(database, queue):
-    """The keys of locks that were advisory ones: one number of the installer, two of the rest."""
+    """The keys of the former advisory locks: one number for the installer's, two for the others."""
     return [
         ("SELECT pg_advisory_lock(hashtext('sqlsem.install.sqlsem'))", ()),
         ("SELECT pg_advisory_lock(%s, hashtext(%s))", (class_of(database, 6), f"turns.{queue}")),
@@ -290,7 +290,7 @@ def former_keys(database, queue):
 
 
 def test_stranger_stops_no_wait_no_claim_and_no_limit(database, login, user, stranger, name, threads):
-    """Every wait once went by a lock of the installer's, and claims by one of their queue."""
+    """In an earlier version every wait took a lock of the installer, and each claim took a lock of its queue."""
     for statement, values in former_keys(database, name):
         stranger.execute(statement, values)
     with user.raw() as holder, user.raw() as waiter:
@@ -350,7 +350,7 @@ def test_pin_of_an_open_transaction_is_named_by_why_alone(database, user, name):
 
 
 def test_short_registrations_are_never_told_as_kept(database, user, name, threads):
-    """A gate that is taken by each of many requests is nobody's for long."""
+    """Many requests take the gate in turn, each for a short time."""
     stop = []
 
     def takes():

@@ -42,7 +42,7 @@ def test_the_table_of_routines(database):
 
 
 def test_the_table_and_t_sql():
-    """The rights in the T-SQL script, read without a server. It lacks some routines of PostgreSQL."""
+    """The rights in the T-SQL script, read without a server. The script lacks some routines of PostgreSQL."""
     script = sql.script("mssql", "permissions").partition("INSERT INTO @right")[2].partition("UNION ALL")[0]
     granted = dict(re.findall(r"\(N'(\w+)', N'([upwor]+)'\)", script))
     page = table()

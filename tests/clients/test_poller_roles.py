@@ -29,7 +29,7 @@ def test_rights_are_known_beforehand(login, name, role, rights):
         else:
             with pytest.raises(sqlsem.ConfigurationError, match="add it to the role sqlsem_operator"):
                 live.perform(action)
-            # The database refuses it as well, whatever we believe.
+            # The database refuses it as well, whatever the client assumes.
             with pytest.raises(sqlsem.ConfigurationError, match="permission denied"):
                 coordinator.admin.pause(name)
         live.stop()

@@ -25,7 +25,7 @@ def signatures():
 
 
 def installed(database, name, procedure):
-    """The parameters of a routine as the page writes them."""
+    """Return the parameters of a routine in the page's notation."""
     found = database.rows(
         "SELECT p.oid::integer, p.proargmodes::text[], p.proargnames, "
         "coalesce(p.proallargtypes, p.proargtypes)::oid[]::regtype[]::text[], "
@@ -88,7 +88,7 @@ def test_the_columns_of_status(database):
 
 
 def test_the_examples_run(database, name):
-    """Statement by statement, in one session; only the positions are put in."""
+    """Run statement by statement, in one session; only the positions are substituted."""
     blocks = re.findall(r"```sql\n(.*?)```", section(), re.DOTALL)
     assert len(blocks) == 2
     position = None

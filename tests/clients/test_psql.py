@@ -1,4 +1,4 @@
-"""clients/psql: shell scripts and SQL that need nothing but psql."""
+"""clients/psql: shell scripts and SQL that need only psql."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture
 def start(database):
-    """``start(script, …)`` in a process of its own; killed at the end."""
+    """``start(script, …)`` runs a script in a process of its own, which is killed at the end."""
     started = []
 
     def start(*arguments, **options):
@@ -98,7 +98,7 @@ def test_it_holds_while_the_command_runs_and_python_waits(database, connect, sta
     lock = connect().mutex(name)
     assert lock.acquire(timeout=0) is False
     late = support.Attempt(lock)
-    assert late.waits(4)  # over a ping of the script's
+    assert late.waits(4)  # longer than the script's interval of heartbeats
     process.stdin.close()
     late.granted()
     late.leave()

@@ -97,7 +97,7 @@ def test_a_user_is_no_operator(user, login, call):
 
 
 def test_no_routine_is_open_to_everybody(database, login):
-    """And to users none that writes at others' cost."""
+    """Users may call no routine that changes other logins' rows."""
     with database.raw() as connection, login().raw() as stranger:
         names = [
             row[0]
@@ -219,7 +219,7 @@ def test_injection(user, name, quote):
 
 
 def test_functions_of_the_callers_own_do_not_stand_in(database, user, name):
-    """A routine with its owner's rights ignores the caller's search_path."""
+    """A routine with its owner's rights ignores the search_path of its caller."""
     with database.raw() as owner:
         schema = f"s{name}"
         owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of(user)}")
@@ -328,7 +328,7 @@ def test_worker_role_manages_the_locks_of_its_tasks(database, login, connect, na
         queue.put(Json("load"), locks=[sqlsem.mutex(name)], on_failure="continue")
         task = theirs.queue(name).try_claim()
         boss.admin.revoke(task.grant.position)
-        theirs.client.member.heartbeat()  # which gives back what an operator wants
+        theirs.client.member.heartbeat()  # which releases the revoked rows
         assert boss.admin.entries(name) == []
         with pytest.raises(sqlsem.LockLost), task:
             pass

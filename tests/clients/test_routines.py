@@ -1,4 +1,4 @@
-"""The routines that sessions call: acquire, try, release, renew, assert_holding, status and what operators do."""
+"""The routines that sessions call: acquire, try, release, renew, assert_holding, status and the operators' calls."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engines("postgresql")
 
 
 class Caller:
-    """One session of somebody who knows nothing but SQL."""
+    """A session that uses plain SQL."""
 
     def __init__(self, url, **options):
         self.connection = psycopg.connect(url, **{"autocommit": True, **options})
@@ -48,7 +48,7 @@ class Caller:
         return self.value("sqlsem.renew(%s, %s, %s, %s)", resource, position, requesting_id, lease)
 
     def start(self, resource, **named):
-        """acquire, in a thread."""
+        """Start acquire in a thread."""
 
         def run():
             try:
@@ -214,7 +214,7 @@ def test_time_is_up(database, session, name):
 
 
 def test_a_wait_of_many_slices(session, name):
-    """More than the three seconds after which acquire looks up, and the five for which a row is attended."""
+    """Longer than the slice of acquire, three seconds, and than the lease of a waiter, five seconds."""
     connection, second, three = session(), session(), session()
     connection.acquire(name)
     second.start(name)
@@ -249,7 +249,7 @@ def test_session_is_a_single_member(database, session, name):
 
 
 def test_discard_all_gives_the_lock_up_and_the_session_goes_on(session, name):
-    """It frees the session's advisory locks, and so says that the session is gone."""
+    """It frees the session's advisory locks, so the session looks dead."""
     first, second = session(), session()
     first.acquire(name)
     first.connection.execute("DISCARD ALL")
@@ -321,7 +321,7 @@ def test_a_block_that_may_commit(database, session, name):
     connection.connection.execute(f"DO $${body.format(before='')}$$")
     assert connection.value("current_setting('sqlsem_test.code')") == "0"
     connection.release(name)
-    # What it wrote before would be committed behind its back.
+    # The call would commit the caller's earlier writes.
     connection.connection.execute(f"CREATE TABLE w{name} (x int)")
     with pytest.raises(errors.ActiveSqlTransaction, match="would commit what was written before"):
         connection.connection.execute(f"DO $${body.format(before=f'INSERT INTO w{name} VALUES (1);')}$$")
@@ -385,7 +385,7 @@ def test_bad_arguments(database, session, name, named, words):
         with pytest.raises(errors.InvalidParameterValue, match=words.replace("NAME", name)):
             connection.call("try", **{"resource": name, **named})
     assert rows(database, name) == []
-    if "concurrency_limit" not in named or named["concurrency_limit"] is not None:  # (that is told at the registration)
+    if "concurrency_limit" not in named or named["concurrency_limit"] is not None:  # (the registration reports that)
         assert database.rows("SELECT count(*) FROM sqlsem.member") == before, "nothing was done"
 
 
@@ -436,7 +436,7 @@ def test_a_cancelled_call_leaves_no_row(database, session, name, how):
 
 
 def test_unattended_waiting_row_is_removed(database, session, name):
-    """Whatever ended the call: its session lives, the member's beacon is held, and yet nobody is kept waiting."""
+    """After any end of the call, the session lives and holds the beacon, but its row blocks no other request."""
     connection, second, three = session(), session(), session()
     connection.acquire(name)
     second.acquire(name("other"))  # makes it a member
@@ -541,7 +541,7 @@ def test_a_lease_runs_out(database, session, name):
 
 
 def test_a_lease_outlives_its_connection(database, session, name):
-    """Three calls on three connections, as of a pooler."""
+    """Make three calls on three connections, as behind a pooler."""
     first, other = session(), session()
     position = first.acquire(name, lease_seconds=6, requesting_id="the job")[1]
     first.close()
@@ -601,7 +601,7 @@ def test_assert_holding(database, session, name):
     position = connection.acquire(name)[1]
     with connection.connection.transaction():
         connection.call("assert_holding", name, position)
-        # Even an operator's force does not let another in before this ends.
+        # Even after a revocation by force, no other request is granted before this ends.
         second.value("set_config('lock_timeout', '300', false)")
         with pytest.raises(errors.LockNotAvailable):
             second.value("sqlsem.revoke(%s, true)", position)
@@ -689,7 +689,7 @@ def test_an_operator_takes_a_waiting_row_away(database, session, name):
 def test_reap(database, session, kill, name):
     first, second = session(), session()
     first.acquire(name)
-    second.value("sqlsem.reap()")  # what others left
+    second.value("sqlsem.reap()")  # rows that others left
     assert second.value("sqlsem.reap()") == 0
     assert rows(database, name) != []
     kill(first.pid)
@@ -789,7 +789,7 @@ def python_worker(coordinator, resource, rounds, seed, stays, guard):
 
 
 def test_all_kinds_beside_python_under_load(connect, database, name, threads):
-    """Never an overlap, nobody overtaken by who conflicts with it."""
+    """Stays never overlap, and no request is overtaken by a conflicting one."""
     stays, guard, rounds = [], threading.Lock(), 12
     coordinator = connect()
     for attempt in range(1, 11):
@@ -799,7 +799,7 @@ def test_all_kinds_beside_python_under_load(connect, database, name, threads):
             threads.start(python_worker, coordinator, str(name), rounds, 10 * attempt + seed, stays, guard)
         threads.join()
         assert check_history(stays) == 7 * rounds * attempt
-        if overlap(stays) > 1:  # as nearly always; or this has shown too little
+        if overlap(stays) > 1:  # as nearly always; otherwise the test proved too little
             break
     else:
         pytest.fail("nothing was shared, again and again")

@@ -1,7 +1,7 @@
 """No object in the caller's search_path shadows a name in the library's SQL (the class of CVE-2018-1058).
 
-The names come out of the texts, so new ones are tried too: operators and functions with argument types near those that
-are meant. A trap records the login that ran it.
+The names come from the scripts, so the test covers new ones: operators and functions with argument types near the
+intended ones. A trap records the login that ran it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from sqlsem import cli, sql
 
 pytestmark = pytest.mark.engines("postgresql")
 
-#: Types that near misses are made of: those our texts use, and what converts to them or from them.
+#: Types for the signatures of traps: the types in the scripts, and types that convert to them or from them.
 TYPES = (
     "text",
     "varchar",
@@ -58,7 +58,7 @@ def texts():
 
 
 def names_used(connection):
-    """The functions and operators of the system that our texts name, with their numbers of arguments."""
+    """Return the functions and operators of the system that the scripts name, with their numbers of arguments."""
     words, signs = set(), set()
     for text in texts():
         text = re.sub(r"--[^\n]*", "", text)
@@ -74,14 +74,14 @@ def names_used(connection):
     operators = connection.execute(
         "SELECT DISTINCT oprname, oprkind = 'l' FROM pg_operator "
         "WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprname = ANY (%s)",
-        # What stands for an operator without looking like one: IN, CASE … WHEN, LIKE, IS DISTINCT FROM, BETWEEN.
+        # Syntax that stands for an operator: IN, CASE … WHEN, LIKE, IS DISTINCT FROM, BETWEEN.
         (sorted(signs | {"=", "<>", "<", "<=", ">", ">=", "~~", "!~~", "-", "+"}),),
     ).fetchall()
     return functions, operators
 
 
 def signatures(number):
-    """Lists of argument types for so many arguments."""
+    """Yield lists of argument types for so many arguments."""
     all_types = (*TYPES, *MORE, *ARRAYS)
     if number == 0:
         yield ()
@@ -161,7 +161,7 @@ def make_traps(connection, schema):
 
 @pytest.fixture(scope="module")
 def trapped(postgres_server):
-    """A database in which a login without a role has filled the common schema before sqlsem was installed."""
+    """A database in which a login without a role filled the common schema before the installation of sqlsem."""
     name = random_name()
     with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
@@ -191,7 +191,7 @@ def command(database, *arguments, expected=(0,)):
 
 
 def test_the_traps_spring(trapped):
-    """A careless statement runs them."""
+    """A statement with unqualified names runs the traps."""
     with trapped.raw() as connection:
         for careless in ("SELECT 1.5::float8 * 2", "SELECT 'a'::varchar = 'a'", "SELECT pg_advisory_xact_lock(7)"):
             with pytest.raises(psycopg.Error, match="TRAP"):
@@ -200,7 +200,7 @@ def test_the_traps_spring(trapped):
 
 @pytest.fixture(scope="module")
 def logins(trapped):
-    """The tables are installed amid the traps, by a superuser. Logins with each of the roles, and with all."""
+    """Install the tables amid the traps, by a superuser; return logins with each of the roles, and with all of them."""
     assert "Done." in command(trapped, "init")
     command(trapped, "init")
     name = trapped.url.rpartition("/")[2]
@@ -348,7 +348,7 @@ def the_sessions(database):
             connection.execute(f"SELECT sqlsem.{text}")
 
 
-#: A value for each type of a parameter, under which a routine does not wait for long.
+#: A value for each type of a parameter, with which a routine does not wait long.
 VALUES = {
     "bigint": "1",
     "integer": "1",
@@ -370,9 +370,9 @@ VALUES = {
     "xid8": "'1'",
     "oid": "1",
 }
-#: The paths that a caller may have: the default one, and one on which the system's names come last.
+#: The search paths of callers: the default path, and a path that ends with the system's names.
 PATHS = ('"$user", public', "public, pg_catalog")
-#: Errors that say that a call did not reach the routine. (What a routine itself refuses is another matter.)
+#: Errors of calls that did not reach the routine. (A refusal by a routine itself is another matter.)
 UNREACHED = (
     psycopg.errors.UndefinedFunction,
     psycopg.errors.AmbiguousFunction,
@@ -380,7 +380,7 @@ UNREACHED = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.DatatypeMismatch,
 )
-#: Types that the SQL of routines names by a single word. Somebody may make others of these names.
+#: Types that the SQL of routines names by a single word. Logins can make other types with these names.
 TYPE_NAMES = (
     "text",
     "timestamptz",
@@ -407,7 +407,7 @@ def session(database, path):
 
 @pytest.fixture(scope="module")
 def typed(logins, trapped):
-    """Types in public besides, under the names of the system's."""
+    """Make types in the schema public, too, under the names of the system's types."""
     with psycopg.connect(trapped.server.url(trapped.url.rpartition("/")[2]), autocommit=True) as connection:
         connection.execute(
             "CREATE FUNCTION public.sprung(what pg_catalog.text) RETURNS boolean LANGUAGE plpgsql AS $t$ BEGIN "
@@ -435,7 +435,7 @@ def routines_of(connection):
 
 
 def reached(connection, name, kind, given):
-    """Call a routine: whether it was reached, with the error if there was one."""
+    """Call a routine. Return True if the call reached it, and the error, if any."""
     try:
         connection.execute(f"{'CALL' if kind == 'p' else 'SELECT'} sqlsem.{name}({given})")
     except UNREACHED as exc:
@@ -449,7 +449,7 @@ def reached(connection, name, kind, given):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("login", LOGINS)
 def test_routine_springs_no_trap(typed, login, path):
-    """Each by itself, by values for its types and by NULLs: its answer does not matter, but it has one in time."""
+    """Call each routine with values for its types and with NULLs: any answer is good if it comes in time."""
     with trapless(typed) as catalogue:
         routines = routines_of(catalogue)
     assert len(routines) > 250
@@ -474,7 +474,7 @@ def test_routine_springs_no_trap(typed, login, path):
 
 
 def qualified(type_name):
-    """Return a type's name with its schema, where it is no word of the grammar."""
+    """Return a type's name with its schema, unless it is a word of the grammar."""
     base = type_name.removesuffix("[]")
     return f"pg_catalog.{type_name}" if base in ("text", "jsonb", "name", "regclass", "oid", "xid8") else type_name
 
@@ -486,7 +486,7 @@ def trapless(typed):
         yield connection
 
 
-# What the routines without a path of their own do, to their ends: each way out of each, also after a wait.
+# Calls of the routines without a path of their own, to their ends: each exit of each routine, also after a wait.
 
 
 def called(connection, text, *values):
@@ -561,7 +561,7 @@ def call_take(start, patience):
     assert called(connection, f"CALL sqlsem.take('pair{tag}', 1, 6000)")[0] == 0
     waiting = patience(second, f"CALL sqlsem.take('pair{tag}', 1, 6000)")
     waiting.begins(f"rate:pair{tag}")
-    assert waiting.answer()[0] == 1  # out of the line
+    assert waiting.answer()[0] == 1  # out of the queue
 
 
 def call_sleep_until_due(start, patience):
@@ -605,7 +605,8 @@ def call_once_begin(start, patience):
     called(second, "SELECT sqlsem.once_forget('daily')")
 
 
-#: What calls each routine that commits. A new one is missing here until something calls it to its end.
+#: The calls above for each routine that commits. The test fails for a new routine until a call here runs it to its
+#: end.
 SCENARIOS = {
     "acquire": call_acquire,
     "acquire_row": call_acquire,
@@ -632,7 +633,7 @@ class Waiting:
         self._answer = self._pool.submit(called, connection, text)
 
     def begins(self, resource):
-        """Wait until its row stands in the queue."""
+        """Wait until its row is in the queue."""
         assert self.look is not None
         until(lambda: self._answer.done() or self.look(resource))
         assert not self._answer.done(), self._answer.result()
@@ -655,7 +656,7 @@ def test_call_that_commits_springs_no_trap(typed, login, path, scenario):
         def look(resource):
             return catalogue.execute(
                 "SELECT 1 FROM sqlsem.processcontrol WHERE resource_id = %s "
-                "AND (granted_at IS NULL OR resource_id LIKE 'rate:%%')",  # (the first in a rate's line waits, too)
+                "AND (granted_at IS NULL OR resource_id LIKE 'rate:%%')",  # (the first in a rate's queue waits, too)
                 (resource,),
             ).fetchone()
 

@@ -1,4 +1,4 @@
-"""PostgreSQL databases that cannot be used: each command says why, and leaves nothing behind. (SQLite files:
+"""PostgreSQL databases that cannot be used: each command gives the reason, and leaves nothing behind. (SQLite files:
 tests/conformance/test_input.py.)
 """
 
@@ -31,7 +31,7 @@ def run(url, *command):
 
 @pytest.fixture
 def own(postgres_server):
-    """A PostgreSQL database with nothing in it, and a login without rights."""
+    """An empty PostgreSQL database, and a login without rights."""
     import psycopg
 
     name = random_name()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.engines("postgresql")
 
 @pytest.fixture
 def new_empty(postgres_server):
-    """Makes databases with nothing in them."""
+    """Make empty databases."""
     made = []
 
     def new():
@@ -43,13 +43,13 @@ def new_empty(postgres_server):
 
 @pytest.fixture
 def empty(new_empty):
-    """A database with nothing in it."""
+    """An empty database."""
     return new_empty()
 
 
 @pytest.fixture
 def later_version(monkeypatch):
-    """This client brings the next version."""
+    """Let this client bring the next version."""
     next_version.bring(monkeypatch)
 
 
@@ -129,7 +129,7 @@ def test_concurrent_installations_are_serialised(empty, threads):
 
 def test_init_while_locks_are_held_and_waited_for(connect, database, name):
     place = database.rows("SELECT current_database()")[0][0]
-    owner = database.server.url(place, user=f"{place}_owner")  # who installed it: see conftest
+    owner = database.server.url(place, user=f"{place}_owner")  # the installing login: see conftest
     holder, coordinator = connect(), connect()
     with database.raw() as session, database.raw() as waiting:
         with holder.mutex(name) as grant:
@@ -213,7 +213,7 @@ def test_a_newer_client_says_how_to_upgrade(empty, monkeypatch, later_version, n
 
 
 class Load:
-    """Clients that go on acquiring and releasing a lock, and putting and claiming tasks, until they are stopped."""
+    """Clients that acquire and release a lock, and put and claim tasks, until they are stopped."""
 
     def __init__(self, database, name, threads):
         self.stop = threading.Event()

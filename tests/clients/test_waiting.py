@@ -1,4 +1,4 @@
-"""The wait of a CALL of acquire on PostgreSQL: asleep, attended, and never for itself."""
+"""The wait of a CALL of acquire on PostgreSQL: it sleeps, renews its lease, and never waits for itself."""
 
 import contextlib
 import time
@@ -24,7 +24,7 @@ def acquire(connection, resource, **named):
 
 
 def start(threads, connection, resource, **named):
-    """acquire in a thread; a list that gets the answer."""
+    """Start acquire in a thread, and return a list that gets the answer."""
     answer = []
     threads.start(lambda: answer.append(acquire(connection, resource, **named)))
     return answer
@@ -53,10 +53,10 @@ def test_it_sleeps_however_long_it_waits(database, session, name, threads):
         slices.add(found[0])
         late.append(found[1])
         time.sleep(0.05)
-    # Each slice is a transaction. Were it to look again and again, there would be one for each of our looks.
+    # Each slice is a transaction. A polling wait would make one for each check of this test.
     assert len(slices) <= 6
     assert len(late) > 20
-    # (After the server stood still, for an instant.)
+    # (Briefly, after the server stood still.)
     assert sum(late) <= len(late) // 10, "for a while anybody could have removed the row as one that nobody attends to"
     threads.join()
     assert 7 <= time.monotonic() - started < slack(20)
@@ -89,7 +89,7 @@ def test_waiting_for_oneself_is_a_deadlock(database, session, name, held, asked)
 
 
 def test_waiting_for_others_is_none(database, session, name, threads):
-    """It has a part of the limit itself, and waits for another's."""
+    """It holds a part of the limit itself, and waits for another session's part."""
     first, other = session(), session()
     acquire(first, name, concurrency_limit=3)
     acquire(other, name, concurrency_limit=3, weight=2)
@@ -103,10 +103,10 @@ def test_waiting_for_others_is_none(database, session, name, threads):
 
 
 def test_a_broken_off_wait_keeps_no_lock_of_the_engines(database, session, name):
-    """An interrupt may strike when wait() has just been given the lock it waited for."""
+    """An interrupt may strike just after wait() has got the lock that it waited for."""
     holder, waiter, witness = session(), session(), session()
     _, position = acquire(holder, name)
-    # What such an interrupt would leave: here on the row of a third, whom its own next wait would find in its way.
+    # The lock that such an interrupt would leave, here on the row of a third session: it would block the next wait.
     waiter.execute("SELECT pg_advisory_lock_shared(sqlsem.lock_class(3), 4711)")
     shared = (
         "SELECT count(*) FROM pg_locks WHERE pid = %s AND locktype = 'advisory' AND mode = 'ShareLock'",
@@ -118,7 +118,7 @@ def test_a_broken_off_wait_keeps_no_lock_of_the_engines(database, session, name)
         acquire(waiter, name)
     assert witness.execute(*shared).fetchone() == (0,)
     assert positions(database, name) == [position]
-    # The beacon, and what else belongs to the session, is as it was.
+    # The beacon, and the session's other locks, are unchanged.
     waiter.execute("SET statement_timeout = 0")
     assert holder.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
     assert acquire(waiter, name)[0] == 0

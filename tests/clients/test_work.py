@@ -22,7 +22,7 @@ def work(database, name, idle=0.3, results=None):
 
 
 def test_two_sessions_and_ten_tasks(database, connect, name, threads):
-    """Five pairs, each of which starts together; nothing polled, nothing twice; the log tells who ran what when."""
+    """Five pairs of tasks, each pair at the same time, without polls and repetitions; the log shows all runs."""
     with database.raw() as connection:
         numbers = [
             connection.execute("SELECT sqlsem.put(%s, %s)", (name, f"SELECT pg_sleep(0.4) -- {n}")).fetchone()[0]
@@ -177,7 +177,7 @@ def test_a_call_that_is_broken_off_leaves_nothing_running(database, connect, nam
             session.execute("CALL sqlsem.work(%s, 0)", (name,))
         session.execute("SET statement_timeout = 0")
         assert [run.outcome for run in queue.log(slow)] == ["failed"]
-        # And were it broken off just after its claim:
+        # And after an interrupt just after its claim:
         claimed = session.execute("SELECT task_id FROM sqlsem.session_claim(%s)", (name,)).fetchone()
         assert claimed == (slow,)
         assert session.execute("CALL sqlsem.work(%s, 0)", (name,)).fetchone() == (0, 0)
@@ -196,7 +196,7 @@ def test_a_call_that_is_cancelled_says_so_of_its_task(database, connect, name, t
             with pytest.raises(errors.QueryCanceled, match=f"task {slow} was broken off: canceling statement"):
                 session.execute("CALL sqlsem.work(%s, 0)", (name,))
             ended.append(session.info.transaction_status)
-            # The session goes on, with what is left.
+            # The session goes on with the other tasks.
             session.execute("UPDATE sqlsem.task SET body = 'SELECT 2' WHERE task_id = %s", (slow,))
             ended.append(session.execute("CALL sqlsem.work(%s, 0)", (name,)).fetchone())
 
@@ -241,7 +241,7 @@ def may_signal(database):
 
 @pytest.mark.usefixtures("may_signal")
 def test_a_task_of_a_session_has_a_time_limit(database, login, connect, name, threads):
-    """Any other worker of the queue enforces it, as another session does. This session goes on with the next task."""
+    """Any other worker of the queue enforces it, also another session. This session goes on with the next task."""
     queue = connect().queue(name, on_failure="continue")
     slow = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"), time_limit=1, max_attempts=2, backoff=0)
     last = queue.put(sqlsem.Sql("SELECT 1"), order=1)
@@ -287,7 +287,7 @@ def test_without_the_right_to_signal_a_session_runs_on(database, login, connect,
 
 @pytest.mark.usefixtures("may_signal")
 def test_a_task_that_is_ended_is_told_of_once(database, login, connect, name, threads):
-    """However many look at the clock: a text that goes on all the same sees one attempt to end it."""
+    """However many sessions check the deadline, a body that ignores the cancel gets a single attempt to end it."""
     queue = connect().queue(name)
     text = """DO $$ DECLARE n integer := 0; til timestamptz := clock_timestamp() + '2 s'; BEGIN
         WHILE clock_timestamp() < til LOOP
@@ -304,7 +304,7 @@ def test_a_task_that_is_ended_is_told_of_once(database, login, connect, name, th
 
 
 def test_an_end_that_is_cancelled_too_is_told_all_the_same(database, connect, name, threads):
-    """The second wish strikes where the session says of its task that the first one did."""
+    """The second cancel comes while the session records that the first one ended its task."""
     queue = connect().queue(name)
     slow = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"))
 
@@ -324,7 +324,7 @@ def test_an_end_that_is_cancelled_too_is_told_all_the_same(database, connect, na
         for what in ("Timeout", "Lock"):
             until(lambda what=what: looker.execute(rests, (pid, what)).fetchone() == (1,))
             looker.execute("SELECT pg_cancel_backend(%s)", (pid,))
-        # It waits again, having been cancelled: it has another lock in line.
+        # The cancel struck while it recorded the end; it tries again, and waits for the row's lock again.
         until(lambda: looker.execute(rests, (pid, "Lock")).fetchone() == (1,))
         other.rollback()
     threads.join()
@@ -367,7 +367,7 @@ def test_session_is_left_alone_after_its_call(database, login, connect, name, th
 
 
 def test_time_is_counted_from_the_claim(database, connect, name, threads):
-    """By those who end the task, and by the session that is told."""
+    """By the sessions that end the task, and by the session that gets the cancel."""
     queue = connect().queue(name, on_failure="continue")
     slow = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"), time_limit=600)
     results = []
@@ -396,7 +396,7 @@ def test_deferred_error_fails_the_task(database, connect, name):
 
 
 def test_work_of_an_expired_session_is_rolled_back(database, connect, name, threads):
-    """Its text frees the session's locks, so that it looks dead."""
+    """Its body frees the session's locks, so that the session looks dead."""
     table = f"made_by_{name}"
     database.rows(f"CREATE TABLE {table} (n integer)")
     queue = connect().queue(name)
@@ -457,7 +457,7 @@ def test_bad_arguments(database, call, words):
 
 
 def test_roles_for_putting_and_running(login, user, connect, name):
-    """Putters put code, workers run it; users of locks and operators do neither."""
+    """Putters put code, and workers run it; users of locks and operators may do neither."""
     putter, worker, operator = login("sqlsem_putter"), login("sqlsem_worker"), login("sqlsem_operator")
     for other in (user, worker, operator, login("sqlsem_reader")):
         with other.raw() as connection, pytest.raises(errors.InsufficientPrivilege):
@@ -476,7 +476,7 @@ def test_roles_for_putting_and_running(login, user, connect, name):
     with contextlib.closing(worker.coordinator()) as theirs:
         with theirs.queue(name).try_claim() as task:
             assert task.body == 1
-    # What it runs, it runs with the worker's rights.
+    # It runs the code with the worker's rights.
     queue = connect().queue(name("b"))
     queue.put(sqlsem.Sql("SELECT * FROM sqlsem.task"))
     results = []
@@ -503,7 +503,7 @@ def test_roles_that_see_task_bodies(login, user, connect, name):
     for text in (listing, attempts):
         with pytest.raises(errors.InsufficientPrivilege):
             user.rows(text, name if text is listing else number)
-    # What others have put is not theirs to cancel either; an operator's it is.
+    # Putters cannot cancel other logins' tasks, but operators can.
     assert other.rows("SELECT sqlsem.set_task(?, 'cancel')", number) == [(-1,)]
     assert login("sqlsem_operator").rows("SELECT sqlsem.set_task(?, 'cancel')", number) == [(0,)]
     assert putter.rows("SELECT sqlsem.set_task(?, 'retry')", number) == [(0,)]

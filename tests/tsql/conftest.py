@@ -1,4 +1,4 @@
-"""T-SQL sessions, as an Agent job or a package has them: plain connections that call the routines by name.
+"""T-SQL sessions like those of an Agent job or a package: plain connections that call the routines by name.
 
 session      ``session()`` gives a `Session` whose procedures are compiled already; lent to this test alone
 new_session  ``new_session()`` opens one, to be killed or closed
@@ -23,7 +23,7 @@ class Answer(NamedTuple):
 
 
 class Session:
-    """One connection in autocommit mode, as clients have it."""
+    """A connection in autocommit mode, as clients use it."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -34,7 +34,7 @@ class Session:
         self.spid = int(row[0])
 
     def rows(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """All rows of all results of one batch; ``{s}`` is the schema."""
+        """Return all rows of all results of a batch; ``{s}`` is the schema."""
         cursor = self.connection.cursor()
         cursor.execute(text.replace("{s}", self.schema), parameters)
         found: list[tuple[Any, ...]] = []
@@ -45,7 +45,7 @@ class Session:
                 return found
 
     def call(self, routine: str, *parameters: Any, **named: Any) -> int | None:
-        """Run a routine; its return code."""
+        """Run a routine, and return its code."""
         ((code,),) = self.rows(
             f"DECLARE @c int; EXEC @c = {{s}}.{routine} {_marks(parameters, named)}; SELECT @c",
             *parameters,
@@ -66,7 +66,7 @@ class Session:
         return self.call("release", *parameters, **named)
 
     def later(self, function: Callable[..., Any], *parameters: Any, **named: Any) -> Future[Any]:
-        """Call one of the above in a thread of its own: for what has to wait."""
+        """Call one of the methods above in a thread of its own, for calls that wait."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -80,14 +80,14 @@ class Session:
         return future
 
     def waiting(self, resource: str, *parameters: Any, **named: Any) -> Future[Any]:
-        """An acquire that waits: returns when its row is in the queue."""
+        """Start an acquire that waits, and return when its row is in the queue."""
         before = len(self.database.queue(resource))
         future = self.later(self.acquire, resource, *parameters, **named)
         until(lambda: future.done() or len(self.database.queue(resource)) > before, "the row in the queue")
         return future
 
     def settle(self) -> None:
-        """Wait for what was called in threads."""
+        """Wait for the calls in threads."""
         for thread in self._threads:
             thread.join(PATIENCE)
             assert not thread.is_alive(), "a call in this session has not ended"
@@ -107,7 +107,7 @@ def _marks(parameters: tuple[Any, ...], named: dict[str, Any]) -> str:
 
 
 def number_of(error: BaseException) -> int:
-    """The server's number of an error that a driver raised."""
+    """Return the server's number of an error that a driver raised."""
     import re
 
     return int(re.findall(r"\((\d+)\)", str(error.args[1]))[-1])

@@ -1,4 +1,4 @@
-"""acquire, try, release, renew, assert_holding from T-SQL sessions, alone and among Python's."""
+"""acquire, try, release, renew, assert_holding from T-SQL sessions, alone and beside Python's."""
 
 import time
 
@@ -78,7 +78,7 @@ def test_an_operator_takes_the_waiting_row_away(session, connect, database, name
 
 @pytest.mark.parametrize("access", ["write", "read"])
 def test_revoked_row_is_not_granted(session, database, name, access):
-    """Though the operator's session ended before the row was removed."""
+    """Also if the operator's session ended before the removal of the row."""
     first, other = session(), session()
     first.acquire(name, access="write")
     waiting = other.waiting(name, access=access, timeout_ms=60000)
@@ -243,7 +243,7 @@ def test_a_bare_participant_is_waited_for(session, database, name):
 
 
 def test_polling_waiter_backs_off(session, connect, name):
-    """A pause has no lock that one could wait for; the looks are 0.8 s apart in the end."""
+    """A pause has no lock to wait for, so the waiter polls; in the end its polls are 0.8 s apart."""
     connection, operator = session(), connect()
     operator.admin.pause(name)
     began = time.monotonic()
@@ -282,7 +282,7 @@ def test_an_open_transaction_is_refused_and_left_alone(session, database, refuse
 
 
 def test_with_implicit_transactions(session, database, name):
-    """The setting of drivers without autocommit: no session of the library may hang in such a transaction."""
+    """IMPLICIT_TRANSACTIONS is the setting of drivers without autocommit: no session of the library may hang in one."""
     first, other = session(), session()
     first.rows("SET IMPLICIT_TRANSACTIONS ON")
     try:
@@ -311,7 +311,7 @@ def test_the_callers_settings_stay(session, name):
 
 
 def test_acquire_waits_for_a_kept_gate(session, database, name):
-    """A bare participant that does not commit: waiting for it is waiting too, and ends in time."""
+    """A bare participant does not commit: the wait for it counts as a wait, too, and ends in time."""
     caller, connection = session(), database.raw(autocommit=False)
     database.insert_bare(connection.cursor(), name, "bare", concurrency_limit=1)
     began = time.monotonic()
@@ -368,7 +368,7 @@ def test_release_takes_only_the_requesters_own(session, database, name):
     assert [row[0] for row in database.queue(name)] == [second.position, third.position]
     assert owner.release(name) == 0
     assert [row[0] for row in database.queue(name)] == [second.position]
-    # Another session of the same login may, when it is told the id: a handler that runs on another connection.
+    # Another session of the same login may release it with the id: a handler that runs on another connection.
     assert other.release(name, None, "package B") == 0
 
 

@@ -1,4 +1,4 @@
-"""Batches from T-SQL, as Agent jobs take part in them, where SQL Server differs (``routines`` has the rest)."""
+"""Batches from T-SQL, as in Agent jobs, where SQL Server differs (``routines`` has the rest)."""
 
 import contextlib
 import secrets
@@ -43,7 +43,7 @@ def test_refused_in_a_transaction(session, name, refused):
 
 
 def test_recovery_leaves_a_reclaimed_callback(session, new_session, database, name, connect, held_member):
-    """The recovery is kept waiting between its look at the batches and its decision."""
+    """The recovery has to wait between its read of the batches and its decision."""
     victim, connection, live = new_session(), session(), session()
     start(victim, name, "a")
     start(live, name, "b")
@@ -68,7 +68,7 @@ def test_recovery_leaves_a_reclaimed_callback(session, new_session, database, na
 
 @pytest.mark.parametrize("settings", ["IMPLICIT_TRANSACTIONS", "ROWCOUNT"])
 def test_the_sessions_own_settings_do_no_harm(new_session, session, name, connect, settings):
-    """As a driver in manual commit has them, or a script that wants to see few rows."""
+    """The settings of a driver in manual commit, or of a script that limits its rows."""
     first, other = new_session(), session()
     set_them, undo = {
         "IMPLICIT_TRANSACTIONS": ("SET IMPLICIT_TRANSACTIONS ON", "SET IMPLICIT_TRANSACTIONS OFF"),
@@ -111,7 +111,7 @@ def test_sql_as_callback(database, session, connect, name):
 
 @pytest.fixture
 def plain(database):
-    """``plain(text, …)``: the first value that a login gets that is no operator, and has all rights to the tables."""
+    """``plain(text, …)`` returns the first value for a login that is no operator, with all rights to the tables."""
     import pyodbc
 
     from sqlsem.engines.mssql.odbc import join, words_of_odbc
@@ -190,7 +190,7 @@ class Clock:
         assert batch.count("SYSUTCDATETIME()") == 2  # (and of a lease)
         batch = batch.replace("SYSUTCDATETIME()", f"(SELECT now FROM {session.schema}.{self.table})")
         session.rows(f"CREATE TABLE {{s}}.{self.table} (now datetime2(6) NOT NULL)")
-        # (A day ahead: what ends by the real clock is in time.)
+        # (A day ahead, so that ends by the real clock are in time.)
         session.rows(f"INSERT INTO {{s}}.{self.table} (now) VALUES (DATEADD(day, 1, SYSUTCDATETIME()))")
         session.rows(batch.replace(before, f"CREATE PROCEDURE {session.schema}.{self.routine}\n"))
         ((self.member,),) = session.rows("EXEC {s}.register_member N'host', 1, N'program', 60000, @answer = 1")
@@ -218,7 +218,7 @@ class Clock:
 
 
 def test_expired_batch_is_reported_once_per_clock_tick(new_session, name):
-    """All that begins in one tick has the same time, as where it ticks in milliseconds."""
+    """All starts in one tick have the same time, as on a clock with ticks of milliseconds."""
     with contextlib.closing(Clock(new_session(), name)) as clock:
         old, previous = clock.start("a", "1")
         assert previous is None

@@ -1,4 +1,4 @@
-"""The files in clients/tsql, as they are: only the schema's name is put in, and the tokens as Agent does."""
+"""The files in clients/tsql, unchanged except for the schema's name and Agent's tokens."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ def run(session, texts):
 
 @pytest.fixture
 def work(database):
-    """Makes what a file works on, and drops it afterwards: ``work(kind, name, text)``."""
+    """``work(kind, name, text)`` makes an object for a file, and drops it afterwards."""
     made = []
 
     def make(kind, name, text):
@@ -146,7 +146,7 @@ def test_three_of_ten(session, connect, database, work):
         "PROCEDURE",
         "dbo.load_part",
         "CREATE PROCEDURE dbo.load_part @part int AS BEGIN DECLARE @began datetime2(6) = SYSUTCDATETIME(); "
-        # The test keeps that lock: this is a pause, longer than any between two looks of a waiter (0.8 s).
+        # The test keeps that lock for longer than any pause between two polls of a waiter (0.8 s).
         "EXEC sp_getapplock @Resource = N'sqlsem tests keep this', @LockMode = N'Shared', @LockOwner = N'Session', "
         "@LockTimeout = 2000, @DbPrincipal = N'public'; "
         "INSERT INTO dbo.steps VALUES (@part, @began, SYSUTCDATETIME()); "

@@ -1,4 +1,4 @@
-"""T-SQL sessions that read beside a Python process whose reader becomes the writer."""
+"""T-SQL sessions that read beside a Python process, whose reader upgrades."""
 
 import threading
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.engines("mssql")
 
 @pytest.fixture
 def member(new_session):
-    """``member()``: a session that has enrolled as a program does, and calls what programs call."""
+    """``member()`` returns a session that has registered as a program does, and makes a program's calls."""
     made = []
 
     def member():
@@ -52,7 +52,7 @@ def test_an_upgrade_waits_for_a_session(session, connect, database, name):
         thread = threading.Thread(target=lambda: (grant.upgrade(timeout=PATIENCE), done.set()))
         thread.start()
         until(lambda: access(database, grant.position) == "upgrade")
-        # Nobody new: not by acquire, and not by a try.
+        # No new holder: neither by acquire, nor by a try.
         assert late.acquire(name, access="read", timeout_ms=0).code == -1
         assert not done.is_set()
         reader.release(name, theirs.position)
@@ -79,7 +79,7 @@ def test_an_upgrade_that_gives_up_lets_sessions_in(session, connect, database, n
 
 
 def test_upgrade_waits_for_a_granted_session(session, connect, database, name):
-    """A writer leaves while a session sleeps behind it, which may enter then: so the upgrade waits for it."""
+    """A writer releases while a session sleeps behind it and becomes grantable: the upgrade waits for the session."""
     late, connection = session(), database.raw()
     with connect().read(name) as grant:
         writer = database.insert_bare(connection.cursor(), name, "bare", access_type="write", concurrency_limit=1)
@@ -95,7 +95,7 @@ def test_upgrade_waits_for_a_granted_session(session, connect, database, name):
 
 
 def test_unattended_row_is_removed_before_upgrade(member, database, name):
-    """Its session stopped after it was granted, and would hold the lock later on."""
+    """Its session was stopped after the grant, and would hold the lock later on."""
     first, other = member(), member()
     mine, _ = register(first, name, "read")
     writer, _ = register(other, name, "write")
@@ -125,7 +125,7 @@ def test_grants_are_independent_of_set_options(member, database, name):
 
 
 def test_a_try_leaves_no_upgrade_behind(member, database, name):
-    """Not even where an earlier call was broken off."""
+    """Not even after an interrupted earlier call."""
     first, other = member(), member()
     mine, _ = register(first, name, "read")
     theirs, _ = register(other, name, "read")

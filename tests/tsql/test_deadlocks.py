@@ -1,4 +1,4 @@
-"""T-SQL sessions that wait for each other, or for Python: the youngest gets -3, and is told why."""
+"""T-SQL sessions that wait for each other, or for Python: the youngest gets -3, and a message with the reason."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.engines("mssql")
 
 
 def acquire_told(session, resource, *rest):
-    """acquire, with what it PRINTs: (code, words)."""
+    """Call acquire, and return its code and its PRINTed messages."""
     marks = ", ".join("?" * (1 + len(rest)))
     cursor = session.connection.cursor()
     cursor.execute(f"DECLARE @c int; EXEC @c = {session.schema}.acquire {marks}; SELECT @c", (resource, *rest))
@@ -27,7 +27,7 @@ def acquire_told(session, resource, *rest):
 
 
 def start(session, database, name, resource, *rest):
-    """Returns when the request is in the queue."""
+    """Start an acquire, and return when its request is in the queue."""
     before = len(database.queue(name))
     future = session.later(acquire_told, session, resource, *rest)
     until(lambda: future.done() or len(database.queue(name)) > before, "the request in the queue")

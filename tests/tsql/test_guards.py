@@ -1,4 +1,4 @@
-"""Guarded tables of SQL Server, as T-SQL sessions meet them."""
+"""Guarded tables of SQL Server, from T-SQL sessions."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_a_session_that_asserts(session, database, guarded, name, refused):
         for who in (first, other):
             with refused(50004, "which has asserted no grant of it"):
                 who.rows(text.format(guarded))
-    with refused(50004, name):  # what was begun is over: a trigger that throws ends the transaction
+    with refused(50004, name):  # the transaction is over: a trigger that throws ends it
         first.rows(f"BEGIN TRANSACTION; INSERT INTO {guarded} VALUES (1)")
     assert first.rows("SELECT @@TRANCOUNT") == [(0,)]
     first.rows(f"BEGIN TRANSACTION; EXEC {{s}}.assert_holding ?, ?; INSERT INTO {guarded} VALUES (1)", name, position)
@@ -60,7 +60,7 @@ def test_isolation(session, guarded, name, level):
 
 
 def test_guarded_write_does_not_wait_for_registrations(session, database, guarded, name):
-    """An uncommitted row is in the queue of the resource: the holder writes past it."""
+    """An uncommitted row in the queue of the resource does not block the holder's write."""
     connection, bare = session(), database.raw(autocommit=False)
     try:
         position = connection.acquire(name).position
@@ -76,7 +76,7 @@ def test_guarded_write_does_not_wait_for_registrations(session, database, guarde
 
 @pytest.mark.parametrize("text", ["x", "{position}", "{position}:0", "0:0 {position}:{member} 1:1", "%"])
 def test_words_of_the_sessions_own(session, database, guarded, name, refused, text):
-    """Whatever it sets: it leans on a grant of its own login, by its position and member, or is refused."""
+    """Whatever settings it makes, it uses a grant of its own login, by position and member, or is refused."""
     first, other = session(), session()
     position = first.acquire(name).position
     ((member,),) = database.rows("SELECT member_id FROM {table} WHERE queue_position = ?", position)
@@ -84,7 +84,7 @@ def test_words_of_the_sessions_own(session, database, guarded, name, refused, te
     word = f"sqlsem.{database.schema}.grants"
     other.rows(set_it, word, text.format(position=position, member=member))
     try:
-        if "{member}" in text:  # that is what grant.session does, and may
+        if "{member}" in text:  # as grant.session does, which is allowed
             write(other, guarded)
         else:
             with refused(50004, "is no grant of it that is (still) held"):
@@ -138,7 +138,7 @@ def test_a_table_that_moves_to_another_schema(session, database, guarded, name, 
 
 
 def test_drop_takes_the_guards_off(session, database, guarded):
-    """First of all: without what their triggers call nobody could write into the tables."""
+    """The script drops the guards first: no login could write into the tables without the triggers' routines."""
     connection = session()
     first = sql.script("mssql", "drop", schema=database.schema).partition("DROP TRIGGER IF EXISTS")[0]
     connection.rows(first)

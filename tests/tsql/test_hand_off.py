@@ -1,4 +1,4 @@
-"""A release grants the next row in its own transaction, where it is sure that this row may go."""
+"""A release grants the next row in its own transaction, if it is sure that the row may be granted."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_release_beside_another_holder_grants_none(queue: Queue, access: str, li
 
 
 def test_release_leaves_a_session_to_itself(queue: Queue) -> None:
-    """The caller of the session may have been cut off while it waited: its row goes when the time is up."""
+    """The session's caller may have been disconnected during its wait: its row goes when the lease is over."""
     first, session = queue.register(), queue.register(attended_ms=60_000)
     queue.release(first)
     assert queue.granted() == []
@@ -116,7 +116,7 @@ def test_release_does_not_grant_a_revoked_row(queue: Queue) -> None:
 
 
 def test_grant_that_a_crash_undid_keeps_others_out(queue: Queue) -> None:
-    """The time of a grant may be lost with the server; its row, which others wait for, is not."""
+    """A crash may lose the time of a grant, but not its row, for which others wait."""
     first, second = queue.register(), queue.register()
     queue.release(first)
     assert queue.wait(second) == 0
@@ -130,7 +130,7 @@ def test_grant_that_a_crash_undid_keeps_others_out(queue: Queue) -> None:
 def test_release_that_a_crash_undid_is_done_again(
     database: Any, connect: Callable[..., Any], session: Callable[[], Any], name: str
 ) -> None:
-    """The server comes back with the row; the owner comes back as well, and does not know the row."""
+    """The server restarts with the row; its owner reconnects, and does not know the row."""
     rows = session().rows
     coordinator = connect()
     columns = (
@@ -184,7 +184,7 @@ def test_release_raises_the_mark_now_and_then(queue: Queue) -> None:
 
 
 def test_numbers_that_went_back_are_refused(queue: Queue, refused: Callable[[int, Callable[..., Any]], Any]) -> None:
-    """A row below the mark would be seen by nobody."""
+    """No session would see a row below the mark."""
     position = queue.register()
     queue.release(position)
     queue.session.rows("INSERT INTO {s}.low_water (resource_id, mark) VALUES (?, ?)", queue.name, position + 1_000_000)

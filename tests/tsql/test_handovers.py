@@ -1,4 +1,4 @@
-"""Locks that travel, between sessions that know T-SQL and from Python to them and back."""
+"""Hand-overs between T-SQL sessions, and from Python to them and back."""
 
 import contextlib
 

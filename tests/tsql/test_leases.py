@@ -1,4 +1,4 @@
-"""A lock with a lease belongs to no session: its holder is whoever has its id, until the lease is past."""
+"""A lock with a lease belongs to no session: any client with its id is its holder until the lease expires."""
 
 import time
 
@@ -106,7 +106,7 @@ def test_two_leases_of_a_session_are_two_holders(session, database, name):
 
 
 def test_the_same_id_waits_for_itself_and_ends_in_time(session, name):
-    """A package that is started twice with one id: the second waits for the first, and its release takes both."""
+    """A package that starts twice with one id: the second run waits for the first, and a release removes both rows."""
     caller, other = session(), session()
     first = caller.acquire(name, lease_seconds=60, requesting_id="twice")
     second = other.acquire(name, lease_seconds=60, requesting_id="twice", timeout_ms=300)

@@ -13,7 +13,7 @@ REGISTER = "EXEC {s}.register ?, N'who', N'owner', NULL, 0, ?, @answer = 1"
 
 @pytest.fixture
 def member(new_session):
-    """``member(grace_ms, lease_ms)``: a session, and the number of the member that it is."""
+    """``member(grace_ms, lease_ms)`` returns a session, and the number of its member."""
 
     def member(grace_ms=0, lease_ms=None):
         connection = new_session()
@@ -24,20 +24,20 @@ def member(new_session):
 
 
 def states(database, name):
-    """(state, missing_for, grace) of the rows of a resource."""
+    """Return (state, missing_for, grace) of the rows of a resource."""
     found = database.rows(f"EXEC {database.schema}.entries ?", name)
     return [(row[2], row[16], row[17]) for row in found]
 
 
 def past(database, name, *others):
-    """(outcome, host, pid, program, login, ended_by, held) of what has ended, newest first."""
+    """Return (outcome, host, pid, program, login, ended_by, held) of the ended rows, newest first."""
     marks = "".join(", ?" for _ in others)
     found = database.rows(f"EXEC {database.schema}.past ?, 100{marks}", name, *others)
     return [(row[12], *row[14:19], row[11]) for row in found]
 
 
 def test_a_try_gets_in_where_the_dead_have_been(member, session, database, name):
-    """Though nobody waited, or looked, while the holder died. Within its grace nobody gets in."""
+    """Also if no client waited or polled when the holder died. Within its grace no other request is granted."""
     connection, begun = session(), time.monotonic()
     holder, number = member(6000)
     holder.rows(REGISTER, number, name)
@@ -76,7 +76,7 @@ def test_free_session_lock_alone_grants_nothing(member, session, database, name)
 
 
 def test_waiter_sleeps_on_the_lock_of_the_row_ahead(member, database, name):
-    """Also when that row is gone already: it is the lock that wakes."""
+    """Also when that row is already gone: the lock wakes the waiter."""
     (holder, first), (waiter, second) = member(60000), member(60000)
     ahead = holder.rows(REGISTER, first, name)[0][0]
     position = waiter.rows(REGISTER, second, name)[0][0]
@@ -91,7 +91,7 @@ def test_waiter_sleeps_on_the_lock_of_the_row_ahead(member, database, name):
 
 
 def test_waiter_tests_the_owner_of_a_free_lock(member, database, name):
-    """At once, not when its call ends."""
+    """At once, and not only at the end of its call."""
     (holder, first), (waiter, second) = member(), member(60000)
     holder.rows(REGISTER, first, name)
     position = waiter.rows(REGISTER, second, name)[0][0]
@@ -143,7 +143,7 @@ def test_next_waiter_has_a_wakeup_lock(session, database, name):
 
 
 def test_wait_for_a_revoked_row(member, database, name):
-    """Held or waited for, it is gone from then on."""
+    """Held or waiting, the row is gone from then on."""
     caller, number = member(60000)
     positions = [caller.rows(REGISTER, number, name)[0][0] for _ in range(2)]
     assert [caller.call("wait", name, position, 0) for position in positions] == [0, -1]
@@ -176,7 +176,7 @@ def test_a_lease_that_is_over_is_dead(member, session, database, name):
 
 
 def test_a_sign_of_life_that_comes_while_it_is_tested(member, session, database, name):
-    """The reaper waits for that heartbeat, and finds another row than the tested one."""
+    """The reaper waits for that heartbeat, and then finds a newer version of the row than the tested one."""
     connection, (holder, number) = session(), member(0, 60000)
     holder.rows(REGISTER, number, name)
     beside = database.beside("member")
@@ -249,7 +249,7 @@ def test_dead_worker_is_seen_by_list_cancel_and_retry(member, session, database,
     until(lambda: listed() == {first: "lost", second: "lost"}, "the worker being dead")
     assert len(connection.rows("EXEC {s}.list_tasks ?, N'lost'", name)) == 2
     assert connection.rows("EXEC {s}.list_tasks ?, N'running'", name) == []
-    # The first who acts on one of them has them all pending again.
+    # The first action on one of the tasks makes them all pending again.
     assert connection.rows("EXEC {s}.set_task ?, N'retry', 1", second) == [(0,)]
     assert connection.rows("EXEC {s}.set_task ?, N'cancel', 1", first) == [(0,)]
     assert listed() == {first: "cancelled", second: "pending"}

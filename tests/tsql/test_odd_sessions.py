@@ -1,4 +1,4 @@
-"""Names and sessions as few have them: a clear error or a lock, and nothing left behind either way."""
+"""Rare names and sessions: each gets a clear error or a lock, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USUAL = "SET IMPLICIT_TRANSACTIONS OFF; SET ROWCOUNT 0; SET TEXTSIZE 2147483647;
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_odd_name_is_taken_as_it_is_or_refused(session, database, name, kind, refused):
-    """By one case, one blank or one pattern more it would be another resource's lock."""
+    """A difference in case, a blank or a pattern makes another resource's lock."""
     words, good = NAMES[kind]
     caller, resource = session(), f"{name}{words}"
     if good:

@@ -77,7 +77,7 @@ def test_status_of_all_and_of_a_single_resource(session, name):
 
 
 def test_revoke_while_the_owner_gives_up(session, database, name):
-    """Told that it is revoked, the owner removes the row, and the operator's own attempt finds it at that."""
+    """The owner learns of the revocation and removes the row, while the operator tries to remove it, too."""
     holder, owner, operator = session(), session(), session()
     position = holder.acquire(name).position
     owner.rows(

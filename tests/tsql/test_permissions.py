@@ -1,4 +1,4 @@
-"""Logins: their rights, and that none releases what another login holds.
+"""The rights of logins: no login releases another login's locks.
 
 Where the server runs procedures with their callers' rights (no ownership chaining), a member of the role cannot work at
 all. So the rights of the role are looked up there, and one login's reach into another's rows is tried with rights to
@@ -111,7 +111,7 @@ def login(database, new_session):
         for (spid,) in admin.execute(
             "SELECT session_id FROM sys.dm_exec_sessions WHERE login_name = ?", name
         ).fetchall():
-            with contextlib.suppress(pyodbc.Error):  # it has ended meanwhile; else the login cannot be dropped
+            with contextlib.suppress(pyodbc.Error):  # its session must have ended before the login is dropped
                 admin.execute(f"KILL {int(spid)}")
         admin.execute(f"DROP USER IF EXISTS {name}")
         admin.execute(f"DROP LOGIN {name}")
@@ -265,7 +265,7 @@ def first_value(connection, text, *parameters):
 
 
 def test_roles_bound_the_kinds_of_tasks(session, database, as_login, request, name):
-    """Code runs with the rights of whoever works: only putters put it, whatever else a login may do."""
+    """Code runs with the worker's rights: only putters put it, whatever other rights a login has."""
     import pyodbc
 
     text = f"EXEC {database.schema}.put ?, N'1', @kind = ?"
@@ -285,7 +285,7 @@ def test_roles_bound_the_kinds_of_tasks(session, database, as_login, request, na
 
 
 def test_schedule_is_changed_by_its_owner_or_operators(database, as_login, request, name):
-    """It may put only what its owner may put."""
+    """A schedule may put only the tasks that its owner may put."""
     import pyodbc
 
     save = f"EXEC {database.schema}.save_schedule ?, N'q', N'0 2 * * *', N'UTC', ?, N'1', ?, N'2026-01-01T02:00:00'"
@@ -370,7 +370,7 @@ def test_another_login_cannot_act_for_a_worker(session, database, as_login, requ
 
 
 def test_another_login_cannot_act_for_a_part(session, database, as_login, request, name):
-    """Nor take over the callback of one that lives, nor leave behind what is run with another's rights."""
+    """Another login cannot take over a living member's callback, nor leave a callback that runs with other rights."""
     import pyodbc
 
     connection = session()
@@ -407,7 +407,7 @@ def test_another_login_cannot_act_for_a_part(session, database, as_login, reques
 
 
 def test_another_login_cannot_act_for_a_requester(session, database, as_login, request, name):
-    """Even with every right to the tables, and knowing all the words, the routines do not serve it."""
+    """The routines refuse another login even if it has all rights to the tables, and knows all ids."""
     import pyodbc
 
     connection = session()
@@ -430,7 +430,7 @@ def test_another_login_cannot_act_for_a_requester(session, database, as_login, r
     ((access,),) = database.rows("SELECT access_type FROM {table} WHERE queue_position = ?", held.position)
     assert access == "write"
     assert len(database.queue(name)) == 2
-    # Nor for the entry lock, which anybody could have taken: a lease has none.
+    # Nor for the entry lock, which any login could take: a lease has none.
     entry = f"entry.sqlsem.{database.schema}.{leased.position}"
     stranger.execute("EXEC sp_getapplock ?, N'Exclusive', N'Session', 0, N'public'", entry)
     assert call("release ?, ?, N'package'", name("lease"), leased.position) == -1

@@ -1,4 +1,4 @@
-"""Priorities from T-SQL: @priority of acquire and try, among Python's."""
+"""Priorities from T-SQL: @priority of acquire and try, beside Python's."""
 
 import pytest
 from support import Attempt, until
@@ -68,7 +68,7 @@ def test_invalid_priorities_are_refused(session, name, ranked):
 
 
 def test_unattended_priority_entry_is_removed(new_session, session, connect, database, name, ranked):
-    """Its caller was cut off; its session lives on."""
+    """Its caller was disconnected; its session lives on."""
     holder, other = session(), session()
     assert holder.acquire(name, priority=0).code == 0
     member = other.rows(

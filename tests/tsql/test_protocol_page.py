@@ -9,7 +9,7 @@ pytestmark = pytest.mark.engines("mssql")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| `([^`]*)`[^|]* \| ([a-z, ]+) \|$", re.MULTILINE)
-#: Parameters of procedures that sqlsem's own calls use, behind those that the page has.
+#: Further parameters of procedures that only sqlsem's own calls use, behind the parameters on the page.
 OWN = {"@outcome", "@answer", "@own"}
 
 

@@ -1,6 +1,6 @@
-"""The rule as T-SQL has it, against that of `Request.fits`; and many looks at once.
+"""The rule in T-SQL, compared with `Request.fits`, and polls of many rows.
 
-Rows are put there by hand, and few sessions used: some engines take seconds to compile the routines in each.
+The tests insert rows by hand and use few sessions: some engines take seconds to compile the routines in each.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class _Row:
 
 @pytest.fixture
 def fill(database):
-    """``fill(resource, requests)``: their positions, as bare rows in the table beneath."""
+    """``fill(resource, requests)`` inserts bare rows into the base table, and returns their positions."""
     with contextlib.closing(database.raw()) as connection:
         used = set()
 
@@ -96,11 +96,11 @@ def test_the_rule_is_that_of_requests(database, name, fill, number):
                 ]
                 if conflicting:  # (else the cap alone is in the way)
                     assert until in ("leave", "grant")
-                    assert blocker == conflicting[-1]  # who waits just ahead, as nobody is let in
+                    assert blocker == conflicting[-1]  # the waiter just ahead, as no row is granted
 
 
 def test_waiter_sleeps_on_the_deciding_row(database, name, fill):
-    """The last one where all must leave, the last one's grant while it waits, else the oldest of those inside."""
+    """The blocker is the last row if all must leave, the last waiter until it is granted, else the oldest holder."""
     three = [Request(name, limit=3)] * 5
     positions = fill(name, three, granted=3)
     with contextlib.closing(database.raw()) as connection:
@@ -116,7 +116,7 @@ def test_waiter_sleeps_on_the_deciding_row(database, name, fill):
                 ).fetchone()
             )
 
-        assert ahead(positions[2]) == (1, None, "paused")  # as nothing else keeps it out
+        assert ahead(positions[2]) == (1, None, "paused")  # as no other row blocks it
         assert ahead(positions[3]) == (0, positions[0], "any")
         assert ahead(positions[4]) == (0, positions[3], "grant")
         assert ahead(positions[4], 1) == (0, positions[3], "leave")

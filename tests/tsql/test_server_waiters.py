@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engines("mssql")
 
 @pytest.fixture
 def waiters(database):
-    """``waiters(1)``: so many may wait, in this test."""
+    """``waiters(1)`` sets the limit of waiters in this test."""
     setting = f"UPDATE {database.beside('setting')} SET value = ? WHERE name = 'max_server_waiters'"
     before = database.rows(f"SELECT value FROM {database.beside('setting')} WHERE name = 'max_server_waiters'")
     assert before == [("100",)]
@@ -32,7 +32,7 @@ def test_session_above_the_limit_is_refused_at_once(session, database, refused, 
     until(lambda: database.rows(slot, f"slot.sqlsem.{database.schema}.0") == [(0,)], "it sleeps")
     with refused(50002, "max_server_waiters"):
         other.acquire(name, timeout_ms=60_000)
-    # It left the queue, and the waiter is not disturbed. Calls that need no wait go on.
+    # It left the queue, and the waiter goes on. Calls without a wait work.
     assert len(database.queue(name)) == 2
     assert other.acquire(name, timeout_ms=0).code == -1
     assert other.acquire(name("free")).code == 0
@@ -47,7 +47,7 @@ def test_session_above_the_limit_is_refused_at_once(session, database, refused, 
 
 
 def test_behind_a_paused_resource_too(session, connect, refused, waiters, name):
-    """There a session sleeps by the clock."""
+    """On that engine a session sleeps by the clock."""
     waiter = session()
     with connect() as operator:
         operator.admin.pause(name)
@@ -61,7 +61,7 @@ def test_behind_a_paused_resource_too(session, connect, refused, waiters, name):
 
 
 def _connect(database):
-    """A program's session. (What speaks T-SQL here compiles in each one, and takes its time.)"""
+    """A program's session. (The engine in the tests compiles the routines in each session, which takes time.)"""
     engine = database.make_engine(grace=STEADY)
     while True:
         with contextlib.suppress(Unanswered):
@@ -69,7 +69,7 @@ def _connect(database):
 
 
 def test_a_program_waits_by_itself(session, database, waiters, name):
-    """In pauses of a second at most; and is granted in its turn."""
+    """It polls at most a second apart, and is granted in its order."""
     holder = session()
     assert holder.acquire(name).code == 0
     waiters(0)

@@ -1,4 +1,4 @@
-"""A holder lives as long as its session; a waiter leaves when no client attends to it any more."""
+"""A holder lives as long as its session; a waiter's row goes when no client renews its lease any more."""
 
 import time
 
@@ -130,7 +130,7 @@ def test_attended_waiter_keeps_its_position(session, database, name):
 
 
 def test_dropped_waiter_registers_anew(session, database, connect, name):
-    """As after a pause of the whole server process: the row is gone, and acquire takes a new number."""
+    """After a pause of the whole server process, the row is gone, and acquire takes a new number."""
     holder, connection = session(), session()
     holder.acquire(name)
     waiting = connection.waiting(name, timeout_ms=60000)
@@ -162,7 +162,7 @@ def test_a_member_that_was_removed_is_made_again(session, database, connect, nam
 
 
 def test_members_of_sessions_that_are_gone_do_not_pile_up(session, database, name):
-    """Session numbers come again: a new session with the number of an old one clears up after it."""
+    """The server reuses session numbers: a new session with an old one's number removes the old one's rows."""
     connection = session()
     database.rows(f"DELETE FROM {database.beside('member')} WHERE session_id = ?", connection.spid)
     database.rows(

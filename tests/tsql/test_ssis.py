@@ -1,7 +1,7 @@
 """docs/ssis.md: every statement on the page is run, with the parameters of the table beneath it.
 
-ODBC's go through ODBC itself, return code and all. OLE DB's marks go through pyodbc, where what comes back is put into
-variables, as that driver knows no output parameters. ADO.NET's go through sp_executesql, as SqlClient sends them.
+ODBC's statements go through ODBC itself, with the return code. OLE DB's go through pyodbc, with variables for the
+output, as that driver has no output parameters. ADO.NET's go through sp_executesql, as SqlClient sends them.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ FENCE = re.compile(
     r"(?:^(OLE DB|ODBC|ADO\.NET)\b[^\n]*:\n\n)?^```sql\n(.*?)^```\n(?:\n((?:^\|[^\n]*\n)+))?", re.MULTILINE | re.DOTALL
 )
 SQL_TYPES = {
-    # as the page calls them: for a T-SQL declaration
+    # by the page's name: for a T-SQL declaration
     "LONG": "int",
     "LARGE_INTEGER": "bigint",
     "DOUBLE": "float",
@@ -110,7 +110,7 @@ def with_ado_net(session, text, parameters, values):
     return {p.variable: value for p, value in zip(back, rows[0], strict=True)} if back else {}
 
 
-#: For each type of the page: ODBC's number for it, that of the variable in C, and the variable.
+#: For each type of the page: ODBC's number of the SQL type and of the C type, and the variable.
 ODBC_TYPES = {
     "SQL_INTEGER": (4, -16, ctypes.c_int32),
     "SQL_BIGINT": (-5, -25, ctypes.c_int64),
@@ -119,7 +119,7 @@ ODBC_TYPES = {
 
 
 class Odbc:
-    """Just enough of ODBC to call a procedure and have its return code."""
+    """The part of ODBC that calls a procedure and returns its code."""
 
     def __init__(self, string):
         name = ctypes.util.find_library("odbc") or ctypes.util.find_library("odbc32")
@@ -141,7 +141,7 @@ class Odbc:
         raise AssertionError(f"ODBC {code}: {number.value} {text.raw[: 2 * length.value].decode('utf-16-le')}")
 
     def rows(self, text, *parameters):
-        """As `Session.rows`, for a `call` with `Parameter`, value pairs; the values of what comes back."""
+        """Run a `call` with pairs of `Parameter` and value, and return the values of the output parameters."""
         handle = ctypes.c_void_p()
         self.check(self.odbc.SQLAllocHandle(3, self.connection, ctypes.byref(handle)), 2, self.connection)
         kept = []
@@ -169,7 +169,7 @@ class Odbc:
         while True:
             code = self.odbc.SQLMoreResults(handle)
             self.check(code, 3, handle)
-            if code == 100:  # no more; now what comes back is there
+            if code == 100:  # no more results; now the output parameters are set
                 break
         found = {
             parameter.variable: buffer.value
@@ -194,7 +194,7 @@ def with_odbc(odbc, text, parameters, values):
 
 
 class Package:
-    """Runs the page's statements over one connection, as a package whose connection manager retains it."""
+    """Run the page's statements over one connection, as a package does if its connection manager retains it."""
 
     def __init__(self, session, connection, name, **variables):
         self.session = session
@@ -214,7 +214,7 @@ class Package:
         }
 
     def run(self, heading, connection=None):
-        """Returns the code, where there is one."""
+        """Run a statement, and return its code, if any."""
         found = statement(heading, connection or self.connection)
         text = found.text.strip().replace("sqlsem.", f"{self.session.schema}.")
         kind = connection or self.connection

@@ -1,4 +1,4 @@
-"""docs/tutorial-tsql.md: its blocks run in their order, in two sessions, as the page says."""
+"""docs/tutorial-tsql.md: the test runs its blocks in their order, in two sessions."""
 
 import re
 from pathlib import Path

@@ -37,7 +37,7 @@ def admin(database):
 
 @pytest.fixture
 def own(database, admin):
-    """A database with nothing in it."""
+    """An empty database."""
     name = random_name()
     admin(f"CREATE DATABASE {name}")
     yield Database("mssql", support.with_database(database.make_engine().odbc_string, name), {"schema": "sqlsem"})
@@ -104,7 +104,7 @@ def test_offline_database_is_named_and_works_again(own, admin):
 
 @pytest.fixture
 def stranger(own, admin):
-    """The same database for a login that is a user there and has no right at all."""
+    """The same database for a login that is a user there, without any right."""
     name, password = f"sqlsem_{secrets.token_hex(5)}", f"Aa1_{secrets.token_hex(10)}"
     admin(f"CREATE LOGIN {name} WITH PASSWORD = '{password}'")
     own.rows(f"CREATE USER {name} FOR LOGIN {name}")

@@ -1,4 +1,4 @@
-"""The work queue from T-SQL alone: put, and work as several Agent jobs would call it."""
+"""The work queue from T-SQL alone: put, and work in several sessions, as Agent jobs call it."""
 
 import itertools
 import time
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engines("mssql")
 
 @pytest.fixture
 def put(session, name):
-    """``put(body, …)``: the number of a new task."""
+    """``put(body, …)`` puts a task, and returns its number."""
     connection = session()
 
     def put(body, *, by=connection, queue=name, **named):
@@ -28,7 +28,7 @@ def put(session, name):
 
 
 def work(session, queue, idle_seconds=0.0):
-    """Run ``work`` to its end: how many tasks were done, and how many failed."""
+    """Run ``work`` to its end, and return the numbers of finished and failed tasks."""
     *_, last = session.rows(
         "DECLARE @d int, @f int; EXEC {s}.work ?, ?, @d OUTPUT, @f OUTPUT; SELECT @d, @f", queue, idle_seconds
     )
@@ -45,13 +45,13 @@ def statuses(session, queue):
 
 
 def attempts(session, task):
-    """(outcome, error) of every attempt."""
+    """Return (outcome, error) of every attempt."""
     return [(row[2], row[11]) for row in session.rows("EXEC {s}.task_attempts ?", task)]
 
 
 @pytest.fixture
 def notes(database, name):
-    """A table for tasks to write to, ``n`` in the order of ``at``; its name."""
+    """Make a table for the notes of tasks, ``n`` in the order of ``at``, and return its name."""
     table = f"{database.schema}.notes_{name}"
     database.rows(f"CREATE TABLE {table} (at int IDENTITY PRIMARY KEY, n int NOT NULL)")
     yield table
@@ -67,7 +67,7 @@ def note(notes, n):
 
 
 def note_and_await(notes, n, other):
-    """A task that ends when another note is there."""
+    """Return the body of a task that ends when another note is there."""
     return f"{note(notes, n)}; WHILE NOT EXISTS (SELECT 1 FROM {notes} WHERE n = {other}) EXEC {{s}}.client_sleep 10"
 
 
@@ -145,7 +145,7 @@ def test_the_task_of_a_killed_session_runs_again_elsewhere(session, new_session,
 
 
 def test_recovery_leaves_a_reclaimed_task(session, new_session, database, put, name, held_member):
-    """The recovery is kept waiting between its look at the queue and its decision."""
+    """The recovery has to wait between its read of the queue and its decision."""
     task = put("SELECT 1")
     victim, connection, live = new_session(), session(), session()
     claim = "DECLARE @m int, @t bigint; EXEC {s}.session_claim ?, N'me', @m OUTPUT, @t OUTPUT; SELECT @m, @t"
@@ -321,7 +321,7 @@ def test_a_transaction_that_a_setting_begins(session, database, put, notes, name
 
 
 def test_the_sessions_own_settings_do_no_harm(new_session, session, database, put, notes, name):
-    """As a driver in manual commit has them, or a script that wants to see few rows."""
+    """The settings of a driver in manual commit, or of a script that limits its rows."""
     connection, tasks = new_session(), [put(note(notes, n)) for n in range(3)]
     with_settings = f"SET ROWCOUNT 1; SET IMPLICIT_TRANSACTIONS ON; EXEC {{s}}.work N'{name}', 0"
     after = "; SELECT @@OPTIONS & 2, @@TRANCOUNT; SELECT n FROM (VALUES (1), (2)) AS v (n)"
@@ -470,7 +470,7 @@ def test_not_before_its_time(session, put, name):
 
 
 def test_a_clock_that_steps_back_holds_nothing_up(session, database, put, name):
-    """As by an hour, since these were put."""
+    """As if the clock had stepped back by an hour since the puts."""
     connection = session()
     put("SELECT 1")
     put("SELECT 2", after_seconds=0.2)
