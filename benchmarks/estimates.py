@@ -146,7 +146,7 @@ def seen(done: list[Done], now: float) -> Overview:
 
 
 def _samples(done: list[Done], moments: int, chance: random.Random) -> Iterator[Found]:
-    """Return the results at so many moments, of one waiter each."""
+    """Return the results at a number of moments, of one waiter each."""
     asked = [stay for stay in done[FIRST:] if stay.granted is not None and stay.granted - stay.asked > 1]
     for choice in chance.choices(asked, k=moments):
         assert choice.granted is not None

@@ -244,7 +244,7 @@ class Admission(HandOffs):
         granted = sorted(visits, key=lambda visit: visit.granted)
         leaving = sorted(visit.leaving for visit in visits)
         for visit, left in zip(granted[limit:], leaving, strict=False):
-            # So many had to leave before. A later request has waited for none of them.
+            # This many visits had to end before the grant. A later request has waited for none of them.
             if visit.asked < left:
                 self.handoffs.append((visit.granted - left) / 1000)
         earliest = granted[-1].granted  # of later positions

@@ -110,7 +110,7 @@ def _run(take: Callable[[], object], threads: int, seconds: float) -> float:
 
 
 def _most(taken: list[int], length: int) -> int:
-    """Return the most in any stretch of so many ms."""
+    """Return the greatest use in any stretch of this many ms."""
     taken.sort()
     return max(bisect_right(taken, first + length - 1) - number for number, first in enumerate(taken))
 

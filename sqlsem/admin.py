@@ -16,7 +16,7 @@ class Admin(BaseAdmin):
     """The calls of operators in one database: `sqlsem.Coordinator.admin`.
 
     No call joins the database as a member, so that operators can work where locks cannot. The database checks the role
-    of the login: readers may look, operators may change.
+    of the login: readers may read, operators may change.
 
     >>> with sqlsem.connect("postgresql://ops@db/dwh") as coordinator:  # doctest: +SKIP
     ...     coordinator.admin.pause("etl")

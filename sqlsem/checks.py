@@ -35,7 +35,7 @@ MAX_ID = 2**63 - 1
 #: Characters of a value that is refused, in the message.
 MOST_QUOTED = 80
 
-#: The codec is looked up now: a child that was forked while another thread imported something could never do it.
+# The codec is loaded now: a child that is forked while another thread imports a module could never load it.
 codecs.lookup("utf-16-le")
 
 
@@ -70,8 +70,8 @@ def _check_text(what: str, value: str, longest: int) -> None:
 
 
 def check_some(what: str, value: object, longest: int = MAX_NAME) -> None:
-    """Check a name by which rows are chosen, or None, which stands for all. Whatever a row may hold is allowed: a
-    participant of another kind may have written what `check_name` refuses, and people must see it.
+    """Check a name that selects rows, or None, which selects all. Any text that a row may hold is allowed: another kind
+    of participant may have written a name that `check_name` refuses, and operators must see that row.
     """
     if value is None:
         return

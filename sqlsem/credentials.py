@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 __all__ = ["HIDDEN", "has_secret", "hide_secrets", "hide_values", "is_secret"]
 
-#: Stands in the place of a secret.
+#: Replaces a secret in displayed text.
 HIDDEN = "…"
 #: Keywords whose values are secrets, in lower case and without ``_`` and blanks: of libpq, and of ODBC drivers.
 SECRETS = frozenset(

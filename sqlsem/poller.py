@@ -78,7 +78,7 @@ class Poller:
 
     @property
     def where(self) -> str:
-        """The name of the database for people."""
+        """The name of the database in displays."""
         return self._engine.label
 
     def poll_once(self) -> None:

@@ -220,7 +220,7 @@ class TreeKiller:
             self._hooked = True
         try:
             # In a session of its own: a signal to our whole process group must not end the killer.
-            self._process = subprocess.Popen(  # noqa: S603 - a file of ours
+            self._process = subprocess.Popen(  # noqa: S603 - our own file
                 [sys.executable, "-I", "-S", __file__],
                 bufsize=0,
                 stdin=subprocess.PIPE,

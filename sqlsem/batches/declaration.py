@@ -101,7 +101,7 @@ class Declaration:
     # -- in the database ----------------------------------------------------------------------------------------
 
     def call(self, what: str, call: Callable[[Session, int], T]) -> T:
-        """Call ``call`` with the main session. It may be repeated after a lost reply."""
+        """Make a call on the main connection, which may be repeated after a lost reply."""
         return self.client.member.call(what, call)
 
     def entry(self, batch_id: int | None = None) -> BatchEntry | None:

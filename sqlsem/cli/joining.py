@@ -95,7 +95,7 @@ class Joinable:
                     self._gone.notify_all()
 
     def end_joined(self) -> None:
-        """Accept no more processes, and have the joined ones end. Does not wait."""
+        """Accept no more processes, and end the joined ones, without waiting for their end."""
         with self._lock:
             self._closed = True
             for connection in self._joined:

@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 PAGE_ROWS = 5000
 #: Pages overlap by this many seconds: the difference of the clocks may change between two pages.
 OVERLAP_SECONDS, LONGEST_OVERLAP_SECONDS = 2.0, 3600.0
-#: The longest time to look back; more may exceed the calendar.
+#: The greatest age of rows to read; more may exceed the calendar.
 LONGEST_NIGHT_SECONDS = 50 * 365 * 86400
 #: How many operations are read; the newest ones.
 MOST_OPERATIONS = 100_000
@@ -46,7 +46,7 @@ MOST_DRAWN, MOST_PANELS = 10_000, 40
 
 
 def since_option(default: str) -> Callable[[F], F]:
-    """The option for how far to look back."""
+    """The option for the age of the oldest rows to read."""
     return click.option(
         "--since",
         type=age,

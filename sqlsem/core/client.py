@@ -314,8 +314,8 @@ class DatabaseClient:
         _processes.discard(self)
 
     def _held_by_others(self, by: int | None) -> list[int]:
-        """The positions held by threads and tasks that run on after `close`, and so lose them: not the caller of
-        `close`, and nobody at the end of the interpreter.
+        """Return the positions that other threads and tasks than the caller of `close` hold: they run on after `close`,
+        and lose these locks. At the end of the interpreter no thread runs on, and there are none.
         """
         if shutdown.has_begun():
             return []

@@ -50,9 +50,9 @@ class Upgrade(WaitingOperation):
         self._state = state
         self._ticket = state.tickets[0]
         self._waiter = Waiter(self._ticket, state.requests[0], event)
-        self._pauses = backoff_delays()  # between looks, where it has no session to wait in
+        self._pauses = backoff_delays()  # between polls, if it has no wait connection
         self._alone = contextlib.ExitStack()
-        self._begun = False  # True: the row may no longer be that of a reader
+        self._begun = False  # True: the row may no longer be a reader's
         self._has_waited = False
 
     def run(self) -> Effects[None]:

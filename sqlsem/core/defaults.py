@@ -14,7 +14,7 @@ __all__ = ["Coordinated", "client_of", "provide", "provide_here"]
 
 
 class Coordinated(Protocol):
-    """A `sqlsem.Coordinator`, as the faces know it."""
+    """The part of `sqlsem.Coordinator` that the core and the APIs use."""
 
     @property
     def client(self) -> DatabaseClient:

@@ -8,7 +8,7 @@ the other by the event loop in which `EventBus.on` was called. Nothing waits for
 wait for callbacks, further events are dropped. Events of locks that a callback acquires are not published to callbacks:
 that would never end.
 
-Without subscribers an event costs one look into a dictionary and one check of the logger's level.
+Without subscribers an event costs one dictionary lookup and one check of the logger's level.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ __all__ = ["BaseGrant", "GrantRegistry", "GrantState", "HeldGrant", "LostCallbac
 
 log = voice
 
-#: At most so many grants of this process are examined to find those that block another request of it.
+#: At most this many grants of this process are examined to find the grants that block another of its requests.
 MAX_AHEAD = 64
 
 #: Called with the grant, from another thread, when the lock is lost.
@@ -463,7 +463,7 @@ class GrantRegistry:
             self._remove_from_caller(grant)
 
     def _remove_from_caller(self, grant: BaseGrant) -> None:
-        """Remove the grant from those of its thread or task. The caller holds the state lock."""
+        """Remove the grant from the grants of its thread or task. The caller holds the state lock."""
         number = grant.state.caller.number
         held = self._by_caller.get(number, {})
         for ticket in grant.state.tickets:
@@ -526,7 +526,7 @@ class GrantRegistry:
         return lost
 
     def _remove(self, grant: BaseGrant) -> None:
-        """Remove a grant that is held no more. The caller holds the state lock."""
+        """Remove a grant that is no longer held. The caller holds the state lock."""
         self._grants.discard(grant)
         for ticket in grant.state.tickets:
             grants = self._by_resource.get(ticket.resource, {})

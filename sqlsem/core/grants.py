@@ -257,7 +257,7 @@ class Grant(BaseGrant):
                 release_grant(self, leaves)
         except BaseException as struck:
             release_later(self, leaves or ReleaseToken())
-            if exc is None or not isinstance(struck, Exception):  # as of a lock's block
+            if exc is None or not isinstance(struck, Exception):  # as at the end of a lock's block
                 raise
 
     def adjust(self, actual: int, *, rate: str | None = None) -> None:

@@ -1,6 +1,6 @@
 """The grants that one lock object knows: those of each thread or task, and those that any thread may release.
 
-A grant that was released by another thread, handed over or lost drops out of these lists at the next look. They rely on
+A grant that was released by another thread, handed over or lost drops out of these lists at the next use. They rely on
 the tokens of the grant registry, so an interrupt cannot leave a grant counted twice.
 """
 

@@ -276,7 +276,7 @@ class RateAcquisition(Generic[R]):
             line = self._line
             if following is None or line is None:
                 return False
-            # From here on it is the other one's to give back, whatever strikes it.
+            # From here on the next leader must release the grant, also after an interrupt.
             self._client.registry.reassign(grant, following._caller)
             line.caller = following._caller
             following._line, following._place, self._line = line, grant, None
@@ -303,7 +303,7 @@ class RateAcquisition(Generic[R]):
     def _take(self, batch: _Batch, place: BaseGrant | None) -> Effects[RateAnswer]:
         try:
             answer: RateAnswer = yield Call("rate", partial(self._take_for, batch, place), self._retry_timeout)
-        except Busy:  # somebody keeps the gate in an open transaction
+        except Busy:  # another session keeps the gate in an open transaction
             answer = RateAnswer(RateStatus.OTHERS_FIRST)
         return answer
 

@@ -188,7 +188,7 @@ def _unpickled(asked: Sequence[Asked], options: dict[str, Any], where: str) -> T
     return Terms(asked, None, **options)
 
 
-# -- the kinds of locks; `sqlsem.locks` documents them. Those of a coordinator give its process. ----------------------
+# -- the kinds of locks; `sqlsem.locks` documents them. A coordinator passes its client. ------------------------------
 
 
 def mutex(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
@@ -204,7 +204,7 @@ def own_mutex(name: str, options: LockOptions, client: DatabaseClient | None = N
 def limit(
     name: Name, limit: int | None, weight: int, options: LockOptions, client: DatabaseClient | None = None
 ) -> Terms:
-    """So many at a time; None: as many as the server's limit allows."""
+    """Return the terms of a limit; None: the server's limit applies."""
     if limit is not None:
         check_count("The limit", limit)
     return _terms_of("limit", name, WRITE, limit, options, client, weight)
@@ -268,7 +268,7 @@ def rate(
     options: RateOptions,
     client: DatabaseClient | None = None,
 ) -> Terms:
-    """So much in so long."""
+    """Return the terms of a rate."""
     known = ModuleRateOptions if client is None else RateOptions
     check_options("rate()", options, known.__optional_keys__)
     others: dict[str, Any] = {**options}

@@ -48,7 +48,7 @@ MAX_POLLED = 1000
 #: If more waiters of a queue than `MAX_WAKEUP_LOCKS` have a wakeup lock, only the first `FRONT` keep it, and the last
 #: waiter of each run of equal requests (`LockSession.drop_wakeup_locks`).
 MAX_WAKEUP_LOCKS, FRONT = 256, 64
-#: After another process was granted what this process released, the next waiters do not wait locally: so many.
+#: After another process was granted what this process released, this number of next waiters does not wait locally.
 NO_LOCAL_WAITS = 16
 
 _position = attrgetter("position")
@@ -144,7 +144,7 @@ class _WaiterQueue:
 
     @property
     def has_many_locks(self) -> bool:
-        """True if so many waiters have a wakeup lock that it pays to drop some."""
+        """True if enough waiters have a wakeup lock for a drop to pay."""
         return len(self.waiters) - self.without_lock >= self.drop_at
 
     def drop_wakeup_locks(self) -> list[Waiter]:
@@ -411,10 +411,10 @@ class WaiterQueues:
         return self._leader is waiter and len(self._polled) > 1
 
     def begin_poll(self, waiter: Waiter, last: bool = False) -> list[Waiter]:
-        """Return the waiters for which this one shall poll now: none while another waiter polls. ``last``: only
+        """Return the waiters for which this one must poll now: none while another waiter polls. ``last``: only
         itself, as it does not sleep again.
 
-        Call `end_poll` afterwards, whatever happens in between.
+        Call `end_poll` afterwards, also after an error.
         """
         with self._state_lock:
             now = monotonic()

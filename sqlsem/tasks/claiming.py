@@ -34,7 +34,7 @@ T = TypeVar("T")
 RECOVER_PART, RECOVER_SECONDS = 2 / 5, (0.25, 2.0)
 #: The longest pause between two polls: without notifications from other processes; and with them, if none has come.
 UNNOTIFIED_SECONDS, UNCHANGED_SECONDS = 1.0, 4.0
-#: The pause between two checks of blocked tasks: at least so long, and so many times as long as the last check took.
+#: The pause between two checks of blocked tasks: the least seconds, and the least multiple of a check's duration.
 BLOCKED_SECONDS, BLOCKED_FACTOR = 0.2, 20
 #: The pause before another poll if a task became ready just after a poll.
 RECHECK_SECONDS = 0.01
@@ -142,7 +142,7 @@ class Claiming:
             nonlocal blocked_due, blocked_checked
             blocked_due = True  # if the reply is lost, the retry must come here: another call would miss the locks
             began = monotonic()
-            # (Not earlier: while our workers queue for the main session, a heartbeat must find orphan rows.)
+            # (Not earlier: while our workers queue for the main connection, a heartbeat must find orphan rows.)
             member.begin_registration(uid)
             claimed = session.claim_blocked(me, queue, owner, uid, again, requesting_id, caller.owner)
             if claimed is not None:

@@ -1,7 +1,7 @@
 """`Queue`, the API of programs: putting and claiming tasks, waiting for them, listing them, setting limits.
 
-Arguments are checked before the database is asked. Large puts are split into statements of up to 500 tasks; a put
-whose reply is lost is repeated under the same uid, and puts nothing twice.
+Arguments are checked before the database is asked. Large puts are split into statements of up to 500 tasks. After a
+lost reply a put is repeated under the same uid, and puts nothing twice.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = ["Queue", "check_put", "queue"]
 
 #: How much one statement puts at most (but always one task): a long statement would delay heartbeats.
 MAX_TASKS, MAX_CHARACTERS = 500, 4_000_000
-#: With so many locks a task may be put.
+#: The greatest number of locks of a task.
 MAX_LOCKS = 100
 #: Between two checks whether a queue is done, which is not notified.
 WAIT_SECONDS = 0.5

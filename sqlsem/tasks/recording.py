@@ -46,7 +46,7 @@ class Unrecorded:
         return bool(self._answers)
 
     def take(self) -> list[tuple[TaskEnd, str | None]]:
-        """Return the newly recorded ends, each with its task's status; None: the attempt was taken away."""
+        """Return the newly recorded ends, each with its task's status; None: the claim was lost."""
         known: dict[int, tuple[TaskEnd, str | None]] = {}
         with self._changed:
             if self._answers:

@@ -474,7 +474,7 @@ class Worker:
         return claimed
 
     def _report(self, ends: list[tuple[TaskEnd, str | None]]) -> None:
-        """Count, log and announce ends, each with its task's recorded status (None: the attempt was taken away)."""
+        """Count, log and announce ends, each with its task's recorded status (None: the claim was lost)."""
         if not ends:
             return
         outcomes = [(end, status, end.outcome_for(status)) for end, status in ends]

@@ -30,7 +30,7 @@ __all__ = [
     "told_of_limits",
 ]
 
-#: So many characters of an error are shown in a list.
+#: The greatest number of characters of an error in a list.
 MAX_ERROR_LENGTH = 500
 STATES = ("pending", "running", "lost", "finished", "failed", "cancelled")
 
