@@ -197,9 +197,8 @@ GO
 -- @code:
 --   started     @id and @attempt identify the start; @previous is the batch that expired with it, if any
 --   running     refused: the part runs already, and its process lives
---   in_callback refused: the part was the last one, and the process that runs the callback is missing, but its grace is
---   not
---               over yet
+--   in_callback refused: the part was the last one, and the process that runs the callback is missing, but still has
+--               its grace
 --   differs     refused: the batch has other parts
 -- A new batch begins if there is none, or the newest one has succeeded, was abandoned, or its window is over. Until
 -- then every start joins it: a failed part is repeated, and so is one that has succeeded, and the batch waits for it.
@@ -683,7 +682,7 @@ BEGIN TRY
     SELECT @abandoned AS batch_id;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -853,7 +852,7 @@ BEGIN TRY
     SELECT @batch_id AS batch_id;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -936,7 +935,7 @@ BEGIN TRY
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -963,7 +962,7 @@ BEGIN TRY
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -994,7 +993,7 @@ BEGIN TRY
     SELECT CAST(@is_last AS int) AS is_last;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -1039,7 +1038,7 @@ BEGIN TRY
     SELECT @batch_id AS batch_id;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;

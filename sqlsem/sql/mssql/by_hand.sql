@@ -1,4 +1,4 @@
--- sqlsem, the statements around all scripts for SQL Server where a person runs them (`sqlsem sql mssql`).
+-- sqlsem, the statements around all scripts for SQL Server, if a person runs them (`sqlsem sql mssql`).
 
 -- name: begin
 -- sqlsem, all scripts for SQL Server, in one transaction. Run them so that an error ends it:

@@ -196,8 +196,7 @@ GO
 
 -- Wait up to @timeout_ms until a reader that has begun to upgrade is alone and the writer, asleep in the engine's lock
 -- queue wherever there is a lock to wait for.
---   0  it writes          -1  not yet (may come early: sleep a little, then call again); or it does not upgrade any
---      more
+--   0  it writes          -1  not yet (may come early: sleep a little, then call again); or its upgrade was ended
 --   1  call again at once
 --  -2  the row is gone: released, reaped or revoked
 IF OBJECT_ID(N'{schema}.upgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.upgrade AS RETURN 0');

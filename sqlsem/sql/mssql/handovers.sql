@@ -363,7 +363,7 @@ BEGIN TRY
         DELETE FROM {schema}.member WHERE member_id = @member;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -422,7 +422,7 @@ BEGIN TRY
     EXEC {schema}.raise_error 50004, @message;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;

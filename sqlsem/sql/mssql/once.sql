@@ -214,7 +214,7 @@ BEGIN TRY
     RETURN CASE @due WHEN 0 THEN 2 ELSE -2 END;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -247,7 +247,7 @@ BEGIN TRY
     RETURN @code;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;

@@ -637,7 +637,7 @@ BEGIN TRY
     RETURN @result;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -736,7 +736,7 @@ BEGIN TRY
     RETURN @code;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -855,7 +855,7 @@ BEGIN TRY
     EXEC {schema}.set_resource @resource, N'cap', @limit;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -878,7 +878,7 @@ BEGIN TRY
     EXEC {schema}.set_resource @resource, N'paused', 1;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -900,7 +900,7 @@ BEGIN TRY
     EXEC {schema}.set_resource @resource, N'paused', 0;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;

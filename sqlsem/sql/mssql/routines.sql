@@ -77,7 +77,7 @@ GO
 -- session last checked (known). After the failover of an availability group or of a managed instance the new primary
 -- may have run for weeks, under the same name or another one. All sessions of a server get the same values, whatever
 -- their rights, and whatever name they have connected to.
--- grace_from: no grace begins before this time; NULL where a restart of the server cannot be seen, as on Azure SQL.
+-- grace_from: no grace begins before this time; NULL if a restart of the server cannot be seen, as on Azure SQL.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.origin;
 GO
@@ -806,7 +806,7 @@ BEGIN TRY
         SELECT @member AS member_id;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -946,7 +946,7 @@ BEGIN TRY
         EXEC {schema}.release_session_lock @name;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -1538,7 +1538,7 @@ BEGIN TRY
     RETURN @result;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -1766,7 +1766,7 @@ BEGIN TRY
     SELECT @code AS code;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -2293,7 +2293,7 @@ BEGIN TRY
     RETURN @code;
 END TRY
 BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (then it is the caller's)
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
         THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
