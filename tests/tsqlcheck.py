@@ -84,7 +84,7 @@ NEWER = {"APPROX_COUNT_DISTINCT", "CONCAT_WS", "STRING_AGG", "TRANSLATE", "TRIM"
 DATED = {"DATEADD", "DATEDIFF", "DATEDIFF_BIG", "DATENAME", "DATEPART"}
 #: Statements that become objects of the model; all others are put into a procedure of their own.
 OBJECTS = re.compile(r"(Create|Alter)(Table|Index|Sequence|View|Function|Trigger|Procedure)Statement")
-#: Statements that change what an earlier script made. The model gets the result of all of them.
+#: Statements that change objects of earlier scripts. The model gets the result of all of them.
 CHANGES = {"AlterTableAddTableElementStatement", "AlterTableAlterColumnStatement", "DropIndexStatement"}
 CHANGES |= {"AlterTableDropTableElementStatement"}
 
@@ -278,7 +278,7 @@ class Checker:
                 root = Node(tree, source=text)
                 roots.append((file, root))
                 trees.append((file, text, tree, [(node.kind, node.raw) for node in root.walk()]))
-        # A text of ours that does not parse would be missed everywhere.
+        # Later checks would miss a text of the project that does not parse.
         whole = not any(file.startswith("sqlsem") for file, _, _ in findings)
         procedures = self.procedures(trees)
         for file, _, _, nodes in trees:
@@ -506,7 +506,7 @@ class Checker:
         if others:
             used = {node.Name for kind, node in nodes if kind == "VariableReference"}
             declared = {node.VariableName.Value for kind, node in nodes if kind == "DeclareVariableElement"}
-            # A driver's placeholder: ours is "?", an example's (ADO.NET) any name.
+            # A driver's placeholder: "?" in the project's own text, any name in an example (ADO.NET).
             marks = sorted(
                 name_or_column
                 for name_or_column in used - declared
@@ -530,7 +530,7 @@ class Checker:
 # -- proof ----------------------------------------------------------------------------------------------------------
 
 Fault = tuple[str, str, str, str, str]
-#: What is broken where, and a word of the expected finding.
+#: Seeded faults: a name, the file, the text and its replacement, and a word of the expected finding.
 BROKEN: list[Fault] = [
     ("a column", "routines.sql", "@stale = stale_after_ms FROM", "@stale = stale_after FROM", "stale_after]"),
     ("a column, but for its case", "public.sql", "@lease = m.lease_ms", "@lease = m.Lease_ms", "[Lease_ms]"),

@@ -21,7 +21,7 @@ def rows(name):
 
 
 class Work(BaseOperator):
-    """Says what is held while it works."""
+    """Report the held locks during its work."""
 
     def __init__(self, *, resource, fails=False, **kwargs):
         super().__init__(**kwargs)

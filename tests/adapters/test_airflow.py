@@ -39,14 +39,14 @@ def test_a_task_waits_in_the_triggerer_and_goes_on_with_the_lock(tmp_path):
     told = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("told ")]
     free, waiting, busy, fails, states, left, again, refused = told
     assert free == {"task": "free", "rows": [[free["rows"][0][0], "mine"]]}
-    # It has waited behind the holder, and runs with the place that it has waited for.
+    # It has waited behind the holder, and runs with the row of its wait.
     _, (place, note) = waiting["waiting"]
     assert note.startswith("nightly/busy ")
     assert busy == {"task": "busy", "rows": [[place, note]]}
     assert [row[1] for row in fails["rows"]] == [None]
     assert states == {"states": {"free": "success", "busy": "success", "fails": "failed"}}
     assert left == {"left": []}
-    # A token that is not good any more: it asked for the lock again.
+    # With an expired token it requested the lock again.
     assert again["task"] == "busy"
     assert again["rows"][0][0] > place
     assert "is of a coordinator" in refused["refused"]

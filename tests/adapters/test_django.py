@@ -20,7 +20,7 @@ NOTHING = {"ENGINE": "django.db.backends.dummy"}
 
 @pytest.fixture
 def alias(database, name):
-    """The name of the test's database in Django's settings."""
+    """Return the name of the test's database in Django's settings."""
     if not settings.configured:
         settings.configure(DATABASES={"default": NOTHING}, USE_TZ=True)
         django.setup()

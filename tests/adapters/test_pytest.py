@@ -8,7 +8,7 @@ import sqlsem
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
-#: Tests that write when they come and go.
+#: Tests that write a line at their start and at their end.
 CROWD = """
     import pathlib, time
     import pytest
@@ -28,7 +28,7 @@ CROWD = """
 
 @pytest.fixture
 def run(pytester, monkeypatch):
-    """Runs pytest on a text; the locks are in a file of this test's own."""
+    """Run pytest on a text; the locks are in a file of this test's own."""
     monkeypatch.setenv("SQLSEM_URL", f"sqlite:///{pytester.path / 'locks.db'}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)

@@ -316,7 +316,7 @@ def test_a_url_with_a_nul(url):
 
 @pytest.fixture
 def orphan(database, name):
-    """``orphan(grace)``: a member with a lock, whose session has ended."""
+    """``orphan(grace)`` makes a member with a lock and an ended session."""
 
     def orphan(grace=300, resource=None):
         with database.raw() as connection:

@@ -201,7 +201,7 @@ def test_a_reader_only_looks(user, login, name):
 
 @pytest.mark.parametrize("quote", ["'", '"', "$$", "\\", "%s", "{}"])
 def test_injection(user, name, quote):
-    """As a user, whose rights the routines exceed: a name is never part of a statement."""
+    """The routines have more rights than the user: a name is never part of a statement."""
     evil = f"{name}{quote}; DROP TABLE sqlsem.ProcessControl; --{quote}"
     with user.raw() as connection:
         code, position, _ = connection.execute(

@@ -1,4 +1,4 @@
-"""Every block of every page is run, if this machine can run it.
+"""Run every block of every page, if this machine can run it.
 
 `python`, `sh`, `toml`, `yaml` and `ini` blocks are run or read; `tests/tsqlcheck.py` checks T-SQL; `ELSEWHERE` names
 the blocks that other tests run. A block that cannot run here has its reason right above it in the page::
@@ -52,7 +52,7 @@ PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 RUN = ("python", "sh", "toml", "yaml", "ini")
 FILE = re.compile(r"# (?:\S*/)?([\w.-]+\.\w+)\n")
 FENCE = re.compile(r"^ *```(\S*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-#: Blocks of other languages, and what looks after them.
+#: Blocks of other languages, and the tests that check them.
 ELSEWHERE = {
     "csharp": "tests/clients/test_dotnet.py",
     "sql": "tests/tsqlcheck.py, tests/tsql, tests/clients",
@@ -60,12 +60,12 @@ ELSEWHERE = {
     "": "what programs print",
     "{eval-rst}": "Sphinx",
 }
-#: Commands of sqlsem that need no process of their own, as they start none and wait for nobody.
+#: Commands of sqlsem that need no process of their own, as they start none and do not wait.
 HERE = (
     *("ls", "why", "history", "put", "queues", "tasks", "schedules", "batches", "set", "pause", "resume", "revoke"),
     *("reap", "init", "sql", "config", "doctor", "timeline", "replay", "audit"),
 )
-#: Where a page's readers wait for long, or for ever, and tests do not.
+#: Long or endless waits on the pages, which the tests shorten.
 SHORTER = {
     r"--watch \d": "",
     r"(work \w+ --workers 4)(?! --idle)": r"\1 --idle-exit 0.2",
@@ -81,7 +81,7 @@ SHORTER = {
 SCRIPTS = (
     *("load", "report", "extract", "publish", "heavy", "step200", "refresh", "big", "small", "train", "ask", "urgent"),
 )
-#: What a page's Python begins with: names that its readers have.
+#: The first lines of a page's Python: names that its readers have defined.
 NAMES = {
     "asyncio.md": "async def load(*args): pass",
     "conversions.md": "outdated = lambda: True\nreload = report = lambda: None",
@@ -116,7 +116,7 @@ for other in ("stock", "web"):
 """,
     "tasks.md": "import sqlsem\nsqlsem.queue('mails').put({'to': 'you'})",
 }
-#: Pages whose tasks somebody carries out meanwhile, and their queue.
+#: Pages with tasks that a worker runs meanwhile, and their queue.
 WORKED = {"README.md": "nightly", "docs/tasks.md": "nightly"}
 SCHEMA = """
 CREATE TABLE ledger (id int, balance int);
@@ -260,7 +260,7 @@ def test_blocks(page: Path, postgres_server: Any, make_database: Any, tmp_path: 
         with sqlsem.limit("etl", 3):  # a resource that is known
             exec(NAMES.get(page.name, ""), document.namespace)
         for example in document.examples():
-            with contextlib.suppress(unittest.SkipTest):  # its reason stands in the page
+            with contextlib.suppress(unittest.SkipTest):  # its reason is in the page
                 example.evaluate()
 
 

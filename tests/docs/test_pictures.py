@@ -1,4 +1,4 @@
-"""The pictures of the terminal say what is shown now. To draw them anew: python docs/pictures.py"""
+"""The pictures of the terminal show the present display. To draw them anew: python docs/pictures.py"""
 
 import importlib.util
 from pathlib import Path

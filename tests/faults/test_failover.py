@@ -207,7 +207,7 @@ def test_a_synchronous_standby_that_goes_away(start_pair, agents, name, waiting)
     assert not any(agent.told("lost") for agent in (holder, lessee, waiter))
     holder.check()
     lessee.check()
-    # A released lock goes to the next waiter of the queue, whose row the standby had.
+    # A released lock goes to the next waiter of the queue: the standby had its row.
     left = holder.release()["leaving"]
     had = entry.get()
     assert had["got"] >= left

@@ -40,7 +40,7 @@ def tds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tdsserver.Tds
     everybody = sockets.open_sockets
 
     def clients() -> dict[int, str] | None:
-        """A session finds its socket by being new in the process; here a server's end of it would be so, too."""
+        """A session identifies its socket as the new one of the process; here the server's end would be new, too."""
         ends = {number for server in servers for number in server.sockets()}
         return {number: which for number, which in (everybody() or {}).items() if number not in ends} or None
 
@@ -87,7 +87,7 @@ def reach(engine_of: Callable[..., SqlServerEngine]) -> Iterator[Callable[..., S
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The words that run tests/clients/dotnet/Agent.cs on .NET Core."""
+    """Return the command line of tests/clients/dotnet/Agent.cs on .NET Core."""
     lacks = microsoft.compiler_lacks()
     if lacks:
         pytest.skip(f".NET Core needs {lacks}")

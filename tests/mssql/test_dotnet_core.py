@@ -13,7 +13,7 @@ from tdsserver import COUNT, CUT, DEAF, MORE, SILENT, Later, done, failure, memb
 
 @pytest.fixture
 def agent(converse):
-    """Have the client do these things on a server that answers so; the server, and the events."""
+    """Run the client's commands on a server with these answers, and return the server and the events."""
     return converse
 
 
@@ -41,7 +41,7 @@ def test_it_starts(agent):
     ],
 )
 def test_errors(agent, number, text, error, words, before):
-    """Each number by itself: test_numbers.py."""
+    """test_numbers.py tests each number."""
 
     def answer(said):
         if "register_member" in said.text or "register" in said.text or "acquire" in said.text:
@@ -109,7 +109,7 @@ def pings(server):
 
 
 def beats(*, good, then, path=None):
-    """A database that answers so many heartbeats, and the next ones as ``then`` says; the times of the good ones."""
+    """A database that answers so many heartbeats, and later ones by ``then``; with the times of the answered ones."""
     times = []
 
     def ping(_):
@@ -138,7 +138,7 @@ def test_a_kept_lock_sends_heartbeats(agent, tmp_path, life):
 
 def test_a_lock_that_is_not_kept_sends_none(agent):
     server, _ = agent(member(), {**KEPT, "keep": "0", "grace": "0.6"}, naps(1), {"do": "release"})
-    assert pings(server) == 1  # as it was enrolled
+    assert pings(server) == 1  # at its registration
 
 
 def test_a_timer_ends_with_the_lock(agent):
@@ -150,7 +150,7 @@ def test_a_timer_ends_with_the_lock(agent):
 
 @pytest.mark.parametrize("then", [REVOKED, CUT, DEAF], ids=["revoked", "cut", "deaf"])
 def test_a_loss_is_reported_without_a_question(agent, then):
-    """Before the others may go on: within the grace after the last heartbeat that was answered."""
+    """Before other clients may proceed: within the grace after the last answered heartbeat."""
     database, times = beats(good=3, then=then)
     _, told = agent(database, {**KEPT, "grace": "6"}, {"do": "await lost"}, {"do": "lost"})
     events = [event for event in told[1:] if event["event"] != "trouble"]

@@ -1,4 +1,4 @@
-"""An installation that meets others' locks: it waits for moments, and names who keeps it out."""
+"""An installation that meets other sessions' locks: it waits for moments, and names the blocking session."""
 
 import re
 
@@ -20,7 +20,7 @@ SESSIONS = result(
 
 @pytest.fixture
 def later(monkeypatch):
-    """This client brings a version that the tables have not, and makes few tries."""
+    """Let this client bring a newer version than the tables', and make few attempts."""
     monkeypatch.setattr(sql, "LATEST", 2)
     monkeypatch.setattr(tables, "INSTALL_SECONDS", 0.4)
     monkeypatch.setattr(tables, "FIRST_PAUSE_SECONDS", 0.05)
@@ -54,7 +54,7 @@ def server_answers(blocked, reply, blockers=SESSIONS):
 
 
 def sent(server):
-    """The statements of the installation, by a word of each."""
+    """Return the statements of the installation, by a word of each."""
     words = {
         "BEGIN TRANSACTION": "begin",
         "COMMIT TRANSACTION": "commit",

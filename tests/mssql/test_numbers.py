@@ -1,7 +1,7 @@
 """The numbers of SQL Server's errors: one table in Python and in .NET, and each number through both clients.
 
-A fake server raises each number once, when a lock is asked for. Where it passes by itself the request must be
-granted all the same; where it does not, the caller must get the exception of its kind.
+A fake server raises each number once, when a lock is requested. After a transient error the request must be
+granted all the same; for any other error, the caller must get the exception of its kind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NUMBERS = [(kind, number) for kind in MEANINGS for number in sorted(TABLES[kind]
 OURS = {
     50001: "SqlSemConfigurationException",
     50002: None,
-    50005: None,  # given up a moment ago: it comes back as a new member
+    50005: None,  # just removed: it reconnects as a new member
     50006: "SqlSemConfigurationException",
     -2: None,  # SqlClient's own timeout: the stopped statement is sent again
     50008: "SqlSemConfigurationException",
@@ -52,7 +52,7 @@ OURS = {
 
 
 def numbers_of_dotnet() -> dict[str, frozenset[int]]:
-    """The sets in SqlSem.cs."""
+    """Return the sets in SqlSem.cs."""
     (table,) = re.findall(r"(?s)class SqlSemNumbers\n\{(.*?)\n\}", dotnet.CLIENT.read_text(encoding="utf-8"))
     found = re.findall(r"(?s)HashSet<int> (\w+) =.*?\{(.*?)\}", table)
     return {name: frozenset(map(int, re.findall(r"\d+", numbers))) for name, numbers in found}
@@ -68,7 +68,7 @@ def test_every_number_has_a_single_meaning():
 
 
 def raises_once(number, routine="register", severity=16):
-    """Answers of a database whose routine fails the first time it is called."""
+    """Return the answers of a database with a routine that fails at its first call."""
     whole, left = member(), [number]
 
     def answer(said):
@@ -99,7 +99,7 @@ def test_python_acquires_or_raises(tds, url_of, kind, number):
 
 @pytest.fixture
 def agent(converse):
-    """Have the client do these things on a server that answers so; its events after the first."""
+    """Run the client's commands on a server with these answers, and return its events after the first."""
 
     def agent(answer, *commands):
         return converse(answer, *commands, seconds=300)[1][1:]
@@ -124,7 +124,7 @@ class Raising:
 
 
 def acquired(agent, numbers, **words):
-    """The class of the exception (None: the lock was granted) for each number."""
+    """Return the class of the exception (None: the lock was granted) for each number."""
     commands = [{"do": "acquire", "name": "first"}]
     for number in numbers:
         commands += [
@@ -175,7 +175,7 @@ def test_dotnet_repeats_a_busy_call(agent, routine):
 
 @pytest.mark.parametrize(("number", "event"), [(-2, "released"), (40501, "released"), (1205, "failed")])
 def test_dotnet_takes_a_release_that_was_not_answered_for_done(agent, number, event):
-    """The row is gone the second time: by the first attempt, unless that was a deadlock's victim."""
+    """At the second attempt the row is gone: the first one removed it, unless it was a deadlock's victim."""
     answers = [failure(number, "what the server says"), result(("code",), (-1,))]
     found = agent(member(release=lambda _: answers.pop(0)), {"do": "acquire", "name": "books"}, {"do": "release"})
     assert found[1]["event"] == event

@@ -1,4 +1,4 @@
-"""SQL Server's answers in an outage, as sqlsem's client understands them through Microsoft's ODBC driver."""
+"""SQL Server's answers in an outage, and the client's reactions through Microsoft's ODBC driver."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROWS = rows(("a", "b"), (1, "x"), (None, None))
 
 
 def says(answer, last_error=0):
-    """To every statement the same answer; to @@ERROR that number."""
+    """Return the same answer to every statement; to @@ERROR that number."""
 
     def given(said):
         if "@@ERROR" in said.text:
@@ -143,7 +143,7 @@ def test_a_session_goes_on_after_an_error_behind_a_warning(tds, reach):
 
 
 def test_an_error_behind_a_warning_that_the_server_cannot_tell(tds, reach):
-    """The line breaks meanwhile."""
+    """The connection breaks meanwhile."""
     session = reach(tds(lambda said: CUT if "@@ERROR" in said.text else EATEN + failure(1205, "deadlocked")))
     assert type(told(session)) is Disconnected
     assert not session.usable
@@ -241,7 +241,7 @@ def test_a_cut_line(tds, reach):
     session = reach(tds(lambda _: CUT))
     assert type(told(session)) is Disconnected
     assert not session.usable
-    assert type(told(session)) is Disconnected  # at once: nothing is sent any more
+    assert type(told(session)) is Disconnected  # at once: no statement is sent any more
 
 
 def test_a_line_cut_within_an_answer(tds, reach):
@@ -356,8 +356,8 @@ def test_a_server_that_falls_silent_at_login(tds, engine_of):
 
 
 def test_a_server_that_falls_silent_just_after_login(tds, engine_of):
-    """pyodbc asks something itself then, once for each connection string, and goes without the answer; but waits for it
-    without an end."""
+    """pyodbc itself sends a query then, once for each connection string. It needs no answer, but waits for it without a
+    limit."""
     server = tds(drivers=SILENT)
     session = engine_of(server, options={"connect_timeout": 1.0}).open_session("main")
     assert type(told(session)) is Disconnected
@@ -458,7 +458,7 @@ def asks(answers):
 
 
 def test_a_wait_that_finds_no_slot_pauses_here(tds, reach):
-    """In pauses that grow to a second."""
+    """The client polls in pauses that grow to a second."""
     answer, asked = asks([2])
     session, began = reach(tds(answer)), time.monotonic()
     assert session.wait(Ticket("x", 1, "r", False), 2.0, threading.Event()) is False
@@ -513,7 +513,7 @@ def test_texts_of_all_lengths_share_a_statement(tds, reach):
 
 
 def test_coordinator_repeats_no_needless_statement(tds, url_of):
-    """Nothing is asked for again and again that the driver could know."""
+    """The coordinator does not repeat queries for facts that the driver could remember."""
     server = tds(member())
     with sqlsem.connect(url_of(server)) as coordinator:
         for number in range(5):
@@ -528,7 +528,7 @@ def test_coordinator_repeats_no_needless_statement(tds, url_of):
 
 
 def test_a_pool_of_the_driver_manager_keeps_no_session(tds, driver, tmp_path):
-    """unixODBC can be told in odbcinst.ini to pool, whatever the program says. That is read once a process."""
+    """A setting in odbcinst.ini makes unixODBC pool, whatever the program sets. A process reads it once."""
     (tmp_path / "odbcinst.ini").write_text(f"[ODBC]\nPooling=Yes\n[Pooled]\nDriver={driver}\nCPTimeout=600\n")
     server = tds(member())
     url = f"mssql://someone:secret99@127.0.0.1:{server.port}/books?driver=Pooled&Encrypt=no"
@@ -563,7 +563,7 @@ def test_a_pool_of_the_driver_manager_keeps_no_session(tds, driver, tmp_path):
 
 @pytest.mark.parametrize(("code", "ok"), [(0, True), (1, True), (-1, False)])
 def test_the_doctor_sees_a_session_that_outlives_its_connection(tds, reach, code, ok):
-    """As where the program connected before sqlsem switched pyodbc's pool off."""
+    """As after the program connected before sqlsem switched pyodbc's pool off."""
 
     def answer(said):
         return result(("", ""), (said.session, code if "Shared" in said.text else 0))
@@ -634,7 +634,7 @@ def test_a_data_source_does_not_reconnect_in_silence(tds, driver, tmp_path):
 @pytest.mark.parametrize("before", [b"", EATEN], ids=["alone", "warned"])
 @pytest.mark.parametrize("routine", ["register_member", "register", "release", "heartbeat", "settings"])
 def test_a_deadlock_between_rows_is_nobodys_business(tds, url_of, routine, before):
-    """Neither Deadlock nor Unavailable: it is done again."""
+    """The call raises neither Deadlock nor Unavailable: it is repeated."""
     whole = member()
     victims = [1]
     asked = []

@@ -16,7 +16,7 @@ from sqlsem.engines.mssql import SqlServerEngine
 
 
 class Compiling:
-    """Answers at once, once it has been let work so long on one request without a break."""
+    """A server that answers at once after it has worked so long on one request without a break."""
 
     def __init__(self, seconds, answer):
         self.seconds, self.answer = seconds, answer
@@ -30,7 +30,7 @@ class Compiling:
 
 
 def test_while_a_connection_is_made_ready(tds, url_of, monkeypatch):
-    """Longer than a call tries for, too: there is an answer to come."""
+    """Also longer than the retry time of a call, as an answer is under way."""
     monkeypatch.setattr(SqlServerEngine, "setup_timeout", 0.5)
     slow = Compiling(1.5, done)
     server = tds(member(warm_up=slow))
@@ -40,7 +40,7 @@ def test_while_a_connection_is_made_ready(tds, url_of, monkeypatch):
 
 
 def test_the_first_call(tds, url_of):
-    """Which is cut off when the others would take this process for dead."""
+    """A call ends before other clients would take this process for dead."""
     numbers = iter(range(1, 100))
     slow = Compiling(3.0, lambda: result(("position", "granted"), (next(numbers), 1)))
     server = tds(member(register=slow))
@@ -49,7 +49,7 @@ def test_the_first_call(tds, url_of):
             try:
                 with coordinator.mutex("a"):
                     break
-            except sqlsem.LockLost:  # the row was as old as the answer; but the next one comes at once
+            except sqlsem.LockLost:  # the row was as old as the answer; but the next answer comes at once
                 assert slow.compiled.is_set()
     assert slow.compiled.is_set()
 

@@ -16,7 +16,7 @@ def test_nothing_is_found():
 
 @pytest.mark.soak
 def test_nothing_is_found_in_a_part_of_the_features():
-    """Whatever a routine refers to is there, with each feature alone."""
+    """All objects that a routine refers to exist, with each feature alone."""
     check("--parts")
 
 
@@ -29,14 +29,14 @@ def check(*options):
     lacks = microsoft.tsqlcheck_lacks()
     if lacks:
         pytest.skip(f"the check of T-SQL needs {lacks}")
-    # In a process of its own, which becomes one of .NET.
+    # In a process of its own, which loads .NET.
     words = [sys.executable, tsqlcheck.__file__, *options]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 def test_all_files_are_looked_at():
-    """Without .NET, too: a file in no folder that is looked at would go unseen."""
+    """Also without .NET: each file must be in a checked folder."""
     root = tsqlcheck.ROOT
     seen = {file for file, _, _ in tsqlcheck.batches(root, lambda path: path.read_text(encoding="utf-8"))}
     own = {str(script.relative_to(root)) for script in (root / "sqlsem" / "sql" / "mssql").glob("*.sql")}

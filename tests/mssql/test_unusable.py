@@ -1,5 +1,5 @@
 """A database that is read-only, offline, too old, of another owner, or not to be opened; a login without rights: each
-command says so, and leaves nothing behind.
+command gives the reason, and leaves nothing behind.
 """
 
 import os
@@ -15,7 +15,7 @@ from sqlsem.engines.mssql.doctor import SqlServerDoctor
 
 READ_ONLY = failure(3906, 'Failed to update database "books" because the database is read-only.')
 OFFLINE = failure(942, "Database 'books' cannot be opened because it is offline.", 14)
-#: Words that a statement which changes something begins with.
+#: The first words of statements that change something.
 WRITES = re.compile(r"\b(CREATE|ALTER|INSERT|UPDATE|DELETE|DROP|GRANT|DENY|REVOKE)\b")
 
 
@@ -55,7 +55,7 @@ def read_only(there):
 
 @pytest.fixture
 def run(url_of):
-    """Run a command of sqlsem: its exit code, and all that it says."""
+    """Run a command of sqlsem, and return its exit code and its output."""
 
     def run(server, *command):
         child = subprocess.run(
@@ -74,7 +74,7 @@ def run(url_of):
 
 
 def committed(server):
-    """The statements that would make something last."""
+    """Return the statements that would commit a change."""
     return [text for text in server.texts() if re.search(r"\bCOMMIT\b", text)]
 
 

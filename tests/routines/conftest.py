@@ -1,4 +1,4 @@
-"""Sessions that know SQL alone, on every server with routines: the common behaviour of both dialects.
+"""Sessions of plain SQL, on every server with routines: the common behaviour of both dialects.
 
 ``clients`` (PostgreSQL) and ``tsql`` test the differences.
 
@@ -18,12 +18,12 @@ from support import Database, until
 
 
 class Session:
-    """One connection in autocommit mode."""
+    """A connection in autocommit mode."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self.connection = database.raw()
-        self.told: list[str] = []  # what our routines have said beside the rows
+        self.told: list[str] = []  # the messages of the routines
         self.dead = False
         self.tsql = database.engine == "mssql"
         if self.tsql:
@@ -33,7 +33,7 @@ class Session:
             self.connection.add_notice_handler(lambda notice: self.told.append(notice.message_primary))
 
     def call(self, routine: str, *parameters: Any) -> Any:
-        """The first row of a routine's answer, in T-SQL else its return code; the value where that is only one."""
+        """Return the first row of a routine's answer, or in T-SQL its return code; a single value as itself."""
         name, marks = f"{self.database.schema}.{routine}", ", ".join("?" * len(parameters))
         if self.tsql:
             text = f"DECLARE @code int; EXEC @code = {name} {marks}; SELECT @code"
@@ -43,7 +43,7 @@ class Session:
         return row[0] if len(row) == 1 else row
 
     def acquire(self, resource: Any, routine: str = "acquire", **named: Any) -> tuple[Any, ...]:
-        """(code, position, fence) of acquire or try."""
+        """Return (code, position, fence) of acquire or try."""
         name = f"{self.database.schema}.{routine}"
         if self.tsql:
             marks = "".join(f", @{parameter} = ?" for parameter in named)
@@ -59,7 +59,7 @@ class Session:
         return self.rows(text, resource, *named.values())[0]
 
     def rows(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """All rows of all results."""
+        """Return all rows of all results."""
         cursor = self.connection.cursor()
         cursor.execute(self.database.sql(text), parameters)
         found: list[tuple[Any, ...]] = []

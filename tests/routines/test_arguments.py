@@ -1,4 +1,4 @@
-"""Bad arguments are refused in words, without an effect; SQL in arguments is only text."""
+"""Bad arguments are refused with a message, without an effect; SQL in arguments is only text."""
 
 import json
 
@@ -69,14 +69,14 @@ RESERVED = [
 
 @pytest.mark.parametrize("routine", ["acquire", "try"])
 def test_reserved_names(session, connect, refused, name, routine):
-    """Queues of rates, of runs and of priorities belong to sqlsem, whose own routines go on using them."""
+    """Queues of rates, of runs and of priorities belong to sqlsem; its own routines use them."""
     connection, coordinator = session(), connect()
     for form, words in RESERVED:
         taken = form.format(name)
         with refused("22023", 50000, words):
             connection.acquire(taken, routine)
         assert coordinator.admin.entries(taken) == []
-        coordinator.admin.pause(taken)  # operators may still look after them
+        coordinator.admin.pause(taken)  # operators may still manage them
         coordinator.admin.resume(taken)
     for free in (f"{name}:x", f"rates:{name}", f"{name}*x"):
         assert connection.acquire(free, routine)[0] == 0

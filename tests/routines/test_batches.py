@@ -209,7 +209,7 @@ def test_batch_is_abandoned_by_operator(session, connect, name):
     assert [entry.status for entry in batches.list_batches(connect(), name)] == ["abandoned", "abandoned"]
 
 
-#: What start_part refuses to its callers: what is changed of a call that is right, and the words.
+#: Calls that start_part refuses: the changed arguments of a correct call, and words of the message.
 BAD_STARTS = [
     ({"name": None}, "batch is NULL"),
     ({"name": "x" * 256}, "255"),

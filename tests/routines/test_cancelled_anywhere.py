@@ -1,4 +1,4 @@
-"""Sessions whose calls are cancelled at any instant: no row is left that keeps others out until the session ends."""
+"""Calls that are cancelled at any instant leave no row that blocks other requests until the session ends."""
 
 import contextlib
 import random
@@ -19,7 +19,7 @@ CALLS = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("routine", CALLS)
 def test_a_cancel_at_any_instant_leaves_nothing(database, name, routine):
-    """Half of them by another session, half by a statement_timeout; two sessions wait for each other meanwhile."""
+    """Another session cancels half of the calls, a statement_timeout the others; two sessions wait for each other."""
     text, resource = (template.format(schema=database.schema, name=name) for template in CALLS[routine])
     psycopg = pytest.importorskip("psycopg")
     seed = random.randrange(2**32)
@@ -62,13 +62,13 @@ def test_a_cancel_at_any_instant_leaves_nothing(database, name, routine):
                 thread.join(PATIENCE)
             sessions[0].execute("SET statement_timeout = 0")
         assert failed == []
-        # All sessions live on. What a cancelled wait has left goes by itself, as nobody attends to it.
+        # All sessions live on. Rows of cancelled waits go by themselves, as no client renews their lease.
         with database.coordinator() as coordinator:
             until(lambda: coordinator.admin.reap() is not None and database.queue(resource) == [], "no row is left")
 
 
 def test_cancelled_rate_waiter_is_unattended_afterwards(database, name):
-    """Between its commits, where nothing could tidy up after a cancel: so what would be left there goes by itself."""
+    """Between its commits, where no code could clean up after a cancel: the remaining rows go by themselves."""
     resource = f"rate:{name}"
     with contextlib.ExitStack() as stack:
         session = stack.enter_context(contextlib.closing(database.raw()))

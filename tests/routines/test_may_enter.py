@@ -1,4 +1,4 @@
-"""may_enter, by which bare participants decide: the whole rule, on what is committed and nothing else."""
+"""may_enter, by which bare participants decide: the whole rule, on committed rows only."""
 
 import itertools
 
@@ -14,7 +14,7 @@ def table(database):
 
 @pytest.fixture
 def bare(database, table, name):
-    """A function that inserts a row of a bare participant, and returns its position."""
+    """Return a function that inserts a row of a bare participant, and returns its position."""
     numbers = itertools.count(1)
 
     def insert(access="write", limit=1, weight=1, resource=name):

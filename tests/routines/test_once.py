@@ -1,4 +1,4 @@
-"""Work that runs once per period, of sessions that know SQL alone."""
+"""Work that runs once per period, in sessions of plain SQL."""
 
 import pytest
 from support import until
@@ -20,7 +20,7 @@ def test_concurrent_once_runs_a_single_time(session, connect, name):
     assert first.call("once_done", name, position) == 0
     assert begin(other, name) == (2, None, None)
     assert begin(first, name) == (2, None, None)
-    # Python and SQL know the same.
+    # Python and SQL have the same state.
     assert connect().once(name, LONG).begin() is None
     assert connect().once(name, LONG).last().fence == position
     assert connect().admin.entries(f"once:{name}") == []

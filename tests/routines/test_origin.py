@@ -1,7 +1,7 @@
-"""The database on another server, or on one that was restarted: the tables say that another server wrote them last.
+"""The database on another or a restarted server: by the tables, another server wrote them last.
 
-Nothing that the clock of the other server wrote ends a lock: graces, leases and notices of revocation begin anew when a
-session looks first. Numbers go on above all that the other server may have given.
+No time by the other server's clock ends a lock: graces, leases and notices of revocation begin anew with the first
+session. Numbers go on above all numbers that the other server may have assigned.
 """
 
 import pytest
@@ -16,18 +16,18 @@ MOVED, RESTARTED = ("origin", "started"), ("started",)
 
 
 def take_over(database, settings=MOVED):
-    """Make the tables those that another server wrote last."""
+    """Change the tables as if another server had written them last."""
     for name in settings:
         database.rows(f"UPDATE {database.beside('setting')} SET value = 'another' WHERE name = ?", name)
 
 
 def known(database):
-    """True when the tables know this server."""
+    """Return True if the tables name this server."""
     return database.rows(f"SELECT COUNT(*) FROM {database.beside('setting')} WHERE value = 'another'") == [(0,)]
 
 
 def seconds(database, expression):
-    """The time ``expression`` seconds from now, as SQL of this engine."""
+    """Return the time ``expression`` seconds from now, as SQL of this engine."""
     if database.engine == "mssql":
         return f"DATEADD(second, {expression}, SYSUTCDATETIME())"
     return f"clock_timestamp() + {expression} * interval '1 second'"
@@ -42,7 +42,7 @@ def change(database, number, **columns):
 
 
 def left(database, number, column):
-    """In how many seconds the time in a member's row is; None when there is no such member."""
+    """Return the seconds until the time in a member's row; None if there is no such member."""
     table = database.beside("member")
     if database.engine == "mssql":
         text = f"SELECT DATEDIFF(second, SYSUTCDATETIME(), {column}) FROM {table} WHERE member_id = ?"
@@ -53,7 +53,7 @@ def left(database, number, column):
 
 
 def join(database):
-    """Be a new member for a moment."""
+    """Register a new member for a moment."""
     session = database.session(grace=5)
     session.deregister_member(session.register_member("host", 2, "test"))
     session.close()
@@ -61,7 +61,7 @@ def join(database):
 
 @pytest.fixture
 def holder(database, name):
-    """A function that starts a process's member which holds the resource; ``dead``: its session has ended since."""
+    """Return a function that starts a process's member, which holds the resource; ``dead``: its session has ended."""
     opened = []
 
     def holder(dead=False, **options):
@@ -129,7 +129,7 @@ def test_new_sessions_find_a_dead_holder_with_a_new_grace(database, holder, one,
 
 @pytest.mark.parametrize("offset", [-100, 100_000])
 def test_leases_carry_on_from_now_on_another_server(database, holder, one, offset):
-    """Whatever the clock of the other server said."""
+    """Leases do not depend on the clock of the other server."""
     session, number, ticket = holder(lease=300)
     change(database, number, lease_until=offset)
     take_over(database)

@@ -1,4 +1,4 @@
-"""Rates, as sessions know them: take and adjust."""
+"""Rates in sessions of plain SQL: take and adjust."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ HOUR = 3_600_000
 
 
 def take(session, name, limit=3, per_ms=HOUR, **named):
-    """(code, taken_ms) of take."""
+    """Return (code, taken_ms) of take."""
     routine = f"{session.database.schema}.take"
     if session.tsql:
         marks = "".join(f", @{parameter} = ?" for parameter in named)
@@ -34,7 +34,7 @@ def used(database, name):
 
 
 def age(database, name):
-    """All that was taken of rates whose names begin so was taken two days before."""
+    """Move all uses of the rates with this prefix two days back."""
     days = 86_400_000 * 2
     for table, change in (("rate_window", f"seen_ms = seen_ms - {days}"),
                           ("rate_slot", f"slot = slot - {days} / ((window_ms + 99) / 100)")):  # fmt: skip
@@ -143,7 +143,7 @@ def test_window_in_use_is_not_pruned(database, name):
 
 
 def test_expired_rate_is_pruned_completely(database, name):
-    """However few rows are removed at a time, nothing stays for ever."""
+    """Each call removes a few rows; in the end no old row stays."""
     with contextlib.closing(database.coordinator()) as coordinator:
         for number in range(6):
             coordinator.rate(f"{name}.{number}", {"1m": 3, "1h": 30}).take()
@@ -168,7 +168,7 @@ def test_expired_rate_is_pruned_completely(database, name):
 
 @pytest.mark.parametrize("resource", ["tasks:cd54", "rate:", "once:a"])
 def test_starts_of_tasks_are_no_rate(session, refused, database, resource):
-    """The starts of a queue's tasks are counted beside the rates, and are nobody's to give back."""
+    """Starts of a queue's tasks are counted beside the rates, and no session can return them."""
     connection, schema = session(), database.schema
     if connection.tsql:
         calls = (f"EXEC {schema}.adjust_rate ?, 1, -1", f'EXEC {schema}.take_rate ?, 1, N\'[{{"limit": 1, "ms": 1}}]\'')

@@ -92,7 +92,7 @@ def weights_dropped(patch):
 
 @bug()
 def nothing_withdrawn(patch):
-    """Leave the row of a call whose answer was lost: no cancel, and no ping removes it."""
+    """Leave the row of a call whose answer was lost: no cancel, and no heartbeat removes it."""
     patch.setattr(ServerSession, "cancel", lambda self, member_id, uid, outcome: 0)
     real = ServerSession.heartbeat
 
@@ -117,7 +117,7 @@ def losses_untold(patch):
 
 @bug()
 def revocation_unheard(patch):
-    """Do not report revocations in the answer to a ping."""
+    """Do not report revocations in the answer to a heartbeat."""
     real = ServerSession.heartbeat
 
     def ping(self, member_id):
@@ -129,7 +129,7 @@ def revocation_unheard(patch):
 
 @bug(lease=2.0, seed=510)
 def late_grants_believed(patch):
-    """Believe a grant however long its answer took."""
+    """Trust a grant however long its answer took."""
 
     def require(self, state):
         return

@@ -105,7 +105,7 @@ def test_search_leaves_nothing_on_the_server(url):
             name = psycopg.conninfo.conninfo_to_dict(make(Fibers()).url)["dbname"]
             assert is_there(name)
         assert not is_there(name)
-        # The functions of the system are replaced nowhere else.
+        # No other place replaces the functions of the system.
         assert connection.execute("SELECT FROM pg_proc WHERE proname LIKE '%%_of_the_host'").fetchall() == []
 
 

@@ -136,7 +136,7 @@ def not_alone(patch):
 
 @bug()
 def dead_without_a_look(patch):
-    """Treat the members ahead of us as dead."""
+    """Treat the members ahead of the request as dead."""
 
     def check_owner(self, resource, position, member_id):
         with fork.forks_blocked, self.writing():

@@ -45,13 +45,13 @@ def test_long_search_finds_nothing(kind):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_search_makes_each_fault(fault):
-    """Runs by itself, and again and again."""
+    """Search with this fault alone, up to eight times in a schedule."""
     simulate(mixed, faults=(fault,), most_faults=8, schedules=40, seconds=5, seed=5000)
 
 
 def test_orphan_row_is_removed_while_threads_register():
-    """While any thread waited to register, no ping removed the row of a call whose answer was lost. So a thread waited
-    behind its own row, and got `Deadlock`. (Found by a simulation.)
+    """While any thread waited to register, no heartbeat removed the row of a call whose answer was lost. So a thread
+    waited behind its own row, and got `Deadlock`. (Found by a simulation.)
     """
     simulate(mixed, threads=2, replay="seed=432: 13 run A2; 24 restart 7")
     with sqlsem.testing.memory() as locks:

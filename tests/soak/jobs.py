@@ -555,7 +555,7 @@ KINDS = {
 
 
 def chosen(engine: str, pace: Pace) -> list[str]:
-    """Return the kinds of a night: those that were asked for and that the engine has."""
+    """Return the kinds of a night: the requested kinds that the engine has."""
     return [kind for kind in pace.kinds or KINDS[engine] if kind in KINDS[engine]]
 
 

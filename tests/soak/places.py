@@ -191,7 +191,7 @@ class Sqlite(Place):
 
 
 class SqliteClock(Sqlite):
-    """All processes on one host, whose clock steps."""
+    """All processes on one host with a clock that steps."""
 
     name = "sqlite, clock steps"
     leases = steady = False

@@ -17,7 +17,7 @@ from support.patience import PATIENCE
 class Stay:
     """One stay of a holder.
 
-    ``entered`` is read *after* the grant, ``left`` *before* the release: so an overlap here was a real overlap.
+    ``entered`` is read *after* the grant, ``left`` *before* the release: an overlap here was a real overlap.
     ``left`` is None for a holder that never left.
     """
 

@@ -115,7 +115,7 @@ def number_of(error: BaseException) -> int:
 
 @pytest.fixture
 def refused() -> Callable[[int, Callable[..., Any]], Any]:
-    """``with refused(50000, "a word"): …``: the body must fail with that number, and a message that has that in it."""
+    """``with refused(50000, "a word"): …``: the body must fail with that number, and a message with these words."""
 
     @contextlib.contextmanager
     def refused(number: int, words: str) -> Iterator[None]:

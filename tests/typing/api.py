@@ -1,4 +1,4 @@
-"""The public face as programs use it: checked by mypy (`.ci/run`, tests/unit/test_typing.py), never run.
+"""The public API as programs use it: checked by mypy (`.ci/run`, tests/unit/test_typing.py), never run.
 
 A line that mypy must refuse says so by a ``type: ignore`` with the error's code, which mypy wants to be needed.
 """

@@ -39,7 +39,7 @@ def coordinator(bench):
 
 
 def candidate(bench, *options, code=LEADS):
-    """Start a candidate, whose command writes into the file of the bench."""
+    """Start a candidate; its command writes into the file of the bench."""
     arguments = ("run", "--leader", "scheduler", *options, "--", sys.executable, "-c", code, bench.told)
     return bench.start(*arguments)
 
