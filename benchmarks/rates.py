@@ -26,7 +26,7 @@ FREE, FULL = 1_000_000, 1_000
 
 
 def rates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Grants a second; at the limit also the most that were granted in any second, by the database's clock."""
+    """Measure grants a second; at the limit also the most grants in any second, by the database's clock."""
     threads, seconds = int(options["threads"]), float(options["seconds"])
     found: dict[str, dict[str, float]] = {}
     with contextlib.ExitStack() as stack:

@@ -43,7 +43,7 @@ class Check:
         return f"{self.config}: {said}" if said else self.config
 
     def text(self) -> str:
-        """The configuration."""
+        """Return the text of the configuration."""
         text = (tlc.FOLDER / f"{self.config}.cfg").read_text(encoding="utf-8")
         for name, value in self.constants.items():
             sign = "<-" if value.isidentifier() and value not in ("TRUE", "FALSE") else "="

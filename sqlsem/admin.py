@@ -23,7 +23,7 @@ class Admin(BaseAdmin):
     """
 
     def schedules(self, queue: str | None = None) -> list[Schedule]:
-        """The schedules of one queue or all, by name; see `Queue.schedule`."""
+        """Return the schedules of one queue, or of all, by name; see `Queue.schedule`."""
         check_some("The queue's name", queue)
         return self.client.with_connection(lambda session: session.list_schedules(None, queue), ScheduleSession)
 

@@ -189,7 +189,7 @@ class _Queue:
         self.inside += row.granted
 
     def leave(self, place: int) -> None:
-        """The owner of a row has left."""
+        """Remove a row, as its owner is not stuck."""
         self.inside -= self.rows[place].granted
         for group in self.groups.values():
             if place < group.counted:
@@ -217,7 +217,7 @@ class _Queue:
 
 
 def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Cycle]:
-    """All cycles among these rows; ``caps`` are the limits that operators have set. In about linear time."""
+    """Return all cycles among these rows; ``caps`` are the limits that operators have set. In about linear time."""
     rows = sorted(rows, key=lambda row: row.position)
     owners = [row.node for row in rows]
     stuck = Counter(node for row, node in zip(rows, owners, strict=True) if row.waits and node is not None)

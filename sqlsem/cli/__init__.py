@@ -36,7 +36,7 @@ COMMANDS = {
 
 @contextlib.contextmanager
 def _logging(verbose: int) -> Iterator[None]:
-    """A context in which the library logs to stderr; without -v nothing, as errors are printed anyhow."""
+    """A context in which the library logs to stderr; without -v it logs nothing, as the command prints errors."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr) if verbose else logging.NullHandler()
     handler.setFormatter(
         CleanFormatter("sqlsem: %(message)s" if verbose < 2 else "%(asctime)s %(threadName)s %(message)s")

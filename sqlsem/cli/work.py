@@ -51,7 +51,7 @@ ABORT_SECONDS = 15.0
 
 
 def _kinds(value: str) -> Sequence[str]:
-    """``KIND,KIND``."""
+    """Parse ``KIND,KIND``."""
     kinds = value.split(",")
     if not set(kinds) <= {"sql", "shell", "call"}:
         raise click.BadParameter(f"{value!r} is not a list of sql, shell, call")
@@ -59,7 +59,7 @@ def _kinds(value: str) -> Sequence[str]:
 
 
 def _modules(value: str) -> Sequence[str]:
-    """``MODULE,MODULE``."""
+    """Parse ``MODULE,MODULE``."""
     modules = value.split(",")
     if not all(part.isidentifier() for module in modules for part in module.split(".")):
         raise click.BadParameter(f"{value!r} is not a list of names of Python modules")

@@ -195,7 +195,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             orders.entering(self.client.engine.label, held, [request.resource for request in self.requests])
 
     def _is_refused_by_those_above(self) -> Effects[bool]:
-        """True if a parent `sqlsem run` holds a conflicting lock until this process ends."""
+        """Return True if a parent `sqlsem run` holds a conflicting lock until this process ends."""
         above = yield from self.client.parent_locks.find()
         if above:
             self.owner += f" under {above[-1].position}"

@@ -51,12 +51,12 @@ class Caller:
 
 
 def new_number() -> int:
-    """A number for a thread or a task that no other ever gets; the system's are used again."""
+    """Return a new number for a thread or a task. (The system's numbers are reused; these never are.)"""
     return next(_numbers)
 
 
 def this_thread() -> Caller:
-    """The thread that calls."""
+    """Return the calling thread."""
     kept = runtime.namespace(_threads)
     known: Caller | None = kept.get("caller")
     thread = threading.current_thread()

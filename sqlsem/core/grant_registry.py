@@ -392,7 +392,7 @@ class GrantRegistry:
             yield from self.release_now(grant, by)
 
     def release_now(self, grant: BaseGrant, by: Permit, discarded: Callable[[], None] | None = None) -> Effects[None]:
-        """As `release`, without regard to a commit. Calls ``discarded`` when the grant has left the registry."""
+        """Release as `release` does, but keep a release on commit. Calls ``discarded`` once the grant is removed."""
         state = grant.state
         if state.pid != os.getpid() or (state.released and state.why_lost is None):
             state.require_held()

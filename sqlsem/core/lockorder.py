@@ -140,7 +140,7 @@ class LockOrder:
 
 
 def _stack() -> traceback.StackSummary:
-    """The caller's stack, without our own frames."""
+    """Return the caller's stack, without our own frames."""
     frames = traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(1)), limit=None, lookup_lines=False)
     frames.reverse()
     found = [frame for frame in frames if not os.path.abspath(frame.filename).startswith(_PACKAGE)]
@@ -148,7 +148,7 @@ def _stack() -> traceback.StackSummary:
 
 
 def _level() -> int:
-    """The stacklevel for a warning from `LockOrder.entering`: the first frame that is not ours."""
+    """Return the stacklevel for a warning from `LockOrder.entering`: of the first frame that is not our own."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1

@@ -372,7 +372,7 @@ class Membership:
         self.call("heartbeat", self._compare, self._heartbeat_timeout)
 
     def heartbeat_effects(self) -> Effects[None]:
-        """`heartbeat`, as a generator of effects."""
+        """Send a heartbeat as `heartbeat` does, as a generator of effects."""
         yield Call("heartbeat", self._compare, self._heartbeat_timeout)
 
     def _compare(self, session: Session, member_id: int) -> None:

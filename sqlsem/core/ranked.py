@@ -42,12 +42,12 @@ class PriorityAcquisition(Acquisition[G]):
     _waiter: Waiter | None = None
 
     def run(self) -> Effects[G | None]:
-        """As `Acquisition.run`. Raises `ConfigurationError` if the caller holds another lock."""
+        """Acquire as `Acquisition.run` does. Raises `ConfigurationError` if the caller holds another lock."""
         self.client.engine.require(PrioritySession, "A priority")
         return (yield from super().run())
 
     def close(self) -> None:
-        """As `Acquisition.close`."""
+        """End the acquisition as `Acquisition.close` does."""
         super().close()
         if self._waiter is not None:
             self.client.priority_waiters.remove(self._waiter)

@@ -208,13 +208,13 @@ class RateAcquisition(Generic[R]):
                     log.warning("What was taken of %r, and not used, counts as used: %s", resource, exc)
 
     def rollback_local(self) -> None:
-        """As `rollback`, where nothing can be carried out any more."""
+        """Roll back in this process only, when no effect can be executed any more."""
         self._leave()
         if self._line is not None:
             self._line.rollback_local()
 
     def close(self) -> None:
-        """It is over. Repeatable."""
+        """Leave the batch at the end of the operation. Idempotent."""
         if self._line is not None:
             self._line.close()
         self._leave_batch()
@@ -387,7 +387,7 @@ class RateAcquisition(Generic[R]):
         return grant
 
     def _take_first(self, batch: _Batch, grant: BaseGrant) -> Effects[None]:
-        """As the first in the queue, take until we have what we asked for or our time is up."""
+        """Take, as the first in the queue, until this request is served or its timeout has passed."""
         client, state = self._client, grant.state
         while True:
             state.require_held()
@@ -463,19 +463,19 @@ class RateGroupAcquisition(Generic[G, R]):
         return grant
 
     def rollback(self, outcome: str = "cancelled") -> Effects[None]:
-        """Undo what was done. Repeatable."""
+        """Roll back all acquisitions of the group. Idempotent."""
         for taking in self._takings:
             yield from taking.rollback(outcome)
         yield from self._acquisition.rollback(outcome)
 
     def rollback_local(self) -> None:
-        """As `rollback`, where nothing can be carried out any more."""
+        """Roll back in this process only, when no effect can be executed any more."""
         for taking in self._takings:
             taking.rollback_local()
         self._acquisition.rollback_local()
 
     def close(self) -> None:
-        """It is over. Repeatable."""
+        """Close all acquisitions of the group. Idempotent."""
         for taking in self._takings:
             taking.close()
         self._acquisition.close()

@@ -211,24 +211,24 @@ def limit(
 
 
 def read(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
-    """Beside other readers."""
+    """Return the terms of a read lock."""
     return _terms_of("read", name, READ, 1, options, client)
 
 
 def write(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
-    """Alone."""
+    """Return the terms of a write lock."""
     return _terms_of("write", name, WRITE, 1, options, client)
 
 
 def stage(name: Name, order: int, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
-    """Beside others of the same order."""
+    """Return the terms of a stage lock."""
     if isinstance(order, bool) or not isinstance(order, int):
         raise ConfigurationError(f"The order of a stage must be a whole number, not {order!r}")
     return _terms_of("stage", name, f"stage:{order}", 1, options, client)
 
 
 def all_of(locks: Sequence[HasTerms], options: GroupOptions, client: DatabaseClient | None = None) -> Terms:
-    """Several locks as one."""
+    """Return the terms of several locks as one."""
     check_options("all_of()", options, GroupOptions.__optional_keys__)
     if not locks:
         raise ConfigurationError("all_of needs at least one lock")

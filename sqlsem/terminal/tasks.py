@@ -85,7 +85,7 @@ def told_of_limits(limits: Iterable[QueueLimit]) -> Iterator[str]:
 
 
 def _rates(limits: QueueLimit, of_keys: str) -> Iterator[tuple[str, str]]:
-    """The rates that are set, as in ``100/1m``, each with whose it is: nothing, or ``of_keys``."""
+    """Yield the rates that are set, as in ``100/1m``: that of the queue with '', that of the keys with ``of_keys``."""
     for limit, per, whose in ((limits.task_rate, limits.task_per, ""), (limits.key_rate, limits.key_per, of_keys)):
         if limit is not None and per is not None:
             yield str(Window(round(per * 1000), limit)), whose

@@ -128,7 +128,7 @@ def _heading(panel: Panel) -> str:
 
 
 def _stretches(bar: Bar) -> list[dict[str, Any]]:
-    """A bar has one part or two: it waits, and it holds."""
+    """Return the parts of a bar, one or two: the wait, and the hold."""
     row = bar.source
     outcome = row.outcome if isinstance(row, Past) else row.state
     who = process_name(row.host, row.pid, row.requesting_id)
