@@ -1,9 +1,9 @@
-"""Draws docs/ls.svg, docs/top.svg and docs/dashboard.png: what ``sqlsem ls`` shows of a real queue, and ``sqlsem top``
-and ``sqlsem dashboard`` of a made-up night.
+"""Draws docs/ls.svg, docs/top.svg and docs/dashboard.png: ``sqlsem ls`` of a real queue, ``sqlsem top`` and ``sqlsem
+dashboard`` of a made-up night.
 
-Run as ``python docs/pictures.py``, or with the names of those that shall be drawn; the dashboard needs the dependency
-group ``browser`` and a Chromium. Hosts, programs and durations are made up, so the pictures always say the same. A
-test compares what they say, not how it is drawn, with what is shown now. docs/night.py draws the timeline.
+Run as ``python docs/pictures.py``, or with the names of the pictures to draw; the dashboard needs the dependency group
+``browser`` and a Chromium. Hosts, programs and durations are made up, so the words of the pictures never change. A test
+compares these words, not the drawing, with the present output. docs/night.py draws the timeline.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from sqlsem.tui.app import Top
 FOLDER = Path(__file__).resolve().parent
 WIDTH = 90
 SVG = "{http://www.w3.org/2000/svg}"
-#: What each request says of itself: its note, its host and process, its program, for how long it has been there.
+#: By the note of a request: its host, process and program, and for how many seconds it waits or holds.
 WHO = {
     "customer": ("etl01", 4321, "load.py", 754.0),
     "product": ("etl02", 977, "load.py", 611.0),
@@ -58,7 +58,7 @@ WHO = {
 
 
 def stand_in_line(first: sqlsem.Coordinator, second: sqlsem.Coordinator, leave: threading.Event) -> None:
-    """Four loads of which three may be in, and a report that a load waits for; in this order."""
+    """Start threads for four loads of which three may hold, a report, and a load that waits for it; in this order."""
     locks = [
         first.limit("etl", 3, note="customer"),
         second.limit("etl", 3, note="product"),
@@ -79,13 +79,13 @@ def stand_in_line(first: sqlsem.Coordinator, second: sqlsem.Coordinator, leave: 
 
 
 def made_up(entry: Entry) -> Entry:
-    """The same row with a host, a program and a duration that stay the same."""
+    """Return the row with a made-up host, program and duration."""
     host, pid, program, seconds = WHO[entry.note or ""]
     return dataclasses.replace(entry, host=host, pid=pid, program=program, owner=None, seconds=seconds)
 
 
 def ls() -> str:
-    """``sqlsem ls``, as SVG."""
+    """Return ``sqlsem ls`` as SVG."""
     leave = threading.Event()
     console = output.CleanConsole(width=WIDTH, record=True, force_terminal=True, file=io.StringIO(), highlight=False)
     real = Admin.overview
@@ -110,7 +110,7 @@ def ls() -> str:
 
 
 def top() -> str:
-    """``sqlsem top``, as SVG."""
+    """Return ``sqlsem top`` as SVG."""
 
     async def draw() -> str:
         app = Top(FakePoller(a_night()))
@@ -122,7 +122,7 @@ def top() -> str:
 
 
 def page() -> str:
-    """The dashboard's page, as HTML."""
+    """Return the dashboard's page as HTML."""
     live = FakePoller(a_night())
     pages = Pages(live.where, live.every)
     values = {"notice": "", "can_change": False, "logged_in": False, "private": False, "csrf_token": ""}
@@ -151,12 +151,12 @@ class _Said(HTMLParser):
 
 
 def words_of_page(html: str) -> str:
-    """What a page says."""
+    """Return the words of a page, with single spaces."""
     return " ".join(_Said(html).words)
 
 
 def dashboard() -> bytes:
-    """The dashboard as a browser shows it, as PNG; what it says stands in it, too."""
+    """Return the dashboard in a browser as PNG, with its words in a chunk of text."""
     from playwright.sync_api import sync_playwright
 
     shown = Dashboard(FakePoller(a_night()), Hosts(LOOPBACK))
@@ -178,19 +178,19 @@ def dashboard() -> bytes:
     return with_words(drawn, words_of_page(page()))
 
 
-#: Where a PNG begins with its chunks, and ends its first one, which says how large it is.
+#: The offsets in a PNG at which the first chunk, the size of the picture, begins and ends.
 PNG_FIRST, PNG_SECOND = 8, 33
 
 
 def with_words(png: bytes, words: str) -> bytes:
-    """The picture with a chunk of text: what it says."""
+    """Return the picture with its words in a chunk of text."""
     chunk = b"iTXtsqlsem\0\0\0\0\0" + words.encode()
     chunk = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
     return png[:PNG_SECOND] + chunk + png[PNG_SECOND:]
 
 
 def words_in(png: bytes) -> str:
-    """What a picture says: the text that `with_words` has put into it."""
+    """Return the words of a picture: the text that `with_words` has put into it."""
     at = PNG_FIRST
     while at < len(png):
         (length,) = struct.unpack(">I", png[at : at + 4])
@@ -205,14 +205,14 @@ PICTURES = {"ls": ls, "top": top}
 
 
 def words(svg: str) -> list[str]:
-    """What a picture of ours says."""
-    tree = ElementTree.fromstring(svg)  # noqa: S314  # nobody else's
+    """Return the words of an SVG that this module has drawn."""
+    tree = ElementTree.fromstring(svg)  # noqa: S314  # drawn by this module
     found = [" ".join("".join(node.itertext()).split()) for node in tree.iter(f"{SVG}text")]
     return [text for text in found if text]
 
 
 if __name__ == "__main__":
-    os.environ["TZ"] = "UTC"  # the night is of nowhere in particular
+    os.environ["TZ"] = "UTC"  # the same times on every host
     if hasattr(time, "tzset"):
         time.tzset()
     wanted = sys.argv[1:] or [*PICTURES, "dashboard"]
