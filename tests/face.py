@@ -307,7 +307,7 @@ class Rate:
 
 
 class Face:
-    """A coordinator whose locks are those of ``coordinator.aio``."""
+    """A coordinator with the locks of ``coordinator.aio``."""
 
     def __init__(self, loop: Loop, coordinator: sqlsem.Coordinator) -> None:
         self._loop = loop

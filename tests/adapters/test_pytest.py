@@ -56,7 +56,7 @@ def test_workers_share_a_limit(run, pytester, others):
     assert most <= 2
     past = others.admin.history("gate")
     assert len(past) == 6
-    assert len({one.pid for one in past}) > 1, "one worker did it all"
+    assert len({row.pid for row in past}) > 1, "one worker did it all"
 
 
 def test_wait_timeout_is_a_test_error(run, others):

@@ -190,7 +190,7 @@ def test_roles(login, session, name):
     assert other("SELECT sqlsem.end_callback(%s, 1, 1, NULL)", member) == (False,)
 
 
-# -- whose callback it is -----------------------------------------------------------------------------------------
+# -- the owner of a callback -------------------------------------------------------------------------------------
 
 #: Roles of a login without a part in the batch; True if it may run the callback, and True if it may read it.
 RIGHTS = [

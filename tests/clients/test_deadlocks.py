@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engines("postgresql")
 
 
 class Caller:
-    """A session whose calls run in a thread."""
+    """A session that runs its calls in a thread."""
 
     def __init__(self, database, looking=None, **options):
         self.connection = psycopg.connect(database.url, autocommit=True, **options)

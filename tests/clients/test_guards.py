@@ -267,7 +267,7 @@ def test_a_prepared_transaction_keeps_the_lock(database, connect, guarded, write
     assert values(database, guarded) == [1]
 
 
-# -- who forges, and roles ------------------------------------------------------------------------------------------
+# -- forgeries, and roles -------------------------------------------------------------------------------------------
 
 FORGED = [
     "x",

@@ -169,7 +169,7 @@ def test_doctor_is_content_where_no_lock_is_kept(database):
 
 
 def bounded(database):
-    """A session whose waits for locks are short."""
+    """A session with short waits for locks."""
     connection = database.raw()
     connection.execute(f"SET lock_timeout = '{PATIENCE_MS}ms'")
     return connection

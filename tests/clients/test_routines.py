@@ -410,7 +410,7 @@ def test_release_of_another_owners_position(database, session, name):
     assert rows(database, name) == [(position, True)]
 
 
-# -- callers who go away --------------------------------------------------------------------------------------------
+# -- callers that go away -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["cancel", "statement_timeout"])

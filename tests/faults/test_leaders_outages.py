@@ -66,7 +66,7 @@ def aio(channel, url, options, name, folder):
 
 
 def command(channel, url, options, name, folder):
-    """Become ``sqlsem run --leader``, whose command is `follow`."""
+    """Become ``sqlsem run --leader`` with the command `follow`."""
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}; import test_leaders_outages as it; it.follow({name!r}, {folder!r})"
     )

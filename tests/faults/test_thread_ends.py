@@ -525,7 +525,7 @@ def test_part_counts_or_is_told_when_no_thread_can_be_started(connect, name, mon
 
 
 class Slow:
-    """A program's object whose finalizer blocks, in whichever thread collects it."""
+    """A program's object with a finalizer that blocks the thread that collects it."""
 
     def __init__(self, entered, leave):
         self.entered, self.leave, self.me = entered, leave, self

@@ -108,7 +108,7 @@ def test_next_due_follows_the_oracle(zone):
 
 
 def zones_of_each_kind():
-    """One zone of those whose clocks are always the same in these years (many are another name of another one)."""
+    """Return one zone of each kind: zones of a kind have the same clocks in these years (many are aliases)."""
     kinds = {}
     for zone in sorted(zoneinfo.available_timezones()):
         place = zoneinfo.ZoneInfo(zone)

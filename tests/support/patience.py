@@ -21,7 +21,7 @@ STEADY = max(15.0, PATIENCE / 4)
 def slack(seconds: float) -> float:
     """Return the seconds that something of at most ``seconds`` on a quiet machine takes on this one as busy as it is.
 
-    A load average lags: between two looks at it a machine may be as busy as ever. So a test that tells two behaviours
+    A load average lags: between two reads of it a machine may become very busy. So a test that tells two behaviours
     apart by their times must keep them far apart: make the slower one slower (a pause of minutes), not the limit
     tighter.
     """

@@ -1,4 +1,4 @@
-"""T-SQL sessions that read beside a Python process, whose reader upgrades."""
+"""T-SQL sessions that read beside a Python process with a reader that upgrades."""
 
 import threading
 

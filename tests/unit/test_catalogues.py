@@ -8,7 +8,7 @@ import pytest
 import sqlsem.sql
 
 FOLDER = Path(sqlsem.sql.__file__).parent
-#: Scripts whose routines are installed in no database of a user, or that have none.
+#: Scripts without routines, or with routines that no user's database has.
 OTHERS = {"simulated", "certify", "client"}
 ROUTINE = re.compile(
     r"^(?:CREATE(?: OR REPLACE)?|ALTER) (?:FUNCTION|PROCEDURE|TRIGGER) \{schema\}\.\[?(\w+)", re.MULTILINE

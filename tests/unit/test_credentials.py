@@ -60,7 +60,7 @@ ODBC_HARMLESS = {
 
 
 def libpq_keywords() -> dict[str, bool]:
-    """All keywords of libpq, and whether it calls them secret (or shows them to nobody)."""
+    """Return all keywords of libpq, with True for secret ones."""
     conninfo = pytest.importorskip("psycopg.pq").Conninfo
     return {option.keyword.decode(): option.dispchar == b"*" for option in conninfo.get_defaults()}
 

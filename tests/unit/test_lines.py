@@ -621,7 +621,7 @@ def test_blockers_of_a_locally_blocked_waiter(room):
 @pytest.mark.parametrize("limit", [1, 3], ids=["of a kind that is there", "of a new kind"])
 @pytest.mark.parametrize("strike", [1, 2])
 def test_interrupted_entry_leaves_no_trace(room, monkeypatch, strike, limit):
-    """Where it is not in the queue yet, it blocks none of the later waiters."""
+    """A waiter that is not in the queue yet blocks none of the later waiters."""
     late = [room.waiter(2, limit=3), room.waiter(3, limit=3)]
     struck = room.waiter(1, limit=limit, enter=False)
     insort, calls = waiter_queues.insort, []

@@ -12,7 +12,7 @@ from sqlsem.engines.base import Busy
 from sqlsem.engines.memory import MemoryEngine, MemorySession
 from sqlsem.model import monotonic
 
-#: Seconds of the members here: they ping three times in them.
+#: The grace or lease of the members here, in seconds: they send three heartbeats in that time.
 GRACE, LEASE = 0.6, 1.0
 
 
@@ -37,7 +37,7 @@ def locks():
 
 
 def goes_on(pings):
-    """More of them than a pulse makes that is about to rest."""
+    """Wait for more heartbeats than a thread sends before it idles."""
     before = len(pings)
     until(lambda: len(pings) >= before + 5, "it goes on pinging")
 
@@ -113,7 +113,7 @@ def test_idle_heartbeat_wakes_for_deferred_calls(locks, pings):
 
 def test_pulse_pings_at_once_in_a_new_thread(pings):
     """The thread may have ended just as a heartbeat was due: after another pause, no grant is trusted."""
-    with sqlsem.testing.memory("pulse", grace=3000) as locks, locks.mutex("a"):  # it pings every 1000 s
+    with sqlsem.testing.memory("pulse", grace=3000) as locks, locks.mutex("a"):  # a heartbeat every 1000 s
         pulse = locks.client.member.heartbeat_thread
         until(lambda: 1000 < pulse.due - monotonic() < 2000, "it waits for its next ping")
         before = len(pings)
@@ -178,7 +178,7 @@ def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, taken
                 assert answered.wait(10), "who is in doubt gets its answer"
 
         grant = locks.mutex("a").acquire() and locks.client.registry.grants()[0]
-        with member.main._lock:  # no ping comes between
+        with member.main._lock:  # no heartbeat comes between
             operator.admin.revoke(grant.position, force=taken == "removed")
             monkeypatch.setattr(member, "record_heartbeat", proving)
             member._last_heartbeat -= 100
@@ -194,7 +194,7 @@ def test_late_check_is_bounded_by_the_lease(monkeypatch, late, least, most):
         assert locks.mutex("a").acquire()
         (grant,) = locks.client.registry.grants()
         member, asked = locks.client.member, []
-        with member.main._lock:  # no ping is answered
+        with member.main._lock:  # no heartbeat is answered
             member._last_heartbeat = time.monotonic() - 9 - late
             monkeypatch.setattr(member._heartbeat_recorded, "wait_for", lambda known, timeout: asked.append(timeout))
             assert grant.lost
