@@ -196,7 +196,7 @@ def _picture(entries: Sequence[Entry], seen: _Seen, width: int, limit: int, left
 def _kill_one(entries: Sequence[Entry], processes: Sequence[subprocess.Popen[str]], inside: Path) -> Entry | None:
     """Kill a worker that holds the lock and works; return its entry, or None if there is no such worker now."""
     for entry in entries:
-        process = next((one for one in processes if one.pid == entry.pid), None)
+        process = next((candidate for candidate in processes if candidate.pid == entry.pid), None)
         if process is None or entry.state != "holds" or process.poll() is not None:
             continue
         # A stopped worker works no more. Only then may its file be removed, and only then may another be granted.

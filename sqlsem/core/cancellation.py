@@ -139,7 +139,9 @@ class CancellationMonitor:
             try:
                 if monotonic() >= look:
                     looked = monotonic()
-                    self._look([one for one in self._running() if one.is_open and looked - one.began >= LEAST_SECONDS])
+                    self._look(
+                        [work for work in self._running() if work.is_open and looked - work.began >= LEAST_SECONDS]
+                    )
                 self._keep_time()
             except SqlsemError as exc:
                 log.debug("What is asked of the running tasks is not known now: %s", exc)

@@ -322,7 +322,7 @@ class DatabaseClient:
         callers = {this_thread().number, self.event_loops.running(), by}
         registry = [grant.state for grant in self.registry.grants()]
         lost = [state for state in registry if state.caller.number not in callers and state.caller.is_running]
-        return [ticket.position for one in lost for ticket in one.tickets]
+        return [ticket.position for grant in lost for ticket in grant.tickets]
 
     def _waited_for(self) -> list[Ticket]:
         """Return the rows of waiters."""

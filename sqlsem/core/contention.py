@@ -68,25 +68,25 @@ class ContentionMonitor(Monitor):
     def request_arrived(self, resource: str, position: int, upgrades: bool = False) -> None:
         """Handle a request of this process that begins to wait."""
         if self._watched:
-            for one in list(self._watched):
-                if one.held and one.is_ahead_of(resource, position, upgrades):
-                    one.set()
+            for grant in list(self._watched):
+                if grant.held and grant.is_ahead_of(resource, position, upgrades):
+                    grant.set()
 
     def priority_request_arrived(self, request: Request) -> None:
         """Handle a request of this process that begins to wait by priority."""
-        for one in list(self._watched):
-            if one.held and request.priority is not None and one.yields_to(request.resource, request.priority):
-                one.set()
+        for grant in list(self._watched):
+            if grant.held and request.priority is not None and grant.yields_to(request.resource, request.priority):
+                grant.set()
 
     def is_needed(self) -> bool:
         """Return True while a watched grant is held."""
-        self._watched = [one for one in self._watched if one.held]
+        self._watched = [grant for grant in self._watched if grant.held]
         return bool(self._watched)
 
     def check(self, session: Session) -> None:
         """Check for requests of other processes."""
-        watched = [one for one in list(self._watched) if one.held and not one.is_set()]
-        resources = {ticket.resource for one in watched for ticket in one.state.tickets}
+        watched = [grant for grant in list(self._watched) if grant.held and not grant.is_set()]
+        resources = {ticket.resource for grant in watched for ticket in grant.state.tickets}
         if not resources:
             return
         entries: list[Entry] = []
@@ -97,12 +97,12 @@ class ContentionMonitor(Monitor):
         }
         for resource in ranked:
             for place in filter(is_priority_entry, session.entries(priority_queue(resource))):
-                for one in watched:
-                    if one.yields_to(resource, place.weight - 1):
-                        one.set()
+                for grant in watched:
+                    if grant.yields_to(resource, place.weight - 1):
+                        grant.set()
         waiting = [
             entry for entry in entries if entry.state == "waits" or (entry.state == "holds" and entry.access == UPGRADE)
         ]
-        for one in watched:
-            if any(one.is_ahead_of(each.resource, each.position, each.access == UPGRADE) for each in waiting):
-                one.set()
+        for grant in watched:
+            if any(grant.is_ahead_of(each.resource, each.position, each.access == UPGRADE) for each in waiting):
+                grant.set()

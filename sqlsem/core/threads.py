@@ -191,11 +191,11 @@ def when_all(done: Sequence[Future[None]], call: Callable[[], object]) -> None:
     """Call ``call`` when all of these are done."""
 
     def look(_: Future[None]) -> None:
-        if all(one.done() for one in done):
+        if all(future.done() for future in done):
             call()
 
-    for one in done:
-        one.add_done_callback(look)
+    for future in done:
+        future.add_done_callback(look)
 
 
 def is_vital() -> bool:
@@ -434,7 +434,9 @@ class Pool:
             if self.closing.is_set():
                 raise RuntimeError(f"The threads {self.name} were ended")
             self._jobs.put((future, functools.partial(call, *arguments)))
-            free = [one for one in self._workers if one.job is None]  # including threads that are about to start
+            free = [
+                worker for worker in self._workers if worker.job is None
+            ]  # including threads that are about to start
             if len(free) < self._jobs.qsize() and len(self._workers) < self._most:
                 free = [_Worker(self, len(self._workers) + 1)]
                 self._workers.append(free[0])

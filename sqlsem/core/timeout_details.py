@@ -36,7 +36,10 @@ MOST_LOOKS = 64
 
 def look_for_blockers(session: Session, wanted: Sequence[Request | RateRequest]) -> list[Blockers]:
     """Return the blockers of each of these requests."""
-    return [_blockers(session, one.queue_request() if isinstance(one, RateRequest) else one) for one in wanted]
+    return [
+        _blockers(session, request.queue_request() if isinstance(request, RateRequest) else request)
+        for request in wanted
+    ]
 
 
 def blockers(
@@ -50,9 +53,12 @@ def blockers(
     def look(session: Session, _: int) -> list[Blockers]:
         return [
             _blockers(
-                _Looks(client, session), one.queue_request() if isinstance(one, RateRequest) else one, own, upgrades
+                _Looks(client, session),
+                request.queue_request() if isinstance(request, RateRequest) else request,
+                own,
+                upgrades,
             )
-            for one in wanted
+            for request in wanted
         ]
 
     if client.closed or client.member.main.session is None:
@@ -118,9 +124,9 @@ def _blockers(
         others = [entry for entry in entries if entry.position != upgrades.position and entry.granted_at is not None]
         return Blockers(request.resource, tuple(others), ())
     there = [entry for entry in entries if meets(request, entry.access) and entry.state != "dead"]
-    holders = tuple(one for one in there if one.state != "waits")
+    holders = tuple(row for row in there if row.state != "waits")
     # (The request's own row has just left the queue, but may still be among the kept entries.)
-    waiters = tuple(one for one in there if one.state == "waits" and not (own and one.requesting_id.startswith(own)))
+    waiters = tuple(row for row in there if row.state == "waits" and not (own and row.requesting_id.startswith(own)))
     setting = None
     if not holders:
         setting = next(

@@ -396,7 +396,7 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
             caps = {row.resource: cap for row in rows if (cap := store.cap(row.resource)) is not None}
             for cycle in deadlocks.find(rows, caps):
                 if cycle.victim.member == member_id:
-                    return deadlocks.steps_of(cycle, {one: (*of[:2], None) for one, of in store.members.items()})
+                    return deadlocks.steps_of(cycle, {member: (*of[:2], None) for member, of in store.members.items()})
         return None
 
     def entries(self, resource: str | None) -> list[Entry]:

@@ -240,7 +240,7 @@ def _request(
     why = _why(entry, words)
     details = [
         f"{entry.position} {entry.state} {entry.resource} for {cells[3]}: {_access(entry)}, {process}"
-        + "".join(f", {one}" for one in (_owner(entry),) if one),
+        + "".join(f", {text}" for text in (_owner(entry),) if text),
         *([f"Why: {why}"] if why else []),
         *([f"Note: {entry.note}"] if entry.note else []),
     ]
@@ -269,15 +269,15 @@ def _with_headings(overview: Overview, rows: Sequence[Row], words: Sequence[str]
     for entry in overview.entries:
         states = counts.setdefault(entry.resource, {})
         states[entry.state] = states.get(entry.state, 0) + 1
-    known = {one.resource: one for one in overview.resources}
+    known = {listed.resource: listed for listed in overview.resources}
     rates = _by_resource(overview.rates)
     for name in sorted({*grouped, *known}):
-        one = known.get(name) or Resource(name, None, False, None, 0, 0)
-        heading = _heading(one, counts.get(name, {}), rates.get(name, ()))
-        is_set = one.paused or one.cap is not None or one.stale_after is not None
+        resource = known.get(name) or Resource(name, None, False, None, 0, 0)
+        heading = _heading(resource, counts.get(name, {}), rates.get(name, ()))
+        is_set = resource.paused or resource.cap is not None or resource.stale_after is not None
         if name in grouped or (is_set and all(word in heading.casefold() for word in words)):
-            state = "paused" if one.paused else ""
-            actions = _of_resource(one.paused)
+            state = "paused" if resource.paused else ""
+            actions = _of_resource(resource.paused)
             yield Row(f"r{name}", (heading,), state, (heading,), heading=True, resource=name, actions=actions)
             yield from grouped.get(name, ())
 

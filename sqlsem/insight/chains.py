@@ -93,7 +93,7 @@ class QueueWalk:
 
 def _first(rows: Iterable[Entry], access: str, limit: int | None, weight: int, cap: int | None) -> tuple[Entry, ...]:
     """Return the first of the rows ahead that together block a request; none if it fits with all (`Request.fits`)."""
-    limits = [one for one in (number(limit), cap) if one is not None]
+    limits = [bound for bound in (number(limit), cap) if bound is not None]
     room, load, blocking = min(limits, default=None), number(weight) or 0, []
     if room is not None and load > room:
         return ()  # it would not fit even alone
@@ -139,12 +139,12 @@ class WaitGraph:
         self.blocked: dict[int, Blocked] = {}
         self._waiting_of: dict[Node, list[Entry]] = {}
         self._heads: dict[int, Entry | None] = {}
-        settings = {one.resource: one for one in overview.resources}
+        settings = {resource.resource: resource for resource in overview.resources}
         for resource, rows in groupby(overview.entries, key=lambda entry: entry.resource):
             walk = QueueWalk(settings.get(resource) or Resource(resource, None, False, None, 0, 0))
-            for one in self._along(walk, list(rows)):
-                self.blocked[one.entry.position] = one
-                self._waiting_of.setdefault(node_of(one.entry), []).append(one.entry)
+            for blocked in self._along(walk, list(rows)):
+                self.blocked[blocked.entry.position] = blocked
+                self._waiting_of.setdefault(node_of(blocked.entry), []).append(blocked.entry)
 
     @staticmethod
     def _along(walk: QueueWalk, rows: list[Entry]) -> Iterator[Blocked]:
@@ -224,7 +224,7 @@ def _excludes(row: Entry, entry: Entry) -> bool:
     """Return True if the request can never be granted beside that row."""
     if entry.access.startswith(UPGRADE):
         return True
-    limits = [one for one in (number(row.limit), number(entry.limit)) if one is not None]
+    limits = [bound for bound in (number(row.limit), number(entry.limit)) if bound is not None]
     return bool(limits) and (number(row.weight) or 0) + (number(entry.weight) or 0) > min(limits)
 
 

@@ -150,7 +150,7 @@ def script(
         return "\n".join(text for _, text in migrations(engine, 0, schema=schema, table=table, features=features))
     text = _read(engine, f"{name}.sql")
     if text is None:
-        there = [one for one in SCRIPTS if one == "schema" or _read(engine, f"{one}.sql") is not None]
+        there = [script for script in SCRIPTS if script == "schema" or _read(engine, f"{script}.sql") is not None]
         raise ConfigurationError(f"There is no script {name!r} for engine {engine!r}; scripts: {', '.join(there)}")
     text = compose(text, features, FEATURE_OF.get(name, CORE)).replace("{features}", to_setting(features))
     return _fill(text, schema, table)

@@ -82,7 +82,7 @@ def numbers_of(exc: Exception) -> list[int]:
     if type(exc).__module__.startswith("mssql_python"):
         return []  # this driver omits numbers; one in the text is part of a name
     text = _state_and_text(exc)[1]
-    return [int(one) for one in _LAST_NUMBER.findall(text) or _NUMBER.findall(text)]
+    return [int(number) for number in _LAST_NUMBER.findall(text) or _NUMBER.findall(text)]
 
 
 def drain(cursor: Any) -> None:

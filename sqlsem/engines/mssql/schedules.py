@@ -48,4 +48,4 @@ class SqlServerSchedules(SqlServerConnection, ScheduleSession):
 
     def list_schedules(self, name: str | None, queue: str | None) -> list[Schedule]:
         found = [Schedule(*aware(row)) for row in self.rows("list_schedules", name, queue)]
-        return [dataclasses.replace(one, options=read_options(str(one.options))) for one in found]
+        return [dataclasses.replace(schedule, options=read_options(str(schedule.options))) for schedule in found]

@@ -52,7 +52,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
             for start in range(0, len(asked), TASKS_A_TRIP):
                 some = asked[start : start + TASKS_A_TRIP]
                 text = "\n".join([self.queries["put_task"]] * len(some))
-                rows = self.ask("put_tasks", text, [value for one in some for value in one])
+                rows = self.ask("put_tasks", text, [value for row in some for value in row])
                 found += [int(row[0]) for row in rows]
             self.rows("commit")
         except BaseException:

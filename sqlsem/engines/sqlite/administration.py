@@ -43,7 +43,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         name = "past" if resource is None else "past_of_resource"
         which = {"most": most, "since": since, "until": until, "who": who}
         which |= {} if resource is None else {"resource": resource}
-        pages = [self.rows(name, which | {"outcome": one}) for one in outcomes]
+        pages = [self.rows(name, which | {"outcome": outcome}) for outcome in outcomes]
         newest = heapq.merge(*pages, key=_when_ended, reverse=True)
         return [shown(Past, row) for row in itertools.islice(newest, most)]
 

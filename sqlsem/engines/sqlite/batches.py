@@ -17,7 +17,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
     """Batches, their parts and callbacks."""
 
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
-        members = [one for (one,) in self.rows("batch_members", {"name": name}) if one != mine]
+        members = [member for (member,) in self.rows("batch_members", {"name": name}) if member != mine]
         for member_id in members:
             self.check_member(member_id)
         if all(self.row("member", (member_id,)) for member_id in members):
@@ -71,8 +71,8 @@ class SqliteBatches(SqliteMembers, BatchSession):
                     values = {"name": name, "window": round(asked * 1000), "now": now}
                     self.run("open_batch", {**values, "login": user_name()})
                     batch_id, opened, attempt = self.row("latest_batch", (name,))["batch_id"], now, 0
-                    for one in parts:
-                        self.run("open_part", (batch_id, one))
+                    for declared in parts:
+                        self.run("open_part", (batch_id, declared))
                     self.run("prune_batch_parts", {"name": name, "now": now})
                     self.run("prune_batches", {"name": name, "now": now})
                 key = {"batch": batch_id, "part": part}
@@ -191,7 +191,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
     def list_batches(self, name: str | None, batch_id: int | None, most: int) -> list[BatchEntry]:
         found: dict[int, BatchEntry] = {}
         for row in self.rows("list_batches", {"name": name, "batch": batch_id, "most": most}):
-            one = found.get(row["batch_id"]) or shown(BatchEntry, row, parts=())
+            batch = found.get(row["batch_id"]) or shown(BatchEntry, row, parts=())
             part = shown(
                 PartEntry,
                 row,
@@ -201,5 +201,5 @@ class SqliteBatches(SqliteMembers, BatchSession):
                 seconds=row["part_seconds"],
                 missing_for=self.missing(row)[1],
             )
-            found[one.batch_id] = dataclasses.replace(one, parts=(*one.parts, part))
+            found[batch.batch_id] = dataclasses.replace(batch, parts=(*batch.parts, part))
         return list(found.values())

@@ -61,7 +61,7 @@ class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
             cap = state.set_cap(window_ms, limit, self.now_us() // 1000)
             self.write_rate(resource, before, state)
             if cap != limit:
-                old, new = (None if one is None else f"{one} in {window_ms} ms" for one in (cap, limit))
+                old, new = (None if number is None else f"{number} in {window_ms} ms" for number in (cap, limit))
                 self.note_operation("rate_limit", resource=resource, old=old, new=new)
         return cap is not None or limit is not None
 

@@ -54,7 +54,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
                 "on_failure": task.on_failure,
                 "max_attempts": task.max_attempts,
                 "backoff": round(task.backoff * 1000),
-                "uid": one,
+                "uid": uid,
                 "after": task.after,
                 "login": login,
                 "time_limit": None if task.time_limit is None else max(1, round(task.time_limit * 1000)),
@@ -64,7 +64,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
                 "priority": task.priority,
                 "locks": len(task.locks) or None,
             }
-            for one, task, key in zip(uids, tasks, keys, strict=True)
+            for uid, task, key in zip(uids, tasks, keys, strict=True)
         ]
         before = {"uids": json.dumps(uids)}
         if tasks[0].unique or tasks[0].replace:
@@ -163,8 +163,8 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         if again and (found := self.rows("claimed_before", key)):
             return [self._claimed(row["task_id"]) for row in found]
         if self.uses_fair_queueing(queue):  # each task is drawn by itself
-            one = self._claim({**key, "owner": owner}, False)
-            return [] if one is None else [one]
+            claim = self._claim({**key, "owner": owner}, False)
+            return [] if claim is None else [claim]
         group: list[Claimed] = []
         size = 0
         for task, kind, losses in self.rows("next_group", {"queue": queue, "most": most}):
@@ -186,7 +186,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         return len(found)
 
     def recover_tasks(self, queue: str | None, mine: int | None) -> int:
-        members = [one for (one,) in self.rows("task_members", {"queue": queue}) if one != mine]
+        members = [member for (member,) in self.rows("task_members", {"queue": queue}) if member != mine]
         for member_id in members:
             self.check_member(member_id)
         if all(self.row("member", (member_id,)) for member_id in members):
