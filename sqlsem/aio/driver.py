@@ -174,7 +174,7 @@ class Driver:
         loop = asyncio.get_running_loop()
         driver = client.event_loops.drivers.get(loop)
         if driver is None:
-            client.event_loops.tidy()
+            client.event_loops.discard_closed_loops()
             driver = client.event_loops.drivers[loop] = Driver(client, loop)
         assert isinstance(driver, Driver)
         return driver

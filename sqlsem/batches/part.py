@@ -68,7 +68,7 @@ class Part(Claim):
             self.opened(self._client.claims, self._ending("interrupted while it was started"))
             began = self._start()
             if began.code != "started":
-                self.settle()
+                self.mark_ended()
                 raise ConfigurationError(self._why_refused(began), resource=self._declaration.name)
             self.batch_id, self.attempt = began.batch_id, began.attempt
             if began.previous is not None:

@@ -152,5 +152,5 @@ def code_of(session: Session, exc: BaseException) -> str:
     """The server's number of an error (SQL Server) or its SQLSTATE (PostgreSQL); empty when it is none of its."""
     origin = _origin(exc)
     if hasattr(session.wire, "told") and isinstance(origin, Exception):
-        return str(session.wire.told(origin)[1])
+        return str(session.wire.server_details(origin)[1])
     return str(getattr(origin, "sqlstate", None) or "")

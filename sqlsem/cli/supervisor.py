@@ -158,7 +158,7 @@ class Job:
                 "SQLSEM_RESOURCE": grant.resource,
                 "SQLSEM_POSITION": str(grant.position),
                 "SQLSEM_FENCE": str(grant.fence),
-                nesting.HELD: nesting.tell(grant.state, self.environment),
+                nesting.HELD: nesting.environment_value(grant.state, self.environment),
             }
         return {
             **self.environment,

@@ -101,15 +101,15 @@ class Acquisition(WaitingOperation, Generic[G]):
             if possible and self.client.parent_locks.held != ():
                 possible = not (yield from self._is_refused_by_those_above())
             if not possible or not (yield from self._register_all()):
-                self._tell(TimedOut, timeout=self.timeout)
+                self._publish(TimedOut, timeout=self.timeout)
                 return None
             # (Made before the wait: from grant to return, every instruction delays the holder.)
             state = GrantState(registry, self.requests, self.tickets, self.caller, self._terms.on_lost, 0.0, self.trace)
             if not (yield from self._wait_for_all()):
-                self._tell(TimedOut, timeout=self.timeout)
+                self._publish(TimedOut, timeout=self.timeout)
                 return None
         except Deadlock as exc:
-            self._tell(Deadlocked, why=str(exc))
+            self._publish(Deadlocked, why=str(exc))
             raise
         state.since = now = monotonic()
         grant = self._make_grant(state, now - self.began)
@@ -130,7 +130,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             session.restore_wakeup_locks(member_id, tickets)
             session.cancel(member_id, uid, outcome)
 
-        self._disown()
+        self._discard_grant()
         try:
             if self.sent:
                 yield Call("cancel", cancel, min(1.0, self.retry_timeout))
@@ -145,10 +145,10 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     def rollback_local(self) -> None:
         """Discard the local state; the next heartbeat removes the rows."""
-        self._disown()
+        self._discard_grant()
         self.forget_rows()
 
-    def _disown(self) -> None:
+    def _discard_grant(self) -> None:
         self.rolled_back = True
         hold, registry = self._hold, self.client.registry
         if hold is None:
@@ -311,7 +311,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             or lines.is_poll_leader(waiter)
             or not (yield from self._wait_in_session(waiter))
         ):
-            yield from self._stand(waiter, place)
+            yield from self._poll(waiter, place)
         return waiter.answer
 
     def _wait_in_session(self, waiter: Waiter) -> Effects[bool]:
@@ -326,7 +326,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             lines.set_answer(waiter, answer)
         return True
 
-    def _stand(self, waiter: Waiter, place: WaiterState) -> Effects[None]:
+    def _poll(self, waiter: Waiter, place: WaiterState) -> Effects[None]:
         """Sleep until the next poll is due, then poll for all due waiters unless another thread has done so."""
         lines, last = self.client.waiter_queues, False
         if place is not WaiterState.SHARED_WAKEUP:
@@ -354,7 +354,7 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     # -- events -------------------------------------------------------------------------------------------------
 
-    def _tell(self, event: type[TimedOut | Deadlocked], **more: Any) -> None:
+    def _publish(self, event: type[TimedOut | Deadlocked], **more: Any) -> None:
         """Publish that the requests were not granted."""
         bus, tickets = self.client.event_bus, {ticket.resource: ticket.position for ticket in self.tickets}
         if bus.has_subscribers(event.name, event.level):

@@ -111,7 +111,7 @@ class AdminViews:
         """
         check_some("The resource name", resource)
         check_count("most", most, 0)
-        wanted = _wanted(since, until, outcome=outcome, who=who)
+        wanted = _criteria(since, until, outcome=outcome, who=who)
         return self.client.with_connection(lambda session: session.history(resource, most, **wanted), AdminSession)
 
     def operations(
@@ -142,7 +142,7 @@ class AdminViews:
         """
         check_some("The name", name)
         check_count("most", most, 0)
-        wanted = _wanted(since, until, action=action, who=who)
+        wanted = _criteria(since, until, action=action, who=who)
         return self.client.with_connection(lambda session: session.operations(name, most, **wanted), AdminSession)
 
 
@@ -402,7 +402,7 @@ def _set_rate(resource: str, window_ms: int, limit: int | None, session: RateSes
     return session.set_rate(resource, window_ms, limit)
 
 
-def _wanted(since: Duration | None, until: Duration | None, **others: Any) -> dict[str, Any]:
+def _criteria(since: Duration | None, until: Duration | None, **others: Any) -> dict[str, Any]:
     """Return the given filters by name, with ages in seconds."""
     ages = {"since": since, "until": until}
     for name, value in others.items():

@@ -106,7 +106,7 @@ class CancellationMonitor:
         self._wanted = runtime.event()
         self._thread = SupervisedThread("sqlsem-minder", self._work, member.closing)
 
-    def mind(self) -> None:
+    def watch(self) -> None:
         """Start or wake the thread, as a claim was added."""
         if self._wanted.is_set():
             return

@@ -87,15 +87,15 @@ class Claim:
         """Mark the claim as lost. (For the package.)"""
         self.why_lost = self.why_lost or why
 
-    def settle(self) -> None:
+    def mark_ended(self) -> None:
         """Mark the claim as ended: its end is recorded or deferred. (For the package.)"""
-        self._claims.settle([self])
+        self._claims.mark_ended([self])
 
     def leave(self) -> None:
         """Leave the end of the claim to the heartbeat thread, unless the claim has ended. (For the package.)"""
         if not self._ended and not self.is_inherited:
             self._claims.member.defer(self._closing)
-            self.settle()  # last, as a repeated `defer` does no harm
+            self.mark_ended()  # last, as a repeated `defer` does no harm
 
     def __del__(self) -> None:
         if not self._ended and not self.is_inherited:
@@ -128,7 +128,7 @@ class Claim:
         except BaseException:
             self.leave()
             raise
-        self.settle()
+        self.mark_ended()
         return answer
 
     # -- its block ----------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Claims:
             self._known.update(claims)
         self.member.add(())
 
-    def settle(self, claims: Iterable[Claim]) -> None:
+    def mark_ended(self, claims: Iterable[Claim]) -> None:
         """Mark these claims as ended."""
         with self._lock:
             for claim in claims:

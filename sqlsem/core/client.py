@@ -269,7 +269,7 @@ class DatabaseClient:
 
     def clean_up(self) -> None:
         """Discard state of closed event loops, and wake waiters that missed their notification."""
-        self.event_loops.tidy()
+        self.event_loops.discard_closed_loops()
         self.waiter_queues.wake_missed()
 
     # -- the end ------------------------------------------------------------------------------------------------

@@ -63,12 +63,12 @@ class Upgrade(WaitingOperation):
         try:
             yield from self._become_writer()
         except Timeout:
-            self._tell(TimedOut, waited=self.waited(), timeout=self.timeout)
+            self._publish(TimedOut, waited=self.waited(), timeout=self.timeout)
             raise
         except Deadlock as exc:
-            self._tell(Deadlocked, waited=self.waited(), why=str(exc))
+            self._publish(Deadlocked, waited=self.waited(), why=str(exc))
             raise
-        self._tell(Granted, waited=self.waited(), at_once=not self._has_waited)
+        self._publish(Granted, waited=self.waited(), at_once=not self._has_waited)
 
     def _become_writer(self) -> Effects[None]:
         self._alone.enter_context(_alone(self.client, self._state))
@@ -134,7 +134,7 @@ class Upgrade(WaitingOperation):
         super().choose_as_victim(deadlock)
         self._waiter.event.set()
 
-    def _tell(self, event: type[Event], **more: Any) -> None:
+    def _publish(self, event: type[Event], **more: Any) -> None:
         bus = self.client.event_bus
         if bus.has_subscribers(event.name, logging.INFO):
             about = bus.common_fields(self._state.requests[0], self._ticket.position, self.caller)
@@ -148,7 +148,7 @@ class Upgrade(WaitingOperation):
                 behind = Behind.other_holder(entries, self._ticket.position)
             except SqlsemError as exc:
                 log.debug("Cannot read which readers remain: %s", exc)
-            self._tell(Waiting, behind=behind)
+            self._publish(Waiting, behind=behind)
 
     def _begin(self) -> Effects[Upgrading]:
         """Begin the upgrade, or only try it with timeout 0. Return its state."""

@@ -61,7 +61,7 @@ class EventLoops:
             self._member.main.require_open()  # closed this instant
             raise
 
-    def tidy(self) -> None:
+    def discard_closed_loops(self) -> None:
         """End the drivers of closed event loops: release their grants, and withdraw their requests."""
         for loop in [loop for loop in list(self.drivers) if loop.is_closed()]:
             driver = self.drivers.pop(loop, None)

@@ -213,7 +213,7 @@ class Adoption(Generic[G]):
     def rollback(self) -> Effects[None]:
         """Release what this adoption acquired; if that fails now, the next successful heartbeat does it. Idempotent."""
         uid = self._uid
-        self._disown()
+        self._discard_grant()
         try:
             if self._sent:
                 yield Call("cancel", lambda session, me: session.cancel(me, uid, "cancelled"), 1.0)
@@ -226,10 +226,10 @@ class Adoption(Generic[G]):
 
     def rollback_local(self) -> None:
         """Roll back in this process only, when no effect can be executed any more."""
-        self._disown()
+        self._discard_grant()
         self._forget()
 
-    def _disown(self) -> None:
+    def _discard_grant(self) -> None:
         self._rolled_back = True
         if self._grant is not None and not self._grant.state.released:
             self._client.registry.discard(self._grant)

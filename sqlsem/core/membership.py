@@ -40,7 +40,7 @@ from sqlsem.core.effects import Call, Effects
 from sqlsem.core.main_connection import MainConnection
 from sqlsem.core.permits import Permit, PermitPool
 from sqlsem.core.retention import RetentionCleaner
-from sqlsem.core.threads import ShouldContinue, SupervisedThread, tend, voice, when_all
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, restart_ended, voice, when_all
 from sqlsem.engines.base import Busy, Disconnected, Engine, Session
 from sqlsem.errors import SqlsemError
 from sqlsem.model import Ticket, monotonic
@@ -289,7 +289,7 @@ class Membership:
         self._heartbeat_now = True
         self._wakeup.set()
         if not self.heartbeat_thread.runs:
-            tend()  # as both threads may have ended together
+            restart_ended()  # as both threads may have ended together
 
     def request_cleanup(self) -> None:
         """Have heartbeats delete the rows that we do not know: rows that could not be released may still exist."""
@@ -461,7 +461,7 @@ class Membership:
                 return
             self.watchdog.due = monotonic() + VERIFY_SECONDS + self._tolerance
             stuck = self.heartbeat_thread.mend()
-            tend()
+            restart_ended()
             if stuck or (not self.heartbeat_thread.runs and self.is_uncertain()):
                 self.verify(heartbeat_stopped=True)
             self.main.interrupt_overdue()

@@ -63,7 +63,7 @@ class Monitor(abc.ABC):
                 if not goes_on() or not self.is_needed():
                     # Under the lock: the next `begin` starts a new thread.
                     session, self._session = self._session, None
-                    self.thread.let_go()
+                    self.thread.stop_supervising()
                     break
             try:
                 if self._session is None:

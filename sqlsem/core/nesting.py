@@ -24,7 +24,7 @@ from sqlsem.engines.base import Session
 from sqlsem.errors import Deadlock, Unavailable
 from sqlsem.model import Entry, Request
 
-__all__ = ["HELD", "Held", "ParentLocks", "find_deadlock", "inherited", "refuse", "tell"]
+__all__ = ["HELD", "Held", "ParentLocks", "environment_value", "find_deadlock", "inherited", "refuse"]
 
 log = voice
 
@@ -50,7 +50,7 @@ class Held:
         return Request(self.resource, self.access, self.limit, self.weight)
 
 
-def tell(state: GrantState, environment: Mapping[str, str]) -> str:
+def environment_value(state: GrantState, environment: Mapping[str, str]) -> str:
     """Return the value of `HELD` for a command that runs while ``state`` is held; ``environment`` is that of this
     process.
     """

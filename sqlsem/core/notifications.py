@@ -39,7 +39,7 @@ class NotificationListener:
         self._silent = False  # this database sends no notifications
 
     @contextlib.contextmanager
-    def wanted(self) -> Iterator[None]:
+    def needed(self) -> Iterator[None]:
         """Count the caller as a waiter during the block, and start the thread if needed."""
         place = Permit()
         try:

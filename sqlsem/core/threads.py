@@ -5,7 +5,7 @@ thread may set an exception in it, or memory may run out. So each thread is supe
 
 `SupervisedThread`
     a thread that is needed until its job returns. If the thread ends in any other way, the error is logged at ERROR,
-    and the job begins again: in the same thread, or in a new one, by `tend`.
+    and the job begins again: in the same thread, or in a new one, by `restart_ended`.
 `Pool`
     several supervised threads, which run submitted calls.
 `spawn`
@@ -46,9 +46,9 @@ __all__ = [
     "foreign_place",
     "hush",
     "is_vital",
+    "restart_ended",
     "spawn",
     "spawn_in_handler",
-    "tend",
     "voice",
     "when_all",
 ]
@@ -203,18 +203,18 @@ def is_vital() -> bool:
     return bool(runtime.namespace(_mine).get("vital"))
 
 
-def tend() -> None:
+def restart_ended() -> None:
     """Restart all supervised jobs that are still needed though their thread has ended."""
     here = runtime.current()
     with _guard:
         known = list(_all)
     for kept in known:
         if kept.runtime is here:
-            kept.tend()
+            kept.restart_ended()
 
 
 class SupervisedThread:
-    """A thread that is needed until its job returns, or calls `let_go`.
+    """A thread that is needed until its job returns, or calls `stop_supervising`.
 
     Args:
         name: The thread's name.
@@ -270,15 +270,16 @@ class SupervisedThread:
         return self._thread
 
     def begin(self) -> None:
-        """Start a thread for the job, unless one runs. Raises `RuntimeError` if none can be started; `tend` then tries
-        again.
+        """Start a thread for the job, unless one runs.
+
+        Raises `RuntimeError` if no thread can be started; `restart_ended` tries again then.
         """
         if not self.runs:
             with self._starting:
                 if not self.runs:
                     self._start()
 
-    def let_go(self) -> None:
+    def stop_supervising(self) -> None:
         """Declare the thread unneeded, called by the job as it ends. The next `begin` starts another thread."""
         self._turn = None
 
@@ -312,7 +313,7 @@ class SupervisedThread:
             self._closing.wait(pause)
             pause = min(2 * pause, LONGEST_SECONDS)
 
-    def tend(self) -> None:
+    def restart_ended(self) -> None:
         """Start a new thread if the job is needed and its thread has ended."""
         if self._turn is None or self.runs or self._closing.is_set():
             return
@@ -347,11 +348,11 @@ class SupervisedThread:
 
     def mend(self) -> bool:
         """Start a new thread if the job's thread has ended or is stuck. Return True if it was stuck."""
-        self.tend()
+        self.restart_ended()
         place = self.stuck_in()
         if place is not None and self.replaced < MOST_REPLACED:
             self.replaced += 1
-            with contextlib.suppress(RuntimeError):  # `tend` tries again, and logs it
+            with contextlib.suppress(RuntimeError):  # `restart_ended` tries again, and logs it
                 self.replace()
             _report("The thread %s is stuck at %s; another one goes on", self.name, place, exc_info=False)
         return place is not None
@@ -448,7 +449,7 @@ class Pool:
         return future
 
     def _nobody_for(self, future: Future[Any], exc: RuntimeError) -> None:
-        """Handle that no thread could be started: another one runs the call, or `tend` tries again, or raise."""
+        """Leave the call to another thread, or to `restart_ended`; raise the error if neither can run it."""
         if any(worker.kept.runs for worker in list(self._workers)):
             return
         if not self._patient and future.cancel():
@@ -467,7 +468,7 @@ class Pool:
                     return _nothing
                 if worker in self._workers:
                     self._workers.remove(worker)
-                worker.kept.let_go()
+                worker.kept.stop_supervising()
                 return None
         worker.job, call = job
         return functools.partial(_carry_out, worker.job, call)

@@ -76,7 +76,7 @@ class Claiming:
         ready_version, ready_at = -1, math.inf  # when the next task becomes ready, as of that version
         polled_version, poll_at = -1, -math.inf  # the version at the last poll, and when to poll at that version again
         recheck = True  # poll once more if a task became ready between the poll and the question when that will be
-        with client.notifications.wanted():
+        with client.notifications.needed():
             while stop is None or not stop():
                 version = client.queue_changes.version()
                 unchanged = longest is None and version == polled_version and monotonic() < min(ready_at, poll_at)

@@ -33,7 +33,7 @@ class Unrecorded:
                 self._left += ends
                 self._changed.notify_all()
             self._claiming.end_later([end.end for end in ends], partial(self._answer, ends))
-            self._claiming.client.claims.settle(end.task for end in ends)
+            self._claiming.client.claims.mark_ended(end.task for end in ends)
 
     def _answer(self, ends: Sequence[TaskEnd], statuses: Sequence[str | None]) -> None:
         """Keep the answers until the worker takes and reports them. The heartbeat calls this, perhaps twice."""

@@ -74,7 +74,7 @@ class Task(Cancellable):
         tasks = [cls(client, queue, row, uid) for row in claimed if row is not None]
         if tasks:
             client.claims.add(tasks)
-            client.cancellation_monitor.mind()
+            client.cancellation_monitor.watch()
         return tasks
 
     def hold(self, claimed: Claimed, requesting_id: str, caller: Caller) -> None:
@@ -198,7 +198,7 @@ class Task(Cancellable):
         if status is None:
             self.lose("this process was given up meanwhile")
         if settles and self.is_open:
-            self.settle()
+            self.mark_ended()
         for ticket in () if self.grant is None else self.grant.state.tickets:
             self._client.notify_waiters(ticket.resource)  # a waiter of this process may be granted now
 

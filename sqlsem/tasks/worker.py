@@ -24,7 +24,7 @@ from functools import partial
 from sqlsem.bodies import END_SECONDS, Allowed, Stop, command_killer, format_error, run
 from sqlsem.core.claims import owner_name
 from sqlsem.core.permits import Permit, PermitPool
-from sqlsem.core.threads import ShouldContinue, SupervisedThread, call_out, spawn, tend
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, call_out, restart_ended, spawn
 from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
 from sqlsem.model import Duration, check_call, check_count, check_duration, monotonic
 from sqlsem.tasks.claim_buffer import GROUP_LATE_SECONDS, MAX_GROUP_SIZE, ClaimBuffer, ClaimSizer, TaskEnd
@@ -150,7 +150,7 @@ class Worker:
             for thread in runners:
                 while thread.needed:
                     thread.join(JOIN_SECONDS)
-                    tend()
+                    restart_ended()
                     if self._stopping.is_set():
                         self._claiming.client.queue_changes.notify()  # here, as `stop` may run in a signal handler
         except BaseException:
@@ -463,7 +463,7 @@ class Worker:
                 reports += zip(open_ends, statuses, strict=True)
                 for end, status in zip(open_ends, statuses, strict=True):
                     end.task.ended_with(status, settles=False)
-                self._claiming.client.claims.settle(end.task for end in open_ends)
+                self._claiming.client.claims.mark_ended(end.task for end in open_ends)
         except BaseException:
             self._unrecorded.add(open_ends)
             with self._changed:

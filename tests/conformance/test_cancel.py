@@ -214,7 +214,7 @@ def test_cancel_ends_task_of_worker_that_never_polls(connect, queue, outcome):
     assert answer == ("finished" if outcome == "finished" else "cancelled")
     assert session.end_task(member, End(number, 1, outcome)) == answer, "may be repeated"
     assert queue.try_claim() is None
-    task.settle()
+    task.mark_ended()
 
 
 def task_session(queue):

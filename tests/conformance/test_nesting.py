@@ -158,7 +158,8 @@ def test_in_a_process_under_a_run(connect, database, name, monkeypatch):
     outer.acquire()
     elsewhere = nesting.Held(name("b"), "write", 1, 1, 1, "somebody:1:2")
     monkeypatch.setenv(
-        nesting.HELD, json.dumps([*json.loads(nesting.tell(outer.grant.state, {})), dataclasses.astuple(elsewhere)])
+        nesting.HELD,
+        json.dumps([*json.loads(nesting.environment_value(outer.grant.state, {})), dataclasses.astuple(elsewhere)]),
     )
     inner = connect()
     with pytest.raises(sqlsem.Deadlock, match="runs under"):

@@ -467,9 +467,9 @@ def test_both_threads_are_begun_again_when_asked(connect, database, name, monkey
     with a_lock(coordinator, database, name) as had:
         member, (grant,) = coordinator.client.member, coordinator.client.registry.grants()
         with monkeypatch.context() as alone:
-            alone.setattr(ours, "tend", lambda: None)
-            alone.setattr(member.watchdog, "tend", lambda: None)
-            alone.setattr(member.heartbeat_thread, "tend", lambda: None)
+            alone.setattr(ours, "restart_ended", lambda: None)
+            alone.setattr(member.watchdog, "restart_ended", lambda: None)
+            alone.setattr(member.heartbeat_thread, "restart_ended", lambda: None)
             end(member.watchdog, monkeypatch)
             end(member.heartbeat_thread, monkeypatch)
         if asks == "the grant":
@@ -544,7 +544,10 @@ def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, s
     with state(coordinator, database, name) as had:
         pulse = kept(coordinator)["pulse"]
         before = pulse.thread
-        coordinator.client.event_loops.tidy, tidy = _once(slow.stand, coordinator.client.event_loops.tidy), None
+        coordinator.client.event_loops.discard_closed_loops, tidy = (
+            _once(slow.stand, coordinator.client.event_loops.discard_closed_loops),
+            None,
+        )
         try:
             assert entered.wait(PATIENCE)
             del tidy
@@ -555,7 +558,7 @@ def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, s
         finally:
             leave.set()
     until(lambda: not before.is_alive(), "the one that was stuck ends when it can")
-    del coordinator.client.event_loops.tidy
+    del coordinator.client.event_loops.discard_closed_loops
 
 
 def _once(call, then):
@@ -632,7 +635,7 @@ def test_kept_thread_that_has_died_is_begun_again(said, monkeypatch):
     until(lambda: ran)
     assert thread.runs
     monkeypatch.setattr(thread, "_thread", threading.Thread())  # as an ended thread
-    ours.tend()
+    ours.restart_ended()
     until(lambda: len(ran) == 2, "another one does it")
     assert said("a-job had ended unexpectedly")
     closing.set()
@@ -650,7 +653,7 @@ def test_pool_reports_the_job_of_an_ended_thread():
     assert began.wait(PATIENCE)
     (worker,) = pool._workers
     worker.kept._thread = threading.Thread()  # as an ended thread
-    ours.tend()
+    ours.restart_ended()
     with pytest.raises(RuntimeError, match="ended while it did this"):
         future.result(PATIENCE)
     assert pool.submit(lambda: 7).result(PATIENCE) == 7
@@ -669,7 +672,7 @@ def test_pool_refuses_where_no_thread_can_be_started(monkeypatch):
         with pytest.raises(RuntimeError, match="can't start"):
             pool.submit(lambda: 1)
         later = patient.submit(lambda: 2)
-    ours.tend()
+    ours.restart_ended()
     assert later.result(PATIENCE) == 2
     assert pool.submit(lambda: 3).result(PATIENCE) == 3
     for open_pool in (pool, patient):

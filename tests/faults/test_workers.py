@@ -347,7 +347,7 @@ def test_deferred_calls_run_before_the_next_heartbeat(connect, name):
     member.heartbeat = watched
     end = End(number, task.attempt, "finished")
     member.defer(lambda session, me: session.end_task(me, end))
-    task.settle()
+    task.mark_ended()
     assert failed.wait(PATIENCE)
     del engine.open_session
     until(lambda: not member.deferred_calls, timeout=25)  # a heartbeat is due every 30 s

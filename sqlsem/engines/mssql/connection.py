@@ -140,7 +140,7 @@ class SqlServerConnection(LockSession):
             known = type(exc).__module__.startswith(("pyodbc", "mssql_python")) or self.engine.creator is not None
             if not known and not self.lost:
                 raise
-            raise self.meaning(*self.told(exc)) from exc
+            raise self.meaning(*self.server_details(exc)) from exc
 
     def meaning(self, state: str, number: int, text: str) -> Exception:
         """Return sqlsem's error for an error of the driver."""
@@ -201,7 +201,7 @@ class SqlServerConnection(LockSession):
             )
         return Unavailable(f"{where}: {text}")
 
-    def told(self, exc: Exception) -> tuple[str, int, str]:
+    def server_details(self, exc: Exception) -> tuple[str, int, str]:
         """Return the error as `details` does; if the driver omits the server's number, ask the server for it.
 
         Behind a warning pyodbc omits it: pyodbc reports only the first of several messages, and SQL Server sends

@@ -169,7 +169,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
             finally:
                 self.running = None
         except Exception as exc:
-            state, number, words = self.told(exc)
+            state, number, words = self.server_details(exc)
             # A driver's error for a cancelled statement depends on its progress; the connection is usable.
             stopped = state == "HY008" or (self.stopped is self.latest and not self.lost)
             if not stopped:

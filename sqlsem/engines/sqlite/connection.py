@@ -56,17 +56,19 @@ class SqliteConnection(LockSession):
     def _open(self) -> sqlite3.Connection:
         """Return the connection; open it at the first use, and again after a fork."""
         with fork.forks_blocked:
-            if self.connection is None:
-                if self.interrupted:
-                    raise Disconnected(f"The connection to {self.engine.label} was closed")
-                if self._displaced is not None:
-                    raise Replaced(self._displaced)
-                try:
-                    self._set_up()
-                except BaseException:  # a partly prepared connection must not be used
-                    self.disconnect()
-                    raise
-            return cast("sqlite3.Connection", self.connection)
+            return self.connection or self._open_again()
+
+    def _open_again(self) -> sqlite3.Connection:
+        if self.interrupted:
+            raise Disconnected(f"The connection to {self.engine.label} was closed")
+        if self._displaced is not None:
+            raise Replaced(self._displaced)
+        try:
+            self._set_up()
+        except BaseException:  # a partly prepared connection must not be used
+            self.disconnect()
+            raise
+        return cast("sqlite3.Connection", self.connection)
 
     def _set_up(self) -> None:
         """Open the connection, and remember which files it has opened."""
@@ -108,16 +110,19 @@ class SqliteConnection(LockSession):
         # A fork in another thread closes the connections, and the last process that closes the database deletes the
         # log. So no fork may begin between the test for an open connection and the comparison of its files.
         with fork.forks_blocked:
-            if self._displaced is not None:
-                raise Replaced(self._displaced)
-            if self.files is not None and self.connection is not None:
-                try:
-                    compare(self.files)
-                    if self.is_second and self.engine.files is not None:
-                        self.files.require_same(self.engine.files)
-                except Replaced as exc:
-                    displace(self.engine, exc)
-                    raise
+            self._compare(compare)
+
+    def _compare(self, compare: Callable[[files.OpenFiles], None]) -> None:
+        if self._displaced is not None:
+            raise Replaced(self._displaced)
+        if self.files is not None and self.connection is not None:
+            try:
+                compare(self.files)
+                if self.is_second and self.engine.files is not None:
+                    self.files.require_same(self.engine.files)
+            except Replaced as exc:
+                displace(self.engine, exc)
+                raise
 
     # -- statements ---------------------------------------------------------------------------------------------
 
