@@ -401,11 +401,11 @@ def strike(thread, raised):
 
 def kept(coordinator):
     member = coordinator.client.member
-    return {"pulse": member.heartbeat_thread, "watch": member.watchdog}
+    return {"heartbeat": member.heartbeat_thread, "watchdog": member.watchdog}
 
 
 @states_and_raised
-@pytest.mark.parametrize("which", ["pulse", "watch"])
+@pytest.mark.parametrize("which", ["heartbeat", "watchdog"])
 def test_loss_is_told_after_a_thread_was_struck(connect, database, name, state, said, which, raised):
     coordinator = connect(grace=GRACE)
     with state(coordinator, database, name) as had:
@@ -434,7 +434,7 @@ def end(kept, monkeypatch):
 
 
 @states()
-@pytest.mark.parametrize("which", ["pulse", "watch"])
+@pytest.mark.parametrize("which", ["heartbeat", "watchdog"])
 def test_loss_is_told_after_a_thread_was_ended(connect, database, name, state, said, monkeypatch, which):
     coordinator = connect(grace=GRACE)
     with state(coordinator, database, name) as had:
@@ -446,7 +446,7 @@ def test_loss_is_told_after_a_thread_was_ended(connect, database, name, state, s
 
 
 @states()
-@pytest.mark.parametrize("which", ["pulse", "watch"])
+@pytest.mark.parametrize("which", ["heartbeat", "watchdog"])
 def test_all_goes_on_with_a_new_thread(connect, database, name, state, monkeypatch, which):
     coordinator = connect(grace=3 * GRACE)
     with state(coordinator, database, name) as had:
@@ -492,11 +492,11 @@ def test_all_is_lost_when_no_thread_can_be_started(connect, database, name, said
             raise RuntimeError("can't start new thread")
 
         with monkeypatch.context() as full:
-            pulse = kept(coordinator)["pulse"]
+            heartbeat = kept(coordinator)["heartbeat"]
             full.setattr(threading.Thread, "start", none_left)
-            end(pulse, monkeypatch)
+            end(heartbeat, monkeypatch)
             until(had.is_told, "all is lost")
-        until(lambda: pulse.runs, "it goes on as soon as it can")
+        until(lambda: heartbeat.runs, "it goes on as soon as it can")
     with coordinator.mutex(name("next")) as grant:
         grant.check()
 
@@ -505,15 +505,15 @@ def test_part_counts_or_is_told_when_no_thread_can_be_started(connect, name, mon
     """The result at its end is the recorded result."""
     coordinator = connect(grace=GRACE)
     batch, alarms = a_batch(coordinator, name)
-    part, pulse = batch.part("a").start(), kept(coordinator)["pulse"]
+    part, heartbeat = batch.part("a").start(), kept(coordinator)["heartbeat"]
 
     def none_left(self):
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", none_left)
-        end(pulse, monkeypatch)
-        until(lambda: not pulse.runs)
+        end(heartbeat, monkeypatch)
+        until(lambda: not heartbeat.runs)
     failure = None
     try:
         part.done()
@@ -540,10 +540,10 @@ def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, s
     """It hangs in a program's code, and no event ends that."""
     coordinator, entered, leave = connect(grace=GRACE), threading.Event(), threading.Event()
     slow = Slow(entered, leave)
-    pulse = kept(coordinator)["pulse"]
+    heartbeat = kept(coordinator)["heartbeat"]
     with state(coordinator, database, name) as had:
-        pulse = kept(coordinator)["pulse"]
-        before = pulse.thread
+        heartbeat = kept(coordinator)["heartbeat"]
+        before = heartbeat.thread
         coordinator.client.event_loops.discard_closed_loops, tidy = (
             _once(slow.stand, coordinator.client.event_loops.discard_closed_loops),
             None,
@@ -553,7 +553,7 @@ def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, s
             del tidy
             had.take_away()
             until(had.is_told, "the loss is told")
-            assert pulse.thread is not before
+            assert heartbeat.thread is not before
             until(lambda: said("sqlsem-heartbeat is stuck at"), "that is logged")
         finally:
             leave.set()
