@@ -424,7 +424,7 @@ class PostgresServer(RealServer):
 
     def _unblock(self, session: SimulatedSession) -> None:
         self.set_time()
-        self._ask("let_go", session.pid)
+        self._ask("cancel_blocked", session.pid)
 
     def _are_blocked(self, sessions: Sequence[SimulatedSession]) -> set[int]:
         return {pid for (pid,) in self._ask("blocked", [session.pid for session in sessions])}
@@ -438,10 +438,10 @@ class PostgresServer(RealServer):
         until = time.monotonic() + SILENT_SECONDS
         while self._blocked:
             blocked = self._are_blocked(list(self._blocked))
-            let_go = [session for session in self._blocked if session.pid not in blocked]
-            if not let_go:
+            unblocked = [session for session in self._blocked if session.pid not in blocked]
+            if not unblocked:
                 return
-            for session in let_go:
+            for session in unblocked:
                 if _ready(session.line, Wait.R, LOOK_SECONDS) is not None:
                     self._blocked.pop(session).ready = True
             if time.monotonic() > until:

@@ -520,7 +520,7 @@ def test_coordinator_repeats_no_needless_statement(tds, url_of):
             with coordinator.mutex(f"{'x' * number}y"):
                 pass
     assert not [call for call in server.said if call.rpc == "sp_describe_undeclared_parameters"]
-    registered = {(call.text, call.types) for call in server.said if "register" in call.text and call.types}
+    registered = {(call.text, call.types) for call in server.said if ".register @" in call.text and call.types}
     assert len(registered) == 1
 
 

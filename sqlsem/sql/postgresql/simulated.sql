@@ -84,7 +84,7 @@ SELECT setval('simulated.clock', greatest(%s, CASE WHEN %s THEN last_value ELSE 
 -- name: lots
 SELECT setseed(%s)
 
--- name: release_session_lock
+-- name: cancel_blocked
 SELECT pg_cancel_backend(%s)
 
 -- name: blocked
