@@ -59,7 +59,7 @@ autodoc_mock_imports = ["airflow"]  # takes minutes to install
 nitpick_ignore_regex = [("py:.*", r"airflow\..*")]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
+# Not preserve_defaults: it reads the arguments of the source, and the public signatures are computed.
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 suppress_warnings = ["misc.highlighting_failure"]  # examples with "…" in them are no whole programs

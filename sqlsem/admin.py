@@ -13,7 +13,7 @@ __all__ = ["Admin"]
 
 
 class Admin(BaseAdmin):
-    """The calls of operators in one database: `sqlsem.Coordinator.admin`.
+    """The calls of operators in one database: ``coordinator.admin``.
 
     No call joins the database as a member, so that operators can work where locks cannot. The database checks the role
     of the login: readers may read, operators may change.

@@ -34,7 +34,7 @@ class Locked(BaseOperator):
     Args:
         lock: The lock: `sqlsem.limit`, `sqlsem.mutex`, `sqlsem.all_of` …, of the default database.
         handover_ttl: How long the lock waits for a worker that resumes the task. If the worker takes longer, the task
-        requests the lock again, at the end of the queue.
+            requests the lock again, at the end of the queue.
         handover_to: The login of the workers in the database; left out, that of the triggerer.
         kwargs: Those of the operator.
 

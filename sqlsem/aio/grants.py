@@ -39,7 +39,9 @@ class Grant(BaseGrant):
 
     @property
     def lost(self) -> bool:
-        """True if the lock is lost. Answered from memory, without a call. After a long pause of this process it is also
+        """True if the lock is lost.
+
+        Answered from memory, without a call. After a long pause of this process it is also
         True until the database has answered, unless only an operator could have removed the row (SQLite). (`check` asks
         the database.)
         """

@@ -84,7 +84,9 @@ class Grant(BaseGrant):
 
     @property
     def lost(self) -> bool:
-        """True if the lock is lost. Answered from memory, except right after a long pause of this process: then the
+        """True if the lock is lost.
+
+        Answered from memory, except right after a long pause of this process: then the
         database is asked, for a second at most.
         """
         if self.state.why_lost is None and not self.state.released:

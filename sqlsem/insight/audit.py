@@ -164,7 +164,7 @@ def audit(
     Args:
         past: Finished requests, the newest end first; read once and not kept.
         entries: The rows that hold and wait now, read *before* the first of ``past``, which shows the ones that ended
-        since.
+            since.
         ruled: The settings of operators: see `rulings`.
         most: Keep at most this many findings; all are counted.
     """

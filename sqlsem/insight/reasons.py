@@ -308,7 +308,7 @@ def task_reasons(
 
     Args:
         tasks: All open tasks of one queue or several, and the last ended ones, which the estimate of the start needs.
-        Blocking tasks are searched among these.
+            Blocking tasks are searched among these.
         taken_at: The database's clock.
         limits: The settings of these queues.
         requests: Why requests for locks wait, by position.

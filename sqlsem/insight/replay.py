@@ -114,7 +114,7 @@ def replay(past: Iterable[Past], entries: Iterable[Entry] = (), settings: Replay
         past: Finished requests, in any order.
         entries: The rows that hold and wait now.
         settings: The changed settings. Without any, the result is nearly the history itself: the replay ignores wakeup
-        times, caps, pauses, and waiters without a position.
+            times, caps, pauses, and waiters without a position.
 
     Raises `ConfigurationError` when a request weighs more than a new limit.
     """

@@ -91,8 +91,8 @@ def task_estimates(tasks: Iterable[TaskEntry], taken_at: datetime) -> dict[int, 
 
     Args:
         tasks: The first open tasks of one queue or several, at least up to those to estimate, and the last ended ones.
-        There is no estimate for a queue if fewer than five have ended, if no worker is active, or if a failed task
-        blocks it.
+            There is no estimate for a queue if fewer than five have ended, if no worker is active, or if a failed task
+            blocks it.
         taken_at: When they were read, by the database's clock.
     """
     results: dict[int, Estimate] = {}

@@ -41,9 +41,9 @@ class Collector:
         coordinator: Count the locks of this one only; left out, those of all databases.
         patterns: Resources that share a label (``load:*``). In other names, numbers become ``*``. See `Patterns`.
         most: At most this many patterns have a label of their own. The rest is ``other``, and
-        ``sqlsem_client_other_events_total`` counts its events.
+            ``sqlsem_client_other_events_total`` counts its events.
         blame: Count for which holder others waited. This costs a query at the beginning of a wait, unless the log asks
-        for the holder anyhow (INFO).
+            for the holder anyhow (INFO).
 
     >>> REGISTRY.register(sqlsem.metrics.Collector(patterns=["dim_*"]))  # doctest: +SKIP
     """

@@ -62,7 +62,7 @@ class Exporter:
         coordinator: The database. The exporter only reads; it does not become a member.
         patterns: Resources (and queues) that share a label; see `Patterns`.
         most: At most this many patterns, queues and blamed holders have a label of their own. The rest is ``other``,
-        and ``sqlsem_other`` says how many names that are.
+            and ``sqlsem_other`` says how many names that are.
         once: Collect only once; then there are no counters, which add up from scrape to scrape.
     """
 

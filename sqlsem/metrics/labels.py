@@ -33,7 +33,7 @@ class Patterns:
 
     Args:
         given: Patterns as of file names (``load:*``); the first that matches counts. In a name that matches none,
-        numbers and long hexadecimal words become ``*``.
+            numbers and long hexadecimal words become ``*``.
 
     >>> Patterns(["dim_*"])("dim_customer"), Patterns()("load:2026-11-22"), Patterns()("nightly")
     ('dim_*', 'load:*-*-*', 'nightly')

@@ -25,7 +25,7 @@ def memory(name: str | None = None, **options: Unpack[ConnectOptions]) -> Coordi
 
     Args:
         name: Coordinators of the same name share their locks, as two programs share those in a database. Left out: this
-        one is alone.
+            one is alone.
         options: As for `sqlsem.connect`.
 
     Example:

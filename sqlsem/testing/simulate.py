@@ -86,8 +86,8 @@ class SimulationFailed(AssertionError):
 
     Attributes:
         kind: 'overlap', 'loss' (reported late), 'phantom' (a grant without a row), 'left' (rows that stay), 'stuck'
-        (alive, and never granted), 'error' (the program, or its check, raised); or a kind of ``sqlsem audit``'s, as
-        'order'.
+            (alive, and never granted), 'error' (the program, or its check, raised); or a kind of ``sqlsem audit``'s, as
+            'order'.
         why: What went wrong, in words.
         schedules: How many were tried, including this one.
         schedule: The schedule as text, shortened: pass it as ``replay=``.
@@ -141,9 +141,10 @@ def simulate(
 
     Args:
         program: The function that each process runs, with its `Actor`: uses ``me.locks``, a coordinator, or the default
-        one, which is the same, in the plain, blocking way. ``me.step()`` lets others run in between, ``me.sleep(60)``
-        lets time pass. If it does not catch a loss (`LockLost`) or an unreachable database (`Unavailable`), it begins
-        again, as a job would. It must not use threads, asyncio, or wait for anything real.
+            one, which is the same, in the plain, blocking way. ``me.step()`` lets others run in between,
+            ``me.sleep(60)`` lets time pass. If it does not catch a loss (`LockLost`) or an unreachable database
+            (`Unavailable`), it begins again, as a job would. It must not use threads, asyncio, or wait for anything
+            real.
         processes: How many run it.
         threads: How many threads each of them runs it in.
         faults: The faults that may happen: some of `FAULTS`; none if it is empty.
@@ -156,14 +157,14 @@ def simulate(
         begin: Called before each schedule: sets up the state that ``always`` checks.
         always: Called after each step; raises if the state is wrong (``assert balance >= 0``).
         database: ``memory``; or ``sqlite``: the real engine on files of its own, and so some ten times slower; there
-        the faults of servers do not happen. Or ``postgresql://…``: the real engine in a database of its own on that
-        server, which is made and dropped, and needs a superuser. It is neither restarted nor promoted.
+            the faults of servers do not happen. Or ``postgresql://…``: the real engine in a database of its own on that
+            server, which is made and dropped, and needs a superuser. It is neither restarted nor promoted.
         jobs: In how many processes to search, which are forked off this one.
         replay: The text of a schedule that failed: only that is run.
 
     Raises:
         SimulationFailed: Something goes wrong: two conflicting holders, a loss that is reported too late, a living
-        process that is never granted, a deadlock, an exception of the program's own or of ``always``.
+            process that is never granted, a deadlock, an exception of the program's own or of ``always``.
         ConfigurationError: A wrong argument; or a text that is no schedule.
 
     >>> simulate(mixed, processes=2, schedules=20, seed=7).schedules
