@@ -53,7 +53,7 @@ class Cancellable(Claim):
 
     @property
     def stop_event(self) -> threading.Event:
-        """An event that is set when the claim must stop: it was cancelled, or has reached its time limit."""
+        """An event that is set when the claim must stop, as it was cancelled or has reached its time limit."""
         event = self._stop_event
         if event is None:  # made on first use, as most tasks are short
             event = self.__dict__.setdefault("_stop_event", threading.Event())  # the same event for all threads
