@@ -214,6 +214,7 @@ def plainly(make):
 #: Class and maker of each subject. The class is None for functions of a module.
 SUBJECTS = {
     "Coordinator": (Coordinator, plainly(lambda made: made.coordinator)),
+    "Admin": (sqlsem.Admin, plainly(lambda made: made.coordinator.admin)),
     "Lock": (sqlsem.Lock, a_lock),
     "Grant": (sqlsem.Grant, a_grant),
     "Queue": (sqlsem.tasks.Queue, plainly(lambda made: made.coordinator.queue(made.name("queue")))),
