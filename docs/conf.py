@@ -75,7 +75,7 @@ def public_names() -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether a name in a docstring is one of Python, of its standard library, or of ours without a page."""
+    """True if a name in a docstring belongs to Python, its standard library, or a part of sqlsem without a page."""
     first, _, rest = name.partition(".")
     places = [builtins, datetime, threading, typing]
     places += [module for where, module in sys.modules.items() if where.partition(".")[0] == "sqlsem"]

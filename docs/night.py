@@ -25,7 +25,7 @@ MINUTES = 8 * 60
 
 
 def asked(seed: int = 7) -> list[tuple[int, Request, int]]:
-    """When, what, and for how many minutes."""
+    """Return the requests: minute of arrival, request, and minutes of holding."""
     rng = random.Random(seed)
     found = []
     for number in range(34):
@@ -39,7 +39,7 @@ def asked(seed: int = 7) -> list[tuple[int, Request, int]]:
 
 
 def lived() -> list[Past | Entry]:
-    """What comes of it, minute by minute."""
+    """Return the holds and waits that follow from the requests, minute by minute."""
     asks = asked()
     granted: dict[int, int] = {}
     ended: dict[int, int] = {}

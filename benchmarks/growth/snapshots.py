@@ -214,12 +214,12 @@ def procrastinate_tasks(url: str, number: int) -> Iterator[Step]:
         manager = app.job_manager
         worker = loop.run_until_complete(manager.register_worker())
 
-        async def one() -> None:
+        async def step() -> None:
             job = await manager.fetch_job(queues=None, worker_id=worker)
             assert job is not None
             await manager.finish_job(job, status=Status.SUCCEEDED, delete_job=False)
 
-        yield lambda: loop.run_until_complete(one())
+        yield lambda: loop.run_until_complete(step())
         loop.run_until_complete(app.close_async())
 
 
@@ -237,12 +237,12 @@ def pgqueuer_tasks(url: str, number: int) -> Iterator[Step]:
         manager: Any = uuid.uuid4()
         entrypoints: Any = {"note": EntrypointExecutionParameter(0)}
 
-        async def one() -> None:
+        async def step() -> None:
             jobs = await queries.dequeue(1, entrypoints, manager, None, timedelta(seconds=30))
             await queries.log_jobs([(job, "successful", None) for job in jobs])
             assert jobs
 
-        yield lambda: loop.run_until_complete(one())
+        yield lambda: loop.run_until_complete(step())
         loop.run_until_complete(connection.close())
 
 

@@ -74,12 +74,12 @@ def _wait_as_tasks(url: str, number: int, shared: _Shared) -> None:
     async def crowd(coordinator: sqlsem.Coordinator, count: list[int]) -> None:
         lock = coordinator.aio.mutex(NAME)
 
-        async def one() -> None:
+        async def wait_once() -> None:
             await lock.acquire()
             shared.note_grant()
             await lock.release()
 
-        everybody = asyncio.gather(*(one() for _ in range(number)))
+        everybody = asyncio.gather(*(wait_once() for _ in range(number)))
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, shared.begin.wait)
         before, used = count[0], time.process_time()
@@ -197,13 +197,13 @@ def _wait_with_connections(url: str, number: int, shared: _Shared, ready: Any) -
     async def main() -> None:
         connections = [await psycopg.AsyncConnection.connect(url, autocommit=True) for _ in range(number)]
 
-        async def one(connection: Any) -> None:
+        async def take_and_release(connection: Any) -> None:
             await connection.execute("SELECT pg_advisory_lock(4711)")
             shared.note_grant()
             await connection.execute("SELECT pg_advisory_unlock(4711)")
 
         ready.release()
-        await asyncio.gather(*map(one, connections))
+        await asyncio.gather(*map(take_and_release, connections))
 
     asyncio.run(main())
 

@@ -217,7 +217,7 @@ public sealed class SqlSemOptions
     /// <summary>Shown to people beside the row; the program's name when null.</summary>
     public string Program;
 
-    /// <summary>Shown to people, column owner: who in the program waits; the thread's name when null.</summary>
+    /// <summary>The owner that people see in the column of that name; the thread's name when null.</summary>
     public string Owner;
 }
 
@@ -428,7 +428,7 @@ public sealed class SqlSemGrant : IDisposable
     private int reported;
     private bool unanswered;  // a release
 
-    // What an earlier session held went with it.
+    // The locks of an earlier session ended with it.
     internal bool OfThisSession { get { return generation == session.Generation; } }
 
     internal SqlSemGrant(SqlSemAttempt attempt, string requestingId, long position)
@@ -811,7 +811,7 @@ public sealed class SqlSemGrant : IDisposable
     }
 }
 
-// What is asked for, checked.
+// The checked arguments of a request.
 internal sealed class SqlSemRequest
 {
     internal readonly string Resource, Access, Note;
@@ -858,7 +858,7 @@ internal enum SqlSemTrouble
     Schema,
 }
 
-// What this process remembers about a connection.
+// The state of a connection in this process.
 internal sealed class SqlSemSession
 {
     private static readonly ConditionalWeakTable<DbConnection, SqlSemSession> Known =
@@ -1325,8 +1325,8 @@ internal sealed class SqlSemAttempt
             Request.Resource, ticket.Position));
     }
 
-    // Leaves no row behind. Does not throw: something else is on its way. What cannot be done now is done with the next
-    // Acquire, and a row whose session, or lease, has ended goes by itself.
+    // Removes the rows of a failed call. Does not throw, as another error is being thrown. The next Acquire repeats a
+    // failed removal, and a row whose session, or lease, has ended goes by itself.
     private async Task Clean(bool asynchronous, string outcome)
     {
         for (var attempt = 1; ; attempt++)

@@ -63,7 +63,7 @@ def odbc_of_postgres(url: str) -> str:
     parts = [f"Driver={{{PSQLODBC}}}"]
     for key, value in words.items():
         # The driver removes braces around a password, but not around every other value.
-        braced = "{" + value.replace("}", "}}") + "}" if any(one in value for one in ";{}") else value
+        braced = "{" + value.replace("}", "}}") + "}" if any(character in value for character in ";{}") else value
         parts.append(f"{key}={braced}")
     return ";".join(parts)
 

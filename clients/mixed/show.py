@@ -57,9 +57,9 @@ def judge(turns: Sequence[Turn], limit: int) -> tuple[int, list[str]]:
         wrong.append(f"{most} WERE INSIDE AT A TIME, MORE THAN THE LIMIT OF {limit}")
     for turn in turns:
         # In order: a granted participant is among the first `limit` of those that have not left, granted or not.
-        ahead = [one for one in turns if one.position < turn.position and one.left > turn.entered]
+        ahead = [other for other in turns if other.position < turn.position and other.left > turn.entered]
         if len(ahead) >= limit:
-            before = ", ".join(str(one.position) for one in ahead)
+            before = ", ".join(str(other.position) for other in ahead)
             wrong.append(
                 f"{turn.who} WENT IN WITH POSITION {turn.position}, OUT OF ORDER: BEFORE IT WERE STILL {before}"
             )
@@ -171,10 +171,10 @@ def show(run: Run, echo: Callable[[str], None]) -> int:
             deadline = time.monotonic() + START_SECONDS
             for participant in participants:
                 participant.ready.wait(max(0.0, deadline - time.monotonic()))
-            names = ", ".join(one.who for one in participants)
+            names = ", ".join(participant.who for participant in participants)
             echo(f"{names}: {run.turns} turns each, at most {run.limit} inside at a time.")
-            for one in left_out:
-                echo(f"Left out: {one}.")
+            for reason in left_out:
+                echo(f"Left out: {reason}.")
             with contextlib.closing(connect(run)) as witness:
                 transcript.began = value_of(witness, CLOCKS[run.engine])
             for participant in participants:
@@ -207,8 +207,8 @@ def _conclude(run: Run, participants: Sequence[Participant], echo: Callable[[str
                 f"{participant.who} HAD {len(participant.turns)} OF {run.turns} TURNS (exit code {code})"
                 + "".join(f"\n    {line}" for line in last)
             )
-    for one in wrong:
-        echo(one)
+    for message in wrong:
+        echo(message)
     if not wrong:
         echo(
             f"{len(turns)} turns: never more than {run.limit} inside ({most} at the most), and everybody was let in "
