@@ -1599,7 +1599,7 @@ internal sealed class SqlSemCalls
     {
         if (!postgres)
             return await PingOnce(asynchronous, member, 0, null, cancel).ConfigureAwait(false);
-        var text = "SELECT CAST(known AS integer), txid_current() FROM " + Schema + ".ping(CAST({0} AS bigint))";
+        var text = "SELECT CAST(known AS integer), txid_current() FROM " + Schema + ".heartbeat(CAST({0} AS bigint))";
         return Number(
             await Run(asynchronous, TimeSpan.Zero, text, null, cancel, member).ConfigureAwait(false), 0) == 1;
     }
@@ -1623,7 +1623,7 @@ internal sealed class SqlSemCalls
                 asynchronous, TimeSpan.Zero,
                 "SELECT CAST(known AND (CAST({0} AS bigint) = 0 OR coalesce(CAST({1} AS bigint) = ANY (positions), "
                 + "false)) AND NOT coalesce(CAST({2} AS bigint) = ANY (revoked), false) AS integer) FROM " + Schema
-                + ".ping(CAST({3} AS bigint))",
+                + ".heartbeat(CAST({3} AS bigint))",
                 transaction, cancel, position, position, position, member).ConfigureAwait(false);
             return Number(rows, 0) == 1;
         }

@@ -35,3 +35,11 @@ def test_routines_of_one_server_are_listed_with_a_reason(server: str, engine: st
 
 def test_servers_share_routines_by_name() -> None:
     assert len(routines("postgresql") & routines("mssql")) > 160
+
+
+def test_dotnet_client_calls_existing_routines() -> None:
+    """The client builds its calls of texts, which no compiler checks: ``prefix + "name…"`` and ``".name(…"``."""
+    text = (Path(__file__).resolve().parents[2] / "clients" / "dotnet" / "SqlSem.cs").read_text(encoding="utf-8")
+    called = set(re.findall(r'(?:prefix \+ "|"\.)([a-z_]+)(?:\(| \{)', text))
+    assert {"register", "register_member", "heartbeat", "wait", "release", "cancel"} <= called
+    assert called <= routines("postgresql") | routines("mssql")
