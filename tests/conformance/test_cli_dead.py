@@ -125,7 +125,7 @@ def test_tasks_wait(bench: Bench) -> None:
 
 def test_release_of_a_dead_ones_row(bench: Bench) -> None:
     (dead,) = bench.entries()
-    result = bench.call("release", str(dead["position"]))
+    result = bench.call("revoke", str(dead["position"]))
     assert result.exit_code == 0
     assert "is gone" in result.stdout
     assert bench.entries() == []

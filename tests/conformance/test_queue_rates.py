@@ -218,7 +218,7 @@ def test_it_is_shown(queue):
     queue.put(Json("b"), key="b")
     assert len(drain(queue)) == 2
     coordinator = queue.claiming.client
-    waits = coordinator.look(lambda session: session.queue_waits(queue.name))
+    waits = coordinator.with_connection(lambda session: session.queue_waits(queue.name))
     assert [wait.task_key for wait in waits] == ["a"]
     reasons = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits(), waits=waits)
     assert reasons[second].code == "key_rate"

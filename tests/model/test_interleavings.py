@@ -643,7 +643,7 @@ def rates(world):
         actors.append(Actor(who, session, [("take", lambda session: session.take_rate(rate, None))]))
 
     def end():
-        turns = [actor.answers["take"].turn for actor in actors]
+        turns = [actor.answers["take"].status for actor in actors]
         assert sorted(turn.name for turn in turns) == ["TAKEN", "TAKEN", "TOO_EARLY"]
 
     return actors, end

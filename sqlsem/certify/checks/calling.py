@@ -62,7 +62,7 @@ def applock_mode(bench: Bench, notes: Notes) -> None:
     notes.note("NoLock")
 
 
-@check(16, "each role may do what it should, and no more", "create_user", elsewhere=SESSIONS_ONLY)
+@check(16, "each role has exactly its rights", "create_user", elsewhere=SESSIONS_ONLY)
 def rights(bench: Bench, notes: Notes) -> None:
     """Make a user for each role, and one without; call as each."""
     denied = str(bench.session().value("denied"))
@@ -389,7 +389,12 @@ def _guarded_table(bench: Bench, session: Session) -> Iterator[None]:
         bench.session().rows("drop_guarded")
 
 
-@check(19, "a lock that a transaction has asserted stays until that ends", "assert_holding", elsewhere=SESSIONS_ONLY)
+@check(
+    19,
+    "a lock that a transaction has asserted stays until that transaction ends",
+    "assert_holding",
+    elsewhere=SESSIONS_ONLY,
+)
 def pins(bench: Bench, notes: Notes) -> None:
     """Revoke what an open transaction has asserted: it waits, and nobody else does."""
     session, looking, other = bench.session(), bench.session(), bench.session()

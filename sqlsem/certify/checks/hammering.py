@@ -135,7 +135,7 @@ def judge_only(holds: list[dict[str, Any]], notes: Notes) -> None:
     notes.require(not lost, f"{lost} locks were lost while nothing had happened to their holders")
 
 
-@check(9, "a new holder sees what the one before has committed")
+@check(9, "a new holder sees the commits of the former holder")
 def sees_what_was_committed(bench: Bench, notes: Notes) -> None:
     """Count under a mutex by plain reads and writes: a stale read loses a number."""
     session = bench.session()
@@ -146,7 +146,7 @@ def sees_what_was_committed(bench: Bench, notes: Notes) -> None:
     notes.note(f"{turns} turns, none lost", turns=turns)
 
 
-@check(10, "no two are inside that may not be")
+@check(10, "conflicting holders never overlap")
 def nobody_is_inside_wrongly(bench: Bench, notes: Notes) -> None:
     """Mutex, limit of 3, readers and writers; judged in the database and by the clock."""
     for what, kinds in (("mutex", ["mutex"]), ("limit 3", ["limit"]), ("read/write", ["read", "read", "write"])):
@@ -205,7 +205,7 @@ def _stop(victim: Child, looking: Session, who: str) -> None:
     while True:
         victim.stop()
         try:
-            looking.rows("bury", who)
+            looking.rows("delete_member_rows", who)
             return
         except Busy:  # it stands in the middle of a write, as SQLite's writers are one after the other
             victim.go_on()
@@ -213,7 +213,7 @@ def _stop(victim: Child, looking: Session, who: str) -> None:
                 raise
 
 
-@check(12, "concurrent calls of all kinds raise nothing of the server's own")
+@check(12, "concurrent calls of all kinds raise no errors of the server's own")
 def storm(bench: Bench, notes: Notes) -> None:
     """Take, release, hand over, adopt, revoke and reap the same resources at once; only answers of sqlsem's come."""
     over = threading.Event()

@@ -61,7 +61,7 @@ def cost_of_tests(bench: Bench, notes: Notes) -> None:
     notes.require(many < MOST_TEST_US, f"one test takes {many:.0f} µs beside {MANY_LOCKS} locks")
 
 
-@check(15, "names of locks tell their kind", "lock_names", elsewhere="only SQL Server hashes their names")
+@check(15, "names of locks show their kind", "lock_names", elsewhere="only SQL Server hashes their names")
 def names_of_locks(bench: Bench, notes: Notes) -> None:
     """Look at the locks of a session that holds and has asserted: each kind begins with other characters."""
     session, looking = bench.session(), bench.admin_session()
@@ -141,7 +141,7 @@ def pair_milliseconds(bench: Bench, seconds: float) -> list[float]:
     return found
 
 
-@check(21, "pairs do not grow slower")
+@check(21, "pairs of acquire and release do not get slower")
 def growth(bench: Bench, notes: Notes) -> None:
     """Take and give back one resource for a time, then again beside an old snapshot."""
     seconds = bench.wishes.long or bench.wishes.seconds

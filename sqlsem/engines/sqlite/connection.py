@@ -56,19 +56,7 @@ class SqliteConnection(LockSession):
     def _open(self) -> sqlite3.Connection:
         """Return the connection; open it at the first use, and again after a fork."""
         with fork.forks_blocked:
-            return self.connection or self._open_again()
-
-    def _open_again(self) -> sqlite3.Connection:
-        if self.interrupted:
-            raise Disconnected(f"The connection to {self.engine.label} was closed")
-        if self._displaced is not None:
-            raise Replaced(self._displaced)
-        try:
-            self._set_up()
-        except BaseException:  # a partly prepared connection must not be used
-            self.disconnect()
-            raise
-        return cast("sqlite3.Connection", self.connection)
+            return self.connection or _open_again(self)
 
     def _set_up(self) -> None:
         """Open the connection, and remember which files it has opened."""
@@ -110,19 +98,7 @@ class SqliteConnection(LockSession):
         # A fork in another thread closes the connections, and the last process that closes the database deletes the
         # log. So no fork may begin between the test for an open connection and the comparison of its files.
         with fork.forks_blocked:
-            self._compare(compare)
-
-    def _compare(self, compare: Callable[[files.OpenFiles], None]) -> None:
-        if self._displaced is not None:
-            raise Replaced(self._displaced)
-        if self.files is not None and self.connection is not None:
-            try:
-                compare(self.files)
-                if self.is_second and self.engine.files is not None:
-                    self.files.require_same(self.engine.files)
-            except Replaced as exc:
-                displace(self.engine, exc)
-                raise
+            _compare(self, compare)
 
     # -- statements ---------------------------------------------------------------------------------------------
 
@@ -333,6 +309,33 @@ class SqliteConnection(LockSession):
                     with contextlib.suppress(sqlite3.Error):
                         connection.close()
             files.close_unused()
+
+
+def _open_again(session: SqliteConnection) -> sqlite3.Connection:
+    if session.interrupted:
+        raise Disconnected(f"The connection to {session.engine.label} was closed")
+    if session._displaced is not None:
+        raise Replaced(session._displaced)
+    try:
+        session._set_up()
+    except BaseException:  # a partly prepared connection must not be used
+        session.disconnect()
+        raise
+    return cast("sqlite3.Connection", session.connection)
+
+
+def _compare(session: SqliteConnection, compare: Callable[[files.OpenFiles], None]) -> None:
+    """Compare the files of a connection. (A function: an interrupt at a `try` within a `with` keeps its lock.)"""
+    if session._displaced is not None:
+        raise Replaced(session._displaced)
+    if session.files is not None and session.connection is not None:
+        try:
+            compare(session.files)
+            if session.is_second and session.engine.files is not None:
+                session.files.require_same(session.engine.files)
+        except Replaced as exc:
+            displace(session.engine, exc)
+            raise
 
 
 def displace(engine: SqliteDatabase, exc: Replaced) -> None:

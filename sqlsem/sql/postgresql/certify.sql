@@ -89,7 +89,7 @@ CALL {schema}.assert_holding(%s, %s)
 CREATE SCHEMA {schema}_own;
 CREATE TABLE {schema}_own.guarded (number integer NOT NULL PRIMARY KEY)
 
--- name: require_outside_transaction
+-- name: guard
 SELECT {schema}.guard_table('{schema}_own.guarded', 'certify-guarded')
 
 -- name: unguard
