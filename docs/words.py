@@ -20,6 +20,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "docs" / "words.toml"
 #: The greatest length of a test's name, in characters.
@@ -29,14 +34,9 @@ PRONOUN = re.compile(r"_(?:who|whom|whose|those|one|nobody|somebody|what|whoever
 
 
 def read_list(text: str) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Return the lists of words and the allowed numbers. (Python 3.10 has no library for TOML.)"""
-    lists: dict[str, list[str]] = {}
-    allowed: dict[str, int] = {}
-    for name, words in re.findall(r"^(\w+) = \[(.*?)\]", text, re.MULTILINE | re.DOTALL):
-        lists[name] = re.findall(r'"([^"]*)"', words)
-    for folder, number in re.findall(r'^"([^"]+)" = (\d+)$', text, re.MULTILINE):
-        allowed[folder] = int(number)
-    return lists, allowed
+    """Return the lists of words and the allowed numbers."""
+    content = tomllib.loads(text)
+    return content.get("words", {}), content["allowed"]
 
 
 class Rules:
@@ -112,7 +112,7 @@ def folder_of(name: str) -> str:
 def places(rules: Rules) -> Iterator[tuple[str, str, int, str]]:
     """Yield folder, file, line and kind of each place in the repository."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - a command of ours
+    listed = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - a fixed command
     for name in filter(None, listed.stdout.split("\0")):
         path = ROOT / name
         if path.suffix not in (".py", ".sql", ".md", ".cs") or not path.is_file() or path.is_symlink():

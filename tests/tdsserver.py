@@ -478,6 +478,15 @@ class _Wrapped:
 
 # -- answers for sqlsem's client -------------------------------------------------------------------------------------
 
+#: The names of all procedures, by which an answer is chosen.
+PROCEDURES = frozenset(
+    name
+    for script in sql.rerunnable("mssql")
+    for name in re.findall(
+        r"^(?:CREATE(?: OR ALTER)?|ALTER) PROCEDURE \S+?\.\[?(\w+)", sql.script("mssql", script), re.MULTILINE
+    )
+)
+
 
 def member(**answers: Answer | Callable[[Said], Answer]) -> Callable[[Said], Answer]:
     """Answers as a database with the sqlsem tables would, to one process without competitors. ``answers``: to other
@@ -501,6 +510,7 @@ def member(**answers: Answer | Callable[[Said], Answer]) -> Callable[[Said], Ans
         "release": result(("code",), (0,)),
         **answers,
     }
+    assert common.keys() <= PROCEDURES, f"no such procedures: {common.keys() - PROCEDURES}"
 
     def answer(said: Said) -> Answer:
         if "OBJECT_ID" in said.text:

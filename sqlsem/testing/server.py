@@ -151,7 +151,7 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
     # -- membership -------------------------------------------------------------------------------------------------
 
     def register_member(self, host: str, pid: int, program: str) -> int:
-        self.ask("enrol")
+        self.ask("register member")
         server, options = self._server, self.options
         number = server.next_number()
         member = Member(number, self.owner, options.grace, options.lease, self)
@@ -159,37 +159,37 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         server.members[number] = (self.owner, pid, program)
         server.record_heartbeat(member)
         server.durable()
-        self.answer(f"enrol: member {number}")
+        self.answer(f"register member: {number}")
         return number
 
     def reattach_member(self, member_id: int) -> bool:
-        self.ask("resume")
+        self.ask("reattach member")
         server = self._server
         member = server.people.get(member_id)
         if member is not None:
             # (The old session, if it lingers, no longer counts.)
             member.beacon = self
             server.record_heartbeat(member)
-        self.answer(f"resume: {'known' if member else 'given up'}")
+        self.answer(f"reattach member: {'known' if member else 'unknown'}")
         return member is not None
 
     def heartbeat(self, member_id: int) -> Heartbeat:
-        self.ask("ping")
+        self.ask("heartbeat")
         server = self._server
         member = server.people.get(member_id)
         if member is not None:
             server.record_heartbeat(member)
         mine = frozenset(position for position, (owner, _) in server.calls.items() if owner == member_id)
         pulse = Heartbeat(member is not None, mine, mine & frozenset(server.revoked))
-        self.answer("ping" if member else "ping: given up")
+        self.answer("heartbeat" if member else "heartbeat: unknown")
         return pulse
 
     def deregister_member(self, member_id: int) -> None:
-        self.ask("resign")
+        self.ask("deregister member")
         if self._server.people.pop(member_id, None) is not None:
             super().deregister_member(member_id)
             self._server.durable()
-        self.answer("resign")
+        self.answer("deregister member")
 
     # -- requests ---------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from psycopg import errors
 from support import Database, random_name, until
+from support.databases import empty_database, name_of_database, through
 
 import sqlsem
 from sqlsem.tasks import Worker
@@ -222,20 +223,14 @@ def test_numbers_with_taken_locks_are_skipped(user, login, database, name):
 
 @pytest.fixture
 def empty(postgres_server):
-    name = random_name()
-    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-        connection.execute(f"CREATE ROLE {name}_villain LOGIN")
-        connection.execute(f"GRANT CREATE ON DATABASE {name} TO {name}_villain")
-    yield Database("postgresql", postgres_server.url(name), {}, postgres_server)
-    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        connection.execute(f"DROP ROLE {name}_villain")
+    with empty_database(postgres_server, "villain") as database:
+        name = name_of_database(database)
+        database.rows(f"GRANT CREATE ON DATABASE {name} TO {name}_villain")
+        yield database
 
 
 def villain_of(database):
-    name = psycopg.conninfo.conninfo_to_dict(database.url)["dbname"]
-    return Database("postgresql", database.server.url(name, user=f"{name}_villain"), {}, database.server)
+    return through(database, "villain")
 
 
 def test_schema_of_another_owner_is_refused(empty):
@@ -265,8 +260,7 @@ def test_foreign_objects_in_the_schema_are_refused(empty, thing):
 
 def test_init_without_rights_names_the_missing_right(empty, login):
     stranger = login()
-    name = psycopg.conninfo.conninfo_to_dict(empty.url)["dbname"]
-    theirs = Database("postgresql", empty.server.url(name, user=name_of(stranger)), {}, empty.server)
+    theirs = Database("postgresql", empty.server.url(name_of_database(empty), user=name_of(stranger)), {}, empty.server)
     with pytest.raises(sqlsem.ConfigurationError, match="GRANT CREATE ON DATABASE") as caught:
         theirs.install()
     assert "sqlsem_user" not in str(caught.value)

@@ -36,12 +36,7 @@ def advisory_keys():
         text = re.sub(r"--[^\n]*", "", sql.script("postgresql", script, schema="s"))
         for routine in re.split(r"(?=CREATE OR REPLACE )", text):
             name = re.match(r"CREATE OR REPLACE \w+ s\.(\w+)", routine)
-            calls = list(
-                re.finditer(
-                    r"(?:pg_(?:try_)?advisory_\w+|s\.lock_alone|s\.is_free|s\.sleep_on|s\.free_at_end)\(", routine
-                )
-            )
-            for call in calls:
+            for call in re.finditer(rf"(?:pg_(?:try_)?advisory_\w+|s\.(?:{'|'.join(sorted(GIVEN))}))\(", routine):
                 if call.group(0).startswith("s.") and routine[: call.start()].endswith("FUNCTION "):
                     continue
                 rest = routine[call.end() :]

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 from support import PATIENCE, Database, random_name, until
+from support.databases import empty_database, through
 
 import sqlsem
 from sqlsem import cli, sql
@@ -162,18 +163,11 @@ def make_traps(connection, schema):
 @pytest.fixture(scope="module")
 def trapped(postgres_server):
     """A database in which a login without a role filled the common schema before the installation of sqlsem."""
-    name = random_name()
-    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-        connection.execute(f"CREATE ROLE {name}_villain LOGIN")
-    with psycopg.connect(postgres_server.url(name), autocommit=True) as connection:
-        connection.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
-    with psycopg.connect(postgres_server.url(name, user=f"{name}_villain"), autocommit=True) as connection:
-        assert make_traps(connection, "public") > 3000
-    yield Database("postgresql", postgres_server.url(name), {}, postgres_server)
-    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        connection.execute(f"DROP ROLE {name}_villain")
+    with empty_database(postgres_server, "villain") as database:
+        database.rows("GRANT CREATE ON SCHEMA public TO PUBLIC")
+        with psycopg.connect(through(database, "villain").url, autocommit=True) as connection:
+            assert make_traps(connection, "public") > 3000
+        yield database
 
 
 def command(database, *arguments, expected=(0,)):

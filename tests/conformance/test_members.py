@@ -210,9 +210,9 @@ def test_another_login_cannot_act_for_a_member(database, member, stranger, name)
 
     assert call("release(%s::varchar, %s, %s::varchar)", name, ticket.position, "me") == (-1,)
     assert call("cancel(%s, %s::varchar, 'cancelled')", number, f"{name}.1") == (0,)
-    assert call("ping(%s)", number) == (False, None, None)
+    assert call("heartbeat(%s)", number) == (False, None, None)
     assert call("reattach_member(%s)", number) == (False,)
-    call("resign(%s)", number)
+    call("deregister_member(%s)", number)
     for routine, arguments in (
         ("register", "%s, 'me', 'x', 'x', false, %s::varchar, 'write', 1, 1, NULL"),
         (

@@ -2,12 +2,11 @@
 command gives the reason, and leaves nothing behind.
 """
 
-import os
 import re
-import subprocess
 import sys
 
 import pytest
+from support.commands import output_of
 from tdsserver import ERROR, done, error, failure, member, result
 
 from sqlsem import sql
@@ -58,17 +57,9 @@ def run(url_of):
     """Run a command of sqlsem, and return its exit code and its output."""
 
     def run(server, *command):
-        child = subprocess.run(
-            [sys.executable, "-m", "sqlsem", "--retry", "0.5", *command],
-            env={**os.environ, "SQLSEM_URL": url_of(server)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        output = " ".join((child.stdout + child.stderr).split())
-        assert "Traceback" not in output, output
+        code, output = output_of(url_of(server), *command)
         assert "secret99" not in output
-        return child.returncode, output
+        return code, output
 
     return run
 
@@ -169,9 +160,9 @@ def test_init_by_a_login_without_rights_names_the_needed_login(tds, run, number)
 
 @pytest.mark.parametrize("command", [("ls",), ("run", "--mutex", "x", "--", "true")], ids=lambda command: command[0])
 def test_login_without_a_role_is_told_the_role(tds, run, command):
-    words = "The EXECUTE permission was denied on the object 'enrol', database 'books', schema 'sqlsem'."
+    words = "The EXECUTE permission was denied on the object 'register_member', database 'books', schema 'sqlsem'."
     refusal = failure(229, words, 14)
-    server = tds(member(enrol=refusal, settings=refusal, entries=refusal, overview=refusal))
+    server = tds(member(register_member=refusal, settings=refusal, entries=refusal, overview=refusal))
     code, output = run(server, *command)
     assert code == 78
     assert "permission was denied" in output

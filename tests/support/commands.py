@@ -62,6 +62,20 @@ def alive(pid: int) -> bool:
     return sys.platform != "linux"
 
 
+def output_of(url: str, *arguments: str) -> tuple[int, str]:
+    """Run `sqlsem` on a database that it cannot use, and return the exit code and the output in one line."""
+    child = subprocess.run(
+        [sys.executable, "-m", "sqlsem", "--retry", "0.5", *arguments],
+        env={**os.environ, "SQLSEM_URL": url, "SQLSEM_CONFIG": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    output = " ".join((child.stdout + child.stderr).split())
+    assert "Traceback" not in output, output
+    return child.returncode, output
+
+
 class Bench:
     """A database of the test, and `sqlsem` processes that are all ended afterwards."""
 

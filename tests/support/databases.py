@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import sqlite3
 import urllib.parse
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,3 +181,33 @@ def with_database(url: str, database: str) -> str:
 
 def random_name() -> str:
     return f"sqlsem_test_{secrets.token_hex(5)}"
+
+
+@contextlib.contextmanager
+def empty_database(server: PostgresServer, login: str) -> Iterator[Database]:
+    """Yield an empty PostgreSQL database; `through` it is seen by a new login without rights."""
+    import psycopg
+
+    name = random_name()
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE ROLE {name}_{login} LOGIN")
+    yield Database("postgresql", server.url(name), {}, server)
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        connection.execute(f"DROP ROLE {name}_{login}")
+
+
+def name_of_database(database: Database) -> str:
+    """Return the name of a PostgreSQL database."""
+    from psycopg import conninfo
+
+    return str(conninfo.conninfo_to_dict(database.url)["dbname"])
+
+
+def through(database: Database, login: str) -> Database:
+    """Return an `empty_database` as its login sees it."""
+    assert database.server is not None
+    name = name_of_database(database)
+    return Database("postgresql", database.server.url(name, user=f"{name}_{login}"), {}, database.server)

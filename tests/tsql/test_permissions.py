@@ -383,7 +383,7 @@ def test_another_login_cannot_act_for_a_part(session, database, as_login, reques
     def call(text, *parameters):
         return first_value(stranger, f"EXEC {database.schema}.{text}, @answer = 1", *parameters)
 
-    enrolled = call("enrol N'host', 1, N'program', 60000")
+    enrolled = call("register_member N'host', 1, N'program', 60000")
     for whose in (member, enrolled):
         assert call("end_part ?, ?, N'a', ?, N'succeeded', NULL, N'me'", whose, name, uid) == "lost"
     with pytest.raises(pyodbc.Error, match="another login"):

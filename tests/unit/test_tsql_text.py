@@ -316,7 +316,8 @@ def lock_users() -> Iterator[tuple[str, str]]:
 def lock_arguments(text: str) -> list[str]:
     """Return what ``text`` passes as the names of application locks."""
     calls = re.findall(r"sys\.sp_(?:get|release)applock (?:@Resource = )?(N'[^']*'|@\w+)", text)
-    calls += re.findall(r"sqlsem\.(?:let_go|await_free) (?:@name = )?(N'[^']*'|@\w+)", text)
+    routines = "|".join(sorted(routine for routine, _ in NAMED_BY_CALLER))
+    calls += re.findall(rf"sqlsem\.(?:{routines}) (?:@name = )?(N'[^']*'|@\w+)", text)
     for match in re.finditer(r"\bAPPLOCK_(?:MODE|TEST)\(", text):
         calls.append(re.split(r", N'(?:Session|Transaction|Shared|Exclusive)'", arguments(text, match.end() - 1))[0])
     return [call.partition("@principal, ")[2] or call for call in calls]
