@@ -52,7 +52,7 @@ Idle(w) == there[w] /\ alive[w] /\ \A t \in Task : runner[t] # w \/ status[t] # 
 Busy(w) == {b \in works : b.worker = w} # {}
 
 -----------------------------------------------------------------------------------------
-(* claim_parked: each claim renews the lease, and inserts the rows of all locks of a task at once. *)
+(* claim_blocked: each claim renews the lease, and inserts the rows of all locks of a task at once. *)
 
 AskForLocks(w, t) ==
     /\ Idle(w) /\ status[t] = "pending" /\ ~asked[t]

@@ -81,7 +81,7 @@ Ask(r) ==
 Number(r) == 1 + Highest({o.number : o \in {p \in rows \cup UNION {row[x] : x \in Requester} : p.ask.resource = ask[r].resource}})
 New(r, may) == [requester |-> r, number |-> Number(r), ask |-> ask[r], granted |-> may, revoked |-> -1]
 Turn(q, number) == IF AnyTurn THEN BOOLEAN ELSE {Fits(rows, q, number)}     \* the possible answers of a poll
-Sign(r) == member' = [member EXCEPT ![r].seen = 0]                                        \* give_sign
+Sign(r) == member' = [member EXCEPT ![r].seen = 0]                                        \* touch_member
 Reply(o) == IF o.granted /\ (o.revoked < 0 \/ Mutant = "repeated and revoked") THEN "granted" ELSE "waits"
 
 TakeGate(r) ==

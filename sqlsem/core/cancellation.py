@@ -104,7 +104,7 @@ class CancellationMonitor:
         self._member = member
         self._claims = claims
         self._wanted = runtime.event()
-        self._thread = SupervisedThread("sqlsem-minder", self._work, member.closing)
+        self._thread = SupervisedThread("sqlsem-cancellation", self._work, member.closing)
 
     def watch(self) -> None:
         """Start or wake the thread, as a claim was added."""

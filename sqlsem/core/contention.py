@@ -51,7 +51,7 @@ class ContentionMonitor(Monitor):
     a grant has an event that is not set.
     """
 
-    name = "sqlsem-wanted"
+    name = "sqlsem-contention"
     every = 1.0
     what = "requests behind this process"
 

@@ -31,7 +31,7 @@ class DeadlockCandidate(Protocol):
 class DeadlockMonitor(Monitor):
     """The waiters that may be in a deadlock, and a thread that checks while there are any."""
 
-    name = "sqlsem-lookout"
+    name = "sqlsem-deadlocks"
     every = 0.75
     what = "deadlocks"
 

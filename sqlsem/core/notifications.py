@@ -34,7 +34,7 @@ class NotificationListener:
         self._bell = bell
         self._closing = closing
         self._waiting = PermitPool()  # one permit for each waiter
-        self._thread = SupervisedThread("sqlsem-news", self._listen, closing)
+        self._thread = SupervisedThread("sqlsem-notifications", self._listen, closing)
         self._session: Session | None = None
         self._silent = False  # this database sends no notifications
 

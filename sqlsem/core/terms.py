@@ -1,6 +1,6 @@
 """The options and requests of a lock, as both APIs share them.
 
-`Terms` are immutable and checked when they are made. They rely on `process_of` for the default coordinator, which is
+`Terms` are immutable and checked when they are made. They rely on `client_of` for the default coordinator, which is
 looked up at each use.
 """
 

@@ -3,26 +3,28 @@
 import asyncio
 import gc
 import itertools
-import os
 import threading
 import time
 
 from support import started_since, striking
 
 import sqlsem
+from sqlsem.aio.driver import Driver
+from sqlsem.core.membership import Membership
 from sqlsem.core.monitor import Monitor
+from sqlsem.core.threads import SupervisedThread
 
 #: The functions that start the library's threads.
-BEGINS = {("begin", "threads.py"), ("_start", "threads.py")}
+BEGINS = (SupervisedThread.begin, SupervisedThread._start)
 
 
-def interrupted(number, places, do):
-    """True if a KeyboardInterrupt hit the line of that number that these functions, (name, file), run through."""
-    seen = 0
+def interrupted(number, functions, do):
+    """True if a KeyboardInterrupt hit the line of that number that these functions run through."""
+    seen, codes = 0, {function.__code__ for function in functions}
 
     def trace(frame, event, _):
         nonlocal seen
-        if (frame.f_code.co_name, os.path.basename(frame.f_code.co_filename)) not in places:
+        if frame.f_code not in codes:
             return None
         if event == "line":
             seen += 1
@@ -43,7 +45,7 @@ def test_interrupted_entry_is_polled_for(tmp_path):
 
     for number in itertools.count(1):
         with sqlsem.connect(tmp_path / "locks.db", lease=10) as coordinator:
-            struck = interrupted(number, BEGINS | {("connected", "membership.py")}, coordinator.mutex("a").acquire)
+            struck = interrupted(number, (*BEGINS, Membership.connected), coordinator.mutex("a").acquire)
             with coordinator.mutex("b"):
                 assert running() == sorted(ours), f"struck at line {number}"
         if not struck:
@@ -65,18 +67,18 @@ def test_deadlock_search_runs_after_an_interrupt(tmp_path):
         def check(self, session):
             self.looked.set()
 
-    def begin(lookout):
-        with lookout.state_lock:
-            lookout.begin()
+    def begin(monitor):
+        with monitor.state_lock:
+            monitor.begin()
 
     with sqlsem.connect(tmp_path / "locks.db") as coordinator:
         coordinator.mutex("a").acquire()
         for number in itertools.count(1):
-            lookout = Searching(coordinator.client)
-            struck = interrupted(number, BEGINS | {("begin", "lookout.py")}, lambda lookout=lookout: begin(lookout))
-            begin(lookout)
-            assert lookout.looked.wait(60), f"struck at line {number}"
-            lookout.close()
+            monitor = Searching(coordinator.client)
+            struck = interrupted(number, (*BEGINS, Monitor.begin), lambda monitor=monitor: begin(monitor))
+            begin(monitor)
+            assert monitor.looked.wait(60), f"struck at line {number}"
+            monitor.close()
             if not struck:
                 break
     assert number > 4
@@ -91,7 +93,7 @@ def test_tasks_keep_their_places_to_wait_in(tmp_path):
 
         asyncio.run(wait())  # loads modules, which takes longer than the other calls
         for number in itertools.count(1):
-            if not interrupted(number, {("_wait_in_thread", "driver.py")}, lambda: asyncio.run(wait())):
+            if not interrupted(number, (Driver._wait_in_thread,), lambda: asyncio.run(wait())):
                 break
         assert number > 5
         gc.collect()
