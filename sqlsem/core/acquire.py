@@ -99,7 +99,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             if possible and lockorder.current is not None:
                 self._watch_order(lockorder.current)
             if possible and self.client.parent_locks.held != ():
-                possible = not (yield from self._is_refused_by_those_above())
+                possible = not (yield from self._is_refused_by_parent_locks())
             if not possible or not (yield from self._register_all()):
                 self._publish(TimedOut, timeout=self.timeout)
                 return None
@@ -194,7 +194,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             ]
             orders.entering(self.client.engine.label, held, [request.resource for request in self.requests])
 
-    def _is_refused_by_those_above(self) -> Effects[bool]:
+    def _is_refused_by_parent_locks(self) -> Effects[bool]:
         """Return True if a parent `sqlsem run` holds a conflicting lock until this process ends."""
         above = yield from self.client.parent_locks.find()
         if above:
@@ -283,11 +283,11 @@ class Acquisition(WaitingOperation, Generic[G]):
     def _wait_for(self, ticket: Ticket) -> Effects[bool | None]:
         """Wait for at most one slice: True (granted), False (not yet), None (the row is gone)."""
         self.client.require_open()
-        lines, waiter = self.client.waiter_queues, self.waiters.get(ticket.position)
+        queues, waiter = self.client.waiter_queues, self.waiters.get(ticket.position)
         if waiter is None:
             (request,) = (request for request in self.requests if request.resource == ticket.resource)
             waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
-            lines.add(waiter)
+            queues.add(waiter)
             self.client.contention_monitor.request_arrived(ticket.resource, ticket.position)
             if self.client.event_bus.has_subscribers("waiting", logging.INFO):
                 yield from self._tell_waiting(waiter)
@@ -295,20 +295,20 @@ class Acquisition(WaitingOperation, Generic[G]):
             return None  # lost while we waited
         if self._suspected is None:
             self._suspected = self.client.deadlock_monitor.add(self, self.tickets, self.caller.number)
-        place = lines.state(waiter)
+        place = queues.state(waiter)
         if place is WaiterState.ANSWERED:
             self.checked(waiter.answer)
         elif self.deadlock is not None:
-            lines.set_answer(waiter, (yield from self.poll_or_give_up(waiter)))
+            queues.set_answer(waiter, (yield from self.poll_or_give_up(waiter)))
         elif place is WaiterState.BLOCKED_LOCALLY:
             yield Sleep(waiter, self.remaining(KEPT_OUT_SECONDS))
-        elif place is WaiterState.HEAD and lines.should_wait_locally(
+        elif place is WaiterState.HEAD and queues.should_wait_locally(
             waiter, self.client.registry.requests_ahead(ticket)
         ):
             yield Sleep(waiter, self.remaining())
         elif (
             place is not WaiterState.HEAD
-            or lines.is_poll_leader(waiter)
+            or queues.is_poll_leader(waiter)
             or not (yield from self._wait_in_session(waiter))
         ):
             yield from self._poll(waiter, place)
@@ -316,31 +316,31 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     def _wait_in_session(self, waiter: Waiter) -> Effects[bool]:
         """Wait on a connection of the pool. Return False if none was free."""
-        lines = self.client.waiter_queues
-        lines.mark_blocking(waiter)
+        queues = self.client.waiter_queues
+        queues.mark_blocking(waiter)
         timeout = self.remaining()
         answer = yield from self.wait(waiter, min(timeout, SUSPECT_SLICE_SECONDS) if self._suspected else timeout)
         if answer is NO_CONNECTION:
             return False
         if answer is not False:
-            lines.set_answer(waiter, answer)
+            queues.set_answer(waiter, answer)
         return True
 
     def _poll(self, waiter: Waiter, place: WaiterState) -> Effects[None]:
         """Sleep until the next poll is due, then poll for all due waiters unless another thread has done so."""
-        lines, last = self.client.waiter_queues, False
+        queues, last = self.client.waiter_queues, False
         if place is not WaiterState.SHARED_WAKEUP:
-            pause = lines.poll_delay(waiter)
+            pause = queues.poll_delay(waiter)
             left = self.remaining(pause)
             last = left < pause
             if left > 0:
                 yield Sleep(waiter, left)
-        chosen = lines.begin_poll(waiter, last)
+        chosen = queues.begin_poll(waiter, last)
         if chosen:
             try:
-                yield Call("wait", lines.poll_call(chosen), self.retry_timeout)
+                yield Call("wait", queues.poll_call(chosen), self.retry_timeout)
             finally:
-                lines.end_poll()
+                queues.end_poll()
 
     def _require_rows(self, state: GrantState) -> Effects[None]:
         """Check that the rows still exist: the main connection may have been lost during the wait."""

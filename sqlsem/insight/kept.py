@@ -13,7 +13,7 @@ __all__ = ["KeptLock"]
 KINDS = {
     "gate": ("the gate of {name}", "new requests for it wait"),
     "beacon": ("a beacon's lock", "no member gets that beacon, and no request waits for it"),
-    "entry": ("an entry lock{of_name}", "a waiter that it was to wake polls again after 4 s at most"),
+    "entry": ("a wakeup lock{of_name}", "a waiter that it was to wake polls again after 4 s at most"),
     "waiting": ("a waiting request's lock", "a waiter that it was to wake polls again after 4 s at most"),
     "batch": ("a batch's lock", "its parts cannot start or end"),
     "news": ("the lock of workers that listen for tasks", "workers poll for tasks from time to time"),

@@ -430,7 +430,7 @@ def test_another_login_cannot_act_for_a_requester(session, database, as_login, r
     ((access,),) = database.rows("SELECT access_type FROM {table} WHERE queue_position = ?", held.position)
     assert access == "write"
     assert len(database.queue(name)) == 2
-    # Nor for the entry lock, which any login could take: a lease has none.
+    # Nor for the wakeup lock, which any login could take: a lease has none.
     entry = f"entry.sqlsem.{database.schema}.{leased.position}"
     stranger.execute("EXEC sp_getapplock ?, N'Exclusive', N'Session', 0, N'public'", entry)
     assert call("release ?, ?, N'package'", name("lease"), leased.position) == -1

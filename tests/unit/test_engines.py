@@ -23,7 +23,7 @@ LOADED = [engines.load(name) for name in ("sqlite", "memory", "mssql")]
 #: Statements that only one of two servers has, and why.
 DIFFERENT = {
     "backend": "PostgreSQL: behind a pooler it changes",
-    "retake_wakeup_lock": "PostgreSQL: an entry lock is the session's, and so taken in a statement of its own",
+    "retake_wakeup_lock": "PostgreSQL: a wakeup lock is the session's, and so taken in a statement of its own",
     "drop_wakeup_locks": "PostgreSQL: its table of locks is of one size",
     "restore_wakeup_locks": "PostgreSQL: the same",
     "missing_wakeup_locks": "PostgreSQL: the same",

@@ -171,7 +171,7 @@ BEGIN
             SET @result = -1;
             SET @let_in = 1;
         END;
-        IF @let_in = 1  -- readers may sleep on this row's entry lock, since the label changed
+        IF @let_in = 1  -- readers may sleep on this row's wakeup lock, since the label changed
             EXEC {schema}.rotate_wakeup_lock @position;
     END TRY
     BEGIN CATCH
@@ -319,7 +319,7 @@ BEGIN
 END;
 GO
 
--- Free the entry lock of a row of this session, if it has the lock, and acquire it again behind the waiters that this
+-- Free the wakeup lock of a row of this session, if it has the lock, and acquire it again behind the waiters that this
 -- wakes. Without the lock the waiters poll from time to time: they lose only their sleep.
 IF OBJECT_ID(N'{schema}.rotate_wakeup_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.rotate_wakeup_lock AS RETURN 0');
 GO

@@ -4,7 +4,7 @@
 -- task_lock.parked is 1 while the task is pending: so one index finds the blocked tasks of a queue, without those that
 -- have ended. A statement that makes such a task pending again calls block_task in the same transaction.
 -- One claim at a time polls the blocked tasks of a queue: it first writes the queue's row of parking.
--- The locks of an attempt are released right before its end is written, as the entry locks of rows must be freed after
+-- The locks of an attempt are released right before its end is written, as the wakeup locks of rows must be freed after
 -- the removal of the rows.
 
 SET QUOTED_IDENTIFIER ON;

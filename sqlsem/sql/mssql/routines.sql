@@ -14,7 +14,7 @@
 --                                             (batches.sql)
 --   limits, set_resource.sqlsem.{schema}      Transaction  held while a limit or a resource is set
 --   origin.sqlsem.{schema}                    Transaction  held while a session prepares the tables for another server
--- The removal of a row is committed first, then its entry lock is freed: a waiter that wakes up sees the row gone.
+-- The removal of a row is committed first, then its wakeup lock is freed: a waiter that wakes up sees the row gone.
 --
 -- Procedures return a code and OUTPUT parameters; with @answer = 1 also a row, which costs clients less.
 -- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50003 the session changed,
@@ -464,7 +464,7 @@ BEGIN
 END;
 GO
 
--- Remove all rows of a member; return their number. Entry locks are freed by the end of their sessions, or by release.
+-- Remove all rows of a member; return their number. Wakeup locks are freed by the end of their sessions, or by release.
 -- A row that an open transaction has pinned stays until that ends, and is found then.
 IF OBJECT_ID(N'{schema}.delete_member_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.delete_member_rows AS RETURN 0');
 GO
@@ -815,7 +815,7 @@ END CATCH;
 GO
 
 -- Reattach the member to a new session: take a new beacon (the old session may remain on the server for a while, where
--- it protects the member until then) and the entry locks of its rows. 1, or 0 if the member was removed meanwhile.
+-- it protects the member until then) and the wakeup locks of its rows. 1, or 0 if the member was removed meanwhile.
 IF OBJECT_ID(N'{schema}.reattach_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reattach_member AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.reattach_member @member bigint, @answer bit = 0
@@ -1031,7 +1031,7 @@ BEGIN
 END;
 GO
 
--- Register a request, in one transaction: gate, check of the rows ahead, insert, entry lock. If no row is in the way,
+-- Register a request, in one transaction: gate, check of the rows ahead, insert, wakeup lock. If no row is in the way,
 -- the request is granted at once. With @try it is inserted only if it is granted (otherwise queue_position is NULL). A
 -- second call with the same @uid (its first reply was lost) finds the row of the first. With @attended_ms the row goes
 -- after this time if it still waits and waiter_lease_until was not moved on.
@@ -1071,7 +1071,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC @code = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
-        -- The entry lock is the session's. But if the member lives by a lease, any member may use its session: then the
+        -- The wakeup lock is the session's. But if the member lives by a lease, any member may use its session: then the
         -- lock ends with this transaction, and no other session sees it.
         SELECT @known = 1, @lock_owner = CASE WHEN m.lease_ms IS NULL THEN N'Session' ELSE N'Transaction' END, @position = NULL,
                -- As in touch_member: a call would cost the usual case a statement and a lookup.
@@ -1750,7 +1750,7 @@ BEGIN TRY
         EXEC @code = {schema}.release @resource, @position, @requesting_id, @outcome;
         SET @own = 0;
     END CATCH;
-    -- Not sooner: the waiters for the entry lock must not wake before the row is seen gone.
+    -- Not sooner: the waiters for the wakeup lock must not wake before the row is seen gone.
     IF @code = 0 AND APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
         EXEC sys.sp_releaseapplock @name, N'Session', @principal;
     ELSE IF @lock < 0
