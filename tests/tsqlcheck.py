@@ -545,7 +545,7 @@ BROKEN: list[Fault] = [
     ("a procedure", "batches.sql", "EXEC {schema}.store_callback @id", "EXEC {schema}.keep_than @id", "keep_than"),
     ("a parameter", "public.sql", "@attended_ms = 5000", "@attended = 5000", "@attended"),
     ("a system procedure's parameter", "routines.sql", "@LockOwner = ", "@LockOwnr = ", "lockownr"),
-    ("a parameter too many", "client.sql", "{schema}.heartbeat ?", "{schema}.heartbeat ?, ?", "ping has no parameter"),
+    ("a parameter too many", "client.sql", "{schema}.heartbeat ?", "{schema}.heartbeat ?, ?", "heartbeat has no"),
     ("a parameter that is missing", "client.sql", "{schema}.pin ?, ?, ?, 1", "{schema}.pin ?, ?", "pin expects"),
     ("OUTPUT of what is not", "public.sql", "@note, @slice, @pos", "@note, @slice OUTPUT, @pos", "no OUTPUT"),
     ("a built-in function", "routines.sql", "APPLOCK_MODE(", "APPLOCK_MOOD(", "APPLOCK_MOOD"),

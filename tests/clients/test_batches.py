@@ -389,7 +389,8 @@ STRANGERS_CALLS = {
 ABOUT_BATCHES = """
 SELECT p.proname FROM pg_proc AS p
 WHERE p.pronamespace = 'sqlsem'::regnamespace AND has_function_privilege('sqlsem_user', p.oid, 'EXECUTE')
-  AND (p.prosrc ~ 'sqlsem[.](batch|batch_part)\\M' OR p.prosrc ~ 'sqlsem[.][a-z_]*(batch|_part|callback)[a-z_]*[(]')
+  AND (p.prosrc ~ 'sqlsem[.](batch|batch_part)\\M'
+       OR p.prosrc ~ 'sqlsem[.][a-z_]*(batch[a-z_]*|_part|_part_[a-z_]*|callback[a-z_]*)[(]')
 """
 
 

@@ -251,6 +251,6 @@ def test_taken_port_is_reported(database, start):
     first = start(database.url, "dashboard", "--port", "0")
     port = first.home.rpartition(":")[2]
     second = start(database.url, "dashboard", "--port", port)
-    assert second.client.wait(PATIENCE) == 78
+    assert second.process.wait(PATIENCE) == 78
     second.end()
     assert "choose another with --port" in second.said

@@ -106,11 +106,11 @@ def test_sigterm_steps_down_at_once(spawn, database, name, face, waiting):
     first.expect("started")
     second = start(spawn, face, name, settings={"grace": 90})
     waiting(name, 2)
-    first.client.send_signal(signal.SIGTERM)
+    first.process.send_signal(signal.SIGTERM)
     stopped = first.expect("stopped")
     assert stopped["at"] <= second.expect("started")["at"]  # at once, without a wait for the grace of 90 s
     assert first.next() is None  # its block was left, not ended
-    assert first.client.wait(20) == 128 + signal.SIGTERM
+    assert first.process.wait(20) == 128 + signal.SIGTERM
     end(second)
     assert database.queue(name) == []
 
@@ -120,9 +120,9 @@ def test_sigterm_while_it_waits(spawn, database, name, face, waiting):
     first.expect("started")
     second = start(spawn, face, name, settings={"grace": 90})
     waiting(name, 2)
-    second.client.send_signal(signal.SIGTERM)
+    second.process.send_signal(signal.SIGTERM)
     assert second.next() is None
-    assert second.client.wait(20) == 128 + signal.SIGTERM
+    assert second.process.wait(20) == 128 + signal.SIGTERM
     assert len(database.queue(name)) == 1
     end(first)
 

@@ -246,9 +246,9 @@ def test_the_leader_sleeps_and_its_sessions_end(bench):
 @pytest.mark.soak
 def test_the_leader_is_told_to_end(bench):
     fence = bench.until_started(1)["fence"]
-    bench.first.client.send_signal(signal.SIGTERM)
+    bench.first.process.send_signal(signal.SIGTERM)
     bench.until_stopped(fence)
     assert bench.until_started(2)["fence"] > fence
-    assert bench.first.client.wait(PATIENCE) == 128 + signal.SIGTERM
+    assert bench.first.process.wait(PATIENCE) == 128 + signal.SIGTERM
     bench.waiting(1)
     bench.check()

@@ -166,6 +166,7 @@ class PostgresServer:
         time of the kill.
         """
         postmaster = psutil.Process(self.pid)
+        postmaster.suspend()  # so that it starts no further children, which would outlive it with its shared memory
         children = postmaster.children(recursive=True) if everybody else []
         for process in (postmaster, *children):
             with contextlib.suppress(psutil.NoSuchProcess):

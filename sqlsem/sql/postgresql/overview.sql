@@ -296,15 +296,16 @@ BEGIN
         END IF;
         EXIT WHEN v_row.queue_position = estimate.queue_position;
         v_leaves := v_leaves || ARRAY(
-            SELECT CASE WHEN v_waits THEN v_enters[p.play] + {schema}.expected_remaining(v_like, s.share, 0) * exp(v_doubt * s.luck)
+            SELECT CASE WHEN v_waits THEN v_enters[s.play] + {schema}.expected_remaining(v_like, s.share, 0) * exp(v_doubt * s.luck)
                         WHEN v_row.state = 'dead' OR v_row.granted_at IS NULL AND v_row.member_id IS NOT NULL THEN 0
                         ELSE greatest(0, least({schema}.expected_remaining(v_like, s.share, v_row.seconds), v_row.grace - v_row.missing_for)) END
-            FROM generate_series(1, v_plays) AS p (play) CROSS JOIN LATERAL (
-                -- Random numbers that are the same each time, so that the displayed numbers do not jump. (Of a play,
-                -- how far the means are off.)
-                SELECT {schema}.deterministic_fraction(v_row.queue_position, p.play) AS share,
-                       sqrt(-2 * ln({schema}.deterministic_fraction(-1, p.play))) * cos(2 * pi() * {schema}.deterministic_fraction(-2, p.play)) AS luck) AS s
-            ORDER BY p.play);
+            FROM (
+                -- Random numbers that are the same each time, so that the displayed numbers do not jump: of the plays each
+                -- takes another one of equal shares, and how far the means are off is a play's own.
+                SELECT n.play, (row_number() OVER (ORDER BY {schema}.deterministic_fraction(v_row.queue_position, n.play)) - 0.5) / v_plays AS share,
+                       sqrt(-2 * ln({schema}.deterministic_fraction(-1, n.play))) * cos(2 * pi() * {schema}.deterministic_fraction(-2, n.play)) AS luck
+                FROM generate_series(1, v_plays) AS n (play)) AS s
+            ORDER BY s.play);
         v_access := v_access || v_row.access_type::text;
         v_weight := v_weight || v_row.weight;
         v_limit := v_limit || v_row.concurrency_limit;
