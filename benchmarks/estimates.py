@@ -307,7 +307,7 @@ def _judged(of_what: str, histories: Mapping[str, Callable[[random.Random], Iter
         shares = [statistics.mean(held for _, held, _, _ in some) if some else None for some in (samples, *places)]
         width = statistics.median(width for _, _, width, _ in samples)
         width /= statistics.median(truth for *_, truth in samples)
-        shown.add_row(name, *(judged(share, 0.7, ".0%", least=True) for share in shares), f"{width:.2f}")
+        shown.add_row(name, *(judged(share, 0.7, ".0%", minimum=True) for share in shares), f"{width:.2f}")
         results[name] = {"moments": len(samples), "held": shares[0], "by_place": shares[1:], "width": width}
     console.print(shown)
     return results

@@ -61,7 +61,7 @@ def guards(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
                     found.setdefault(f"grant.session{suffix}", []).append(turn(guarded, lambda: None))
     best = {what: min(times) for what, times in found.items()}  # other programs only add time
     shown = table("A statement on a guarded table (µs)", "", "insert", "more than without")
-    for what, least in best.items():
-        shown.add_row(what, f"{least:.0f}", f"{least - best['no guard']:.0f}")
+    for what, minimum in best.items():
+        shown.add_row(what, f"{minimum:.0f}", f"{minimum - best['no guard']:.0f}")
     console.print(shown)
     return best

@@ -433,13 +433,13 @@ def connections(url: str, locks: int, waiting: int) -> tuple[int, int]:
         ]
         for thread in threads:
             thread.start()
-        most = 0
+        maximum = 0
         while any(thread.is_alive() for thread in threads):
-            most = max(most, len(opened))
+            maximum = max(maximum, len(opened))
             time.sleep(0.01)
         for lock in (*held, *blocked):
             lock.release()
-    return holding, most
+    return holding, maximum
 
 
 def _count_connections(coordinator: sqlsem.Coordinator) -> list[Session]:

@@ -21,12 +21,12 @@ def table(title: str, *columns: str) -> Table:
     return made
 
 
-def judged(value: float | None, target: float, form: str = ".2f", *, least: bool = False) -> str:
+def judged(value: float | None, target: float, form: str = ".2f", *, minimum: bool = False) -> str:
     """Return a figure, and its target: at most, or at ``least``."""
     if value is None:
         return "-"
-    good = value >= target if least else value <= target
-    return f"[{'green' if good else 'red'}]{value:{form}}[/] ({'≥' if least else '≤'} {target:g})"
+    good = value >= target if minimum else value <= target
+    return f"[{'green' if good else 'red'}]{value:{form}}[/] ({'≥' if minimum else '≤'} {target:g})"
 
 
 def ahead(ratio: float) -> str:

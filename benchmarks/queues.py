@@ -93,11 +93,11 @@ def _put(url: str, number: int) -> None:
         sqlsem.queue(QUEUE, coordinator=coordinator).put_many(bodies)
 
 
-def _work(most: int = claim_buffer.MAX_GROUP_SIZE) -> Callable[[str, int, Callable[[], None]], None]:
+def _work(maximum: int = claim_buffer.MAX_GROUP_SIZE) -> Callable[[str, int, Callable[[], None]], None]:
     """Work in groups of as many tasks as are short enough, up to ``most``."""
 
     def work(url: str, at_once: int, gate: Callable[[], None]) -> None:
-        worker_module.MAX_GROUP_SIZE = most  # type: ignore[attr-defined]  # in a process that does nothing else
+        worker_module.MAX_GROUP_SIZE = maximum  # type: ignore[attr-defined]  # in a process that does nothing else
         with closing(sqlsem.connect(url)) as coordinator:
             queue = sqlsem.queue(QUEUE, coordinator=coordinator)
             queue.state()  # connects
@@ -343,7 +343,9 @@ def _nothing(url: str) -> None:
 _OURS = Subject("sqlsem", install, _put, _work(), _done)
 #: The batch sizes that are compared.
 BATCHES = (1, 10, 100)
-_FIXED = {f"sqlsem, batches of {most}": Subject("sqlsem", install, _put, _work(most), _done) for most in BATCHES}
+_FIXED = {
+    f"sqlsem, batches of {maximum}": Subject("sqlsem", install, _put, _work(maximum), _done) for maximum in BATCHES
+}
 #: Engine → subjects; the first is ours.
 SUBJECTS: dict[str, dict[str, Subject]] = {
     "postgresql": {

@@ -40,7 +40,7 @@ def rates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
                 assert grant is not None
                 taken.append(grant.taken_ms)
 
-            found[f"sqlsem, {limit:,}/s"] = {"grants": _run(take, threads, seconds), "most": _most(taken, 1000)}
+            found[f"sqlsem, {limit:,}/s"] = {"grants": _run(take, threads, seconds), "maximum": _maximum(taken, 1000)}
             if engine == "postgresql":
                 peers = {"PostgreSQL": _in_postgres(url, limit, stack), "Redis": _in_redis(limit, stack)}
                 for where, peer in peers.items():
@@ -50,11 +50,11 @@ def rates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
     several = _of_several(url, processes, threads, seconds)
     found[f"sqlsem, {FULL:,}/s, {processes} processes"] = {
         "grants": len(several) / seconds,
-        "most": _most(several, 1000),
+        "maximum": _maximum(several, 1000),
     }
     shown = table(f"One rate, {threads} threads of a process", "", "grants a second", "most in any second")
     for what, figures in found.items():
-        shown.add_row(what, f"{figures['grants']:,.0f}", f"{figures['most']:,.0f}" if "most" in figures else "")
+        shown.add_row(what, f"{figures['grants']:,.0f}", f"{figures['maximum']:,.0f}" if "maximum" in figures else "")
     console.print(shown)
     return found
 
@@ -109,7 +109,7 @@ def _run(take: Callable[[], object], threads: int, seconds: float) -> float:
     return sum(counts) / (time.monotonic() - began)
 
 
-def _most(taken: list[int], length: int) -> int:
+def _maximum(taken: list[int], length: int) -> int:
     """Return the greatest use in any stretch of this many ms."""
     taken.sort()
     return max(bisect_right(taken, first + length - 1) - number for number, first in enumerate(taken))

@@ -140,14 +140,14 @@ def waiters(engine: str, url: str, options: dict[str, Any]) -> Any:
 
 def connections(engine: str, url: str, options: dict[str, Any]) -> Any:
     with console.status("connections"):
-        holding, most = measure.connections(url, options["locks"], options["threads"])
+        holding, maximum = measure.connections(url, options["locks"], options["threads"])
     shown = table(
         f"{ENGINES[engine]}: connections of one process",
         *("", f"{options['locks']} locks held", f"and {options['threads']} threads waiting for others"),
     )
-    shown.add_row("sqlsem", judged(holding, CONNECTIONS, "d"), str(most))
+    shown.add_row("sqlsem", judged(holding, CONNECTIONS, "d"), str(maximum))
     console.print(shown)
-    return {"holding": holding, "waiting": most}
+    return {"holding": holding, "waiting": maximum}
 
 
 def throughput(engine: str, url: str, options: dict[str, Any]) -> Any:
@@ -199,7 +199,7 @@ def tasks(engine: str, url: str, options: dict[str, Any]) -> Any:
         shown.add_row(f"{name} ({queues.version(there[name])})", *cells)
     console.print(shown)
     alone, together = (rates["sqlsem"][form] for form in ("1 worker", f"{workers} in 1 process"))
-    console.print(f"{workers} threads of one process, of one: {judged(together / alone, THREADS, least=True)}")
+    console.print(f"{workers} threads of one process, of one: {judged(together / alone, THREADS, minimum=True)}")
     return {"rates": turns}
 
 
@@ -213,10 +213,10 @@ def puts(engine: str, url: str, options: dict[str, Any]) -> Any:
                 found[name] = queues.put_seconds(engine, name, url, number)
     shown = table(f"{ENGINES[engine]}: {number:,} tasks put at once, s", "", "seconds", "sqlsem's, times")
     for name, seconds in found.items():
-        most = PUT * number / 100_000
+        maximum = PUT * number / 100_000
         ours = name == "sqlsem"
         shown.add_row(
-            *(name, judged(seconds, most) if ours else f"{seconds:.2f}"),
+            *(name, judged(seconds, maximum) if ours else f"{seconds:.2f}"),
             "" if ours else ahead(seconds / found["sqlsem"]),
         )
     console.print(shown)

@@ -185,34 +185,46 @@ CHECKS = (
     ),
     _mutant("MCQueue", "QueueServed", "the dead stay", "time", "dead members are not removed", **ONE),
     # Tasks with locks.
-    Check("MCParked", "ParkedSafe", words="two tasks with the same two locks, two workers"),
-    Check("MCParked", "Parked", words="the process behind them is granted, and every task ends"),
-    _mutant("MCParked", "ParkedSafe", "granted apart", "HoldsNothing", "single locks are granted early, and held"),
-    _mutant("MCParked", "ParkedSafe", "rows uncounted", "RunsWithAll", "the rows are not counted"),
+    Check("MCBlocked", "BlockedSafe", words="two tasks with the same two locks, two workers"),
+    Check("MCBlocked", "Blocked", words="the process behind them is granted, and every task ends"),
     _mutant(
-        "MCParked",
-        "ParkedSafe",
+        "MCBlocked",
+        "BlockedSafe",
+        "granted apart",
+        "HoldsNothing",
+        "single locks are granted early, and held",
+    ),
+    _mutant("MCBlocked", "BlockedSafe", "rows uncounted", "RunsWithAll", "the rows are not counted"),
+    _mutant(
+        "MCBlocked",
+        "BlockedSafe",
         "ended by the dead",
         "EndsItsOwn",
         "the attempt of another worker is ended",
     ),
-    _mutant("MCParked", "ParkedSafe", "locks kept", "HoldsNothing", "a failed attempt keeps its locks for the retry"),
     _mutant(
-        "MCParked",
-        "ParkedSafe",
+        "MCBlocked",
+        "BlockedSafe",
+        "locks kept",
+        "HoldsNothing",
+        "a failed attempt keeps its locks for the retry",
+    ),
+    _mutant(
+        "MCBlocked",
+        "BlockedSafe",
         "rows stay",
         "HoldsNothing",
         "the rows of the dead stay",
     ),
-    _mutant("MCParked", "Parked", "asked apart", "time", "rows are inserted into one queue after the other"),
-    _mutant("MCParked", "Parked", "no lease", "time", "blocked tasks' rows have no end if no worker claims"),
+    _mutant("MCBlocked", "Blocked", "asked apart", "time", "rows are inserted into one queue after the other"),
+    _mutant("MCBlocked", "Blocked", "no lease", "time", "blocked tasks' rows have no end if no worker claims"),
 )
 #: Larger bounds, at random: a configuration of each module.
 LARGE = (
     Check("MCLines", "Lines", constants={"Request": "Both", "MaxRequests": "2", "MaxFaults": "2"}),
     Check("MCHandOver", "HandOver", constants={"Ttl": "4", "MaxFaults": "4"}),
     Check("MCRates", "Rates", constants={"MaxTime": "16", "MaxTakes": "8", "Limit": "3", "MaxFaults": "2"}),
-    Check("MCParked", "ParkedSafe", constants={"MaxAttempts": "6", "MaxFaults": "6"}),
+    Check("MCBlocked", "BlockedSafe", constants={"MaxAttempts": "6", "MaxFaults": "6"}),
     Check(
         "MCQueue",
         "Queue",
@@ -237,7 +249,7 @@ def _print_table(lines: Iterable[tuple[Check, tlc.Outcome]]) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", help="of these: Lines, Queue, HandOver, Rates, Parked")
+    parser.add_argument("modules", nargs="*", help="of these: Lines, Queue, HandOver, Rates, Blocked")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--behaviours", type=int, default=10_000, help="with --simulate: so many")

@@ -104,11 +104,11 @@ def events(past: Iterable[Past], visits: Iterable[Visit] = (), *, unit: float = 
     return sorted(found, key=lambda event: event.at)
 
 
-def beginning(trace: Sequence[Event], most: int) -> list[Event]:
+def beginning(trace: Sequence[Event], maximum: int) -> list[Event]:
     """Return the first events, of whole moments, and at most ``most``: the beginning of a behaviour is one too."""
     found: list[Event] = []
     for moment in _moments(trace):
-        if len(found) + len(moment) > most:
+        if len(found) + len(moment) > maximum:
             break
         found += moment
     return found

@@ -33,7 +33,7 @@ MAX_NOTE = 1000
 MAX_INT = 2**31 - 1
 MAX_ID = 2**63 - 1
 #: Characters of a value that is refused, in the message.
-MOST_QUOTED = 80
+MAX_QUOTED = 80
 
 # The codec is loaded now: a child that is forked while another thread imports a module could never load it.
 codecs.lookup("utf-16-le")
@@ -99,15 +99,15 @@ def short(value: object) -> str:
         text = repr(value)
     except ValueError:
         return "a number of thousands of digits"
-    return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}…"
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
 
 
-def check_count(what: str, value: object, least: int = 1, most: int = MAX_INT) -> int:
+def check_count(what: str, value: object, minimum: int = 1, maximum: int = MAX_INT) -> int:
     """Return ``value`` when it is a whole number from ``least`` to ``most``, else raise `ConfigurationError`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"{what} must be a whole number, not {type(value).__name__}: {short(value)}")
-    if not least <= value <= most:
-        raise ConfigurationError(f"{what} must be from {least} to {most}, not {short(value)}")
+    if not minimum <= value <= maximum:
+        raise ConfigurationError(f"{what} must be from {minimum} to {maximum}, not {short(value)}")
     return value
 
 
@@ -118,7 +118,7 @@ MAX_SECONDS = MAX_INT // 1000
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-def check_duration(what: str, value: object, *, zero: bool = True, most: float = MAX_SECONDS) -> float:
+def check_duration(what: str, value: object, *, zero: bool = True, maximum: float = MAX_SECONDS) -> float:
     """Return ``value`` as seconds, or raise `ConfigurationError`. It is one kind everywhere: a number of seconds
     (``5``, ``0.5``), text (``"90"``, ``"1.5s"``, ``"250ms"``, ``"1h30m"``; units ms, s, m, h, d, w) or a `timedelta`.
 
@@ -144,8 +144,9 @@ def check_duration(what: str, value: object, *, zero: bool = True, most: float =
             f"{type(value).__name__}: {short(value)}"
         )
     # 'not <=' also refuses NaN
-    if not 0 <= seconds <= most or (seconds == 0 and not zero):
+    if not 0 <= seconds <= maximum or (seconds == 0 and not zero):
         raise ConfigurationError(
-            f"{what} must be {'at least 0' if zero else 'above 0'} and at most {most:.0f} seconds, not {short(value)}"
+            f"{what} must be {'at least 0' if zero else 'above 0'} and at most {maximum:.0f} seconds, "
+            f"not {short(value)}"
         )
     return float(seconds)

@@ -49,7 +49,7 @@ class _Seen:
 
     ready: int = 0
     turns: int = 0
-    most: int = 0
+    maximum: int = 0
     waited: float = 0.0
     longest: float = 0.0
     most_looked: int = 0
@@ -82,7 +82,7 @@ def demo(console: Console, *, seconds: float, workers: int, limit: int) -> int:
             for reader in readers:
                 reader.join(END_SECONDS)
     console.print(_summary(seen, seconds, workers, limit))
-    return 0 if seen.turns and max(seen.most, seen.most_looked) <= limit else 1
+    return 0 if seen.turns and max(seen.maximum, seen.most_looked) <= limit else 1
 
 
 def _start(url: str, inside: Path, limit: int) -> subprocess.Popen[str]:
@@ -119,7 +119,7 @@ def _read(process: subprocess.Popen[str], seen: _Seen) -> None:
                     seen.ready += 1
                     continue
                 seen.turns += 1
-                seen.most = max(seen.most, turn["inside"])
+                seen.maximum = max(seen.maximum, turn["inside"])
                 seen.waited += turn["waited"]
                 seen.longest = max(seen.longest, turn["waited"])
 
@@ -212,13 +212,15 @@ def _kill_one(entries: Sequence[Entry], processes: Sequence[subprocess.Popen[str
 
 
 def _summary(seen: _Seen, seconds: float, workers: int, limit: int) -> Text:
-    most = max(seen.most, seen.most_looked)
+    maximum = max(seen.maximum, seen.most_looked)
     kept = (
-        f"never more than {limit} at a time" if most <= limit else f"{most} AT A TIME, MORE THAN THE LIMIT OF {limit}"
+        f"never more than {limit} at a time"
+        if maximum <= limit
+        else f"{maximum} AT A TIME, MORE THAN THE LIMIT OF {limit}"
     )
     parts = [
         f"In {seconds:g} s, {workers} processes took {seen.turns} turns: {kept}, as each counted while it was in "
-        f"(the most that any saw was {seen.most}). They waited {seen.waited / max(1, seen.turns):.1f} s on average, "
+        f"(the most that any saw was {seen.maximum}). They waited {seen.waited / max(1, seen.turns):.1f} s on average, "
         f"{seen.longest:.1f} s at most."
     ]
     if seen.killed is not None:

@@ -16,10 +16,10 @@ from types import TracebackType
 
 from sqlsem.errors import ConfigurationError
 
-__all__ = ["MOST_BYTES", "Content", "Folder", "Unfit", "read", "writable_by_others"]
+__all__ = ["MAX_BYTES", "Content", "Folder", "Unfit", "read", "writable_by_others"]
 
 #: The largest file that is read.
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 #: Attempts to read a file that is written at the same time.
 ATTEMPTS = 3
 _BY_DESCRIPTOR = os.name == "posix" and os.open in os.supports_dir_fd
@@ -78,17 +78,17 @@ class Folder:
         """Say which other user can put a file into the folder (not the administrator); None if there is none."""
         return _writers(self.path, self.status)
 
-    def read(self, name: str, most: int = MOST_BYTES) -> Content:
+    def read(self, name: str, maximum: int = MAX_BYTES) -> Content:
         """Read a file of the folder.
 
         Raises `OSError` if the file cannot be opened, and `Unfit` if it must not be read.
         """
         for _ in range(ATTEMPTS):
             with contextlib.suppress(_Changed):
-                return self._read(name, most)
+                return self._read(name, maximum)
         raise Unfit(f"{self.path / name} is being written; try again when that is done")
 
-    def _read(self, name: str, most: int) -> Content:
+    def _read(self, name: str, maximum: int) -> Content:
         path = self.path / name
         if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
             raise Unfit(f"{path} is a link, and links are not followed")
@@ -104,15 +104,15 @@ class Folder:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise Unfit(f"{path} is not a regular file")
-            _require_small(path, status.st_size, most)
+            _require_small(path, status.st_size, maximum)
             parts, length = [], 0
-            while length <= most and (part := os.read(fd, most + 1 - length)):
+            while length <= maximum and (part := os.read(fd, maximum + 1 - length)):
                 parts.append(part)
                 length += len(part)
             after = os.fstat(fd)
         finally:
             os.close(fd)
-        _require_small(path, length, most)
+        _require_small(path, length, maximum)
         if (after.st_mtime_ns, after.st_ctime_ns, after.st_size) != (status.st_mtime_ns, status.st_ctime_ns, length):
             raise _Changed
         return Content(path, b"".join(parts), after, self.status)
@@ -128,19 +128,19 @@ class Folder:
             self._fd = None
 
 
-def _require_small(path: Path, size: int, most: int) -> None:
-    if size > most:
-        raise Unfit(f"{path} is larger than {most:,} bytes, and is not read")
+def _require_small(path: Path, size: int, maximum: int) -> None:
+    if size > maximum:
+        raise Unfit(f"{path} is larger than {maximum:,} bytes, and is not read")
 
 
-def read(path: Path, most: int = MOST_BYTES) -> Content:
+def read(path: Path, maximum: int = MAX_BYTES) -> Content:
     """Read a file that the user has named: links to it are followed, to the end, before anything is opened.
 
     Raises as `Folder.read`.
     """
     real = Path(os.path.realpath(path))
     with Folder(real.parent) as folder:
-        return folder.read(real.name, most)
+        return folder.read(real.name, maximum)
 
 
 def writable_by_others(path: Path) -> str | None:

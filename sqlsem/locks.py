@@ -26,8 +26,8 @@ from sqlsem.core.handover import Adoption
 from sqlsem.core.held_grants import HeldGrants, UnownedGrants
 from sqlsem.core.options import GroupOptions, ModuleLockOptions, shows_options
 from sqlsem.core.permits import Permit
-from sqlsem.core.ranked import acquisition_class
-from sqlsem.core.rating import RateAcquisition, RateGroupAcquisition, split
+from sqlsem.core.priority_acquisition import acquisition_class
+from sqlsem.core.rate_acquisition import RateAcquisition, RateGroupAcquisition, split
 from sqlsem.core.terms import Ask, Name, Terms
 from sqlsem.core.threads import voice as log
 from sqlsem.errors import ConfigurationError, NotHeld

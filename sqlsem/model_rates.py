@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 #: The maximum number of windows of a rate.
-MOST_WINDOWS = 10
+MAX_WINDOWS = 10
 #: The maximum number of windows of one rate that all programs together may declare.
-MOST_KNOWN_WINDOWS = 40
+MAX_KNOWN_WINDOWS = 40
 #: The number of slots of a window; a slot counts until all of it is out of the window.
 PARTS = 100
 #: A batch of waiters of one process, which share a row in the queue, takes at most the use of this time.
@@ -83,8 +83,8 @@ def windows_of(limit: object, per: object) -> tuple[Window, ...]:
         raise ConfigurationError("A rate needs the time in which its limit may be used: rate('api', 100, per='1m')")
     else:
         pairs = [(per, limit)]
-    if not 1 <= len(pairs) <= MOST_WINDOWS:
-        raise ConfigurationError(f"A rate has from 1 to {MOST_WINDOWS} windows, not {len(pairs)}")
+    if not 1 <= len(pairs) <= MAX_WINDOWS:
+        raise ConfigurationError(f"A rate has from 1 to {MAX_WINDOWS} windows, not {len(pairs)}")
     windows = [
         Window(math.ceil(check_duration("The window of a rate", length, zero=False) * 1000), number)
         for length, number in pairs
@@ -132,7 +132,7 @@ class RateRequest:
                     f"A burst goes with one window, and rate {self.name!r} has {len(self.windows)}; leave it out, or "
                     f"name a shorter window with the limit of the burst"
                 )
-            check_count(f"The burst of rate {self.name!r}", self.burst, most=lowest)
+            check_count(f"The burst of rate {self.name!r}", self.burst, maximum=lowest)
             if self.cost > self.burst:
                 raise ConfigurationError(
                     f"A cost of {self.cost} can never fit into the burst of {self.burst} of rate {self.name!r}",

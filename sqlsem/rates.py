@@ -13,8 +13,8 @@ from sqlsem.core.callers import this_thread
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import run_generator, run_operation
 from sqlsem.core.options import ModuleRateOptions, shows_options
+from sqlsem.core.rate_acquisition import RateAcquisition, split
 from sqlsem.core.rate_grants import BaseRateGrant, adjusting
-from sqlsem.core.rating import RateAcquisition, split
 from sqlsem.core.terms import Ask, Name, Terms
 from sqlsem.model import Duration
 from sqlsem.model_rates import RateRequest, Windows

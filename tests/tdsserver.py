@@ -167,11 +167,11 @@ def _called(data: bytes, session: int, prepared: dict[int, tuple[str, str]]) -> 
             values.append(int.from_bytes(data[at : at + size], "little", signed=True) if size else None)
             at += size
         elif kind in (0xE7, 0x63):  # nvarchar, ntext
-            most = struct.unpack_from("<I" if kind == 0x63 else "<H", data, at)[0]
+            maximum = struct.unpack_from("<I" if kind == 0x63 else "<H", data, at)[0]
             at += (4 if kind == 0x63 else 2) + 5
             if kind == 0x63:
                 size, at = struct.unpack_from("<i", data, at)[0], at + 4
-            elif most == 0xFFFF:  # max: in pieces
+            elif maximum == 0xFFFF:  # max: in pieces
                 pieces, at = b"", at + 8
                 while True:
                     size = struct.unpack_from("<I", data, at)[0]

@@ -342,9 +342,9 @@ class Checker:
                 if name not in self.built_in:
                     yield node.StartLine, f"there is no built-in function {name} in SQL Server 2016"
                     continue
-                least, most = self.built_in[name]
-                if count < least or count > most >= 0:
-                    yield node.StartLine, f"{name} takes {least} to {most} arguments, not {count}"
+                minimum, maximum = self.built_in[name]
+                if count < minimum or count > maximum >= 0:
+                    yield node.StartLine, f"{name} takes {minimum} to {maximum} arguments, not {count}"
                 if name in DATED and count:
                     part = node.Parameters[0].MultiPartIdentifier.Identifiers[0].Value
                     if part.lower() not in self.date_parts:

@@ -255,7 +255,7 @@ def _message(node: Node) -> Found:
 
 #: Functions of 2017 to 2025; `tsqlcheck.NEWER` has more of them.
 NEWER_TABLES = {"generate_series", "ai_generate_chunks", "regexp_matches", "regexp_split_to_table"}
-MOST_ARGUMENTS = {"LTRIM": 1, "RTRIM": 1, "ISJSON": 1, "STRING_SPLIT": 2}
+MAX_ARGUMENTS = {"LTRIM": 1, "RTRIM": 1, "ISJSON": 1, "STRING_SPLIT": 2}
 #: They report on the statement before, and on no other.
 TELLING = ("SelectStatement", "InsertStatement", "UpdateStatement", "DeleteStatement")
 
@@ -268,12 +268,12 @@ def newer(root: Node) -> Found:
         schema, word = object_name(node.part("SchemaObject")) if name is None else ("", name.word("Value").lower())
         if not schema and word in NEWER_TABLES:
             yield node.line, f"{word.upper()} is newer than SQL Server 2016"
-        if len(node.parts("Parameters")) > MOST_ARGUMENTS.get(word.upper(), 99):
+        if len(node.parts("Parameters")) > MAX_ARGUMENTS.get(word.upper(), 99):
             yield node.line, f"{word.upper()} with so many arguments is newer than SQL Server 2016"
     for node in root.all("FunctionCall"):
         name = node.part("FunctionName")
         word = "" if name is None else name.word("Value").upper()
-        if len(node.parts("Parameters")) > MOST_ARGUMENTS.get(word, 99):
+        if len(node.parts("Parameters")) > MAX_ARGUMENTS.get(word, 99):
             yield node.line, f"{word} with so many arguments is newer than SQL Server 2016"
     for node in root.all("Identifier"):
         if node.field == "Collation" and re.search(r"_UTF8$|_(140|160)_", node.word("Value"), re.IGNORECASE):

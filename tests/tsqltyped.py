@@ -434,10 +434,10 @@ class Batch(Expressions):
 
     def keys(self, node: Any, table: str, columns: list[Value], clustered: bool) -> None:
         size = sum(column.type.bytes for column in columns if column.type is not None)
-        most = 900 if clustered else 1700
-        if size > most:
+        maximum = 900 if clustered else 1700
+        if size > maximum:
             kind = "clustered" if clustered else "nonclustered"
-            self.say(node, f"the key of a {kind} index of {table} has up to {size} bytes, more than {most} (1946)")
+            self.say(node, f"the key of a {kind} index of {table} has up to {size} bytes, more than {maximum} (1946)")
 
 
 def declared_column(node: Any, default: str) -> Columns:

@@ -151,8 +151,8 @@ caps = st.dictionaries(st.sampled_from(RESOURCES), st.integers(1, 3), max_size=1
 
 
 @st.composite
-def worlds(draw: st.DrawFn, most: int = 40) -> World:
+def worlds(draw: st.DrawFn, maximum: int = 40) -> World:
     world = World(draw(caps))
-    for move in draw(st.lists(moves(), min_size=2, max_size=most)):
+    for move in draw(st.lists(moves(), min_size=2, max_size=maximum)):
         world.move(*move)
     return world

@@ -141,7 +141,7 @@ def tasks(engine: str, url: str, number: int) -> dict[str, float]:
             queues.rows(place, "VACUUM ANALYZE")
         return {
             "tasks": _median(lambda: coordinator.admin.tasks(NAME)),
-            "all tasks": _median(lambda: coordinator.admin.tasks(NAME, most=number)),
+            "all tasks": _median(lambda: coordinator.admin.tasks(NAME, maximum=number)),
             "state": _median(queue.state),
             "command": _median(_command(place, "tasks", NAME)),
         }
@@ -152,12 +152,14 @@ def history(engine: str, url: str, number: int) -> dict[str, float]:
     with _prepared(url) as (place, coordinator, _, _):
         _insert(engine, place, _HISTORY, number)
         return {
-            "page": _median(lambda: coordinator.admin.history(most=100)),
-            "of a resource": _median(lambda: coordinator.admin.history("resource 7", most=100)),
-            "of none": _median(lambda: coordinator.admin.history("resource", most=100)),
-            "by outcome": _median(lambda: coordinator.admin.history(most=100, outcome="timeout")),
-            "of none so ended": _median(lambda: coordinator.admin.history(most=100, outcome="reaped")),
-            "of a time": _median(lambda: coordinator.admin.history(most=100, since=number * 0.6, until=number * 0.5)),
+            "page": _median(lambda: coordinator.admin.history(maximum=100)),
+            "of a resource": _median(lambda: coordinator.admin.history("resource 7", maximum=100)),
+            "of none": _median(lambda: coordinator.admin.history("resource", maximum=100)),
+            "by outcome": _median(lambda: coordinator.admin.history(maximum=100, outcome="timeout")),
+            "of none so ended": _median(lambda: coordinator.admin.history(maximum=100, outcome="reaped")),
+            "of a time": _median(
+                lambda: coordinator.admin.history(maximum=100, since=number * 0.6, until=number * 0.5)
+            ),
         }
 
 

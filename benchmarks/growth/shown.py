@@ -60,7 +60,7 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
             first = first or crowd
             found.append(crowd)
             shown.add_row(
-                *(f"{number:,}", str(crowd.processes), _beside(crowd, first, "rate", RATE, least=True)),
+                *(f"{number:,}", str(crowd.processes), _beside(crowd, first, "rate", RATE, minimum=True)),
                 *(_beside(crowd, first, what, ATTEMPT) for what in ("attempt", "registration")),
                 *(judged(crowd.statements, STATEMENTS), judged(crowd.server_cpu, SERVER_CPU, ".3f")),
                 f"{crowd.client_cpu:.2f}",
@@ -72,7 +72,9 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
         with console.status(f"{name}: a waiter in each of {last.processes} processes"):
             crowd = waiters.crowd(engine, url, last.processes, last.processes, seconds)
         if crowd is not None:
-            rate = f"{crowd.rate:.0f}, with {last.waiters:,}: {judged(last.rate / crowd.rate, RATE, least=True)} times"
+            rate = (
+                f"{crowd.rate:.0f}, with {last.waiters:,}: {judged(last.rate / crowd.rate, RATE, minimum=True)} times"
+            )
             shown.add_row(f"one in each: {crowd.waiters}", str(crowd.processes), rate)
             beside.append(("one in each", crowd))
     raw: list[waiters.Crowd] = []
@@ -90,14 +92,14 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
     return [asdict(crowd) for crowd in found] + [{**asdict(crowd), "subject": subject} for subject, crowd in beside]
 
 
-def _beside(crowd: waiters.Crowd, first: waiters.Crowd, what: str, target: float, *, least: bool = False) -> str:
+def _beside(crowd: waiters.Crowd, first: waiters.Crowd, what: str, target: float, *, minimum: bool = False) -> str:
     """Return a figure, and its ratio to that of the fewest."""
     value, base = getattr(crowd, what), getattr(first, what)
-    return f"{value:.0f}" if crowd is first else f"{value:.0f}: {judged(value / base, target, least=least)}"
+    return f"{value:.0f}" if crowd is first else f"{value:.0f}: {judged(value / base, target, minimum=minimum)}"
 
 
 def _snapshots(engine: str, url: str, sizes: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    most, seconds, name = sizes["under"], options["budget"], ENGINES[engine]
+    maximum, seconds, name = sizes["under"], options["budget"], ENGINES[engine]
     works: dict[str, dict[str, snapshots.Work]] = {
         "a pair": {"sqlsem": snapshots.pairs},
         "a task": snapshots.subjects(engine),
@@ -114,7 +116,7 @@ def _snapshots(engine: str, url: str, sizes: dict[str, Any], options: dict[str, 
                 if subject != "sqlsem" and snapshot is not next(iter(kinds.values())):
                     continue  # it is the same for them
                 with console.status(f"{name}: {what} of {subject}, {kind}"):
-                    curve = snapshots.curve(url, work, snapshot, most, seconds)
+                    curve = snapshots.curve(url, work, snapshot, maximum, seconds)
                 results.setdefault(what, {}).setdefault(subject, {})[kind] = asdict(curve)
                 grown = judged(curve.growth, SNAPSHOT) if subject == "sqlsem" else f"{curve.growth:.2f}"
                 shown.add_row(

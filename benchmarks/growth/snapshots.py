@@ -59,10 +59,10 @@ class Curve:
         return (last.cost / last.without) / (first.cost / first.without)
 
 
-def checkpoints(most: int) -> list[int]:
+def checkpoints(maximum: int) -> list[int]:
     """Return 0, and some numbers up to ``most``."""
     steps = [digit * 10**power for power in range(3, 7) for digit in (1, 2, 5)]
-    return [0, *(step for step in steps if step < most), most]
+    return [0, *(step for step in steps if step < maximum), maximum]
 
 
 # -- what keeps old rows alive ----------------------------------------------------------------------------------------
@@ -268,11 +268,11 @@ def curve(
     url: str,
     work: Work,
     snapshot: Snapshot,
-    most: int,
+    maximum: int,
     seconds: float,
 ) -> Curve:
     """Measure the cost of a step, up to ``most`` of them under the snapshot, for so many seconds at most."""
-    found, marks = Curve(), checkpoints(most)
+    found, marks = Curve(), checkpoints(maximum)
     spare = WARM + (len(marks) + 1) * WINDOW
     with contextlib.ExitStack() as stack:
         # A standby reports snapshots of all databases of its server.
@@ -281,7 +281,7 @@ def curve(
             stack.enter_context(queues.database(where, f"bench_{name}"))
             for where, name in ((url, "snapshot"), (beside, "without"))
         )
-        steps = stack.enter_context(work(place, most + spare)), stack.enter_context(work(other, spare))
+        steps = stack.enter_context(work(place, maximum + spare)), stack.enter_context(work(other, spare))
         for _ in range(WARM):
             for step in steps:
                 step()

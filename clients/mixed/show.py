@@ -49,12 +49,12 @@ def judge(turns: Sequence[Turn], limit: int) -> tuple[int, list[str]]:
     """Return the highest number of concurrent holds, and the violations of limit and order."""
     wrong = []
     marks = sorted([(turn.entered, 1) for turn in turns] + [(turn.left, -1) for turn in turns])
-    most = now = 0
+    maximum = now = 0
     for _, change in marks:
         now += change
-        most = max(most, now)
-    if most > limit:
-        wrong.append(f"{most} WERE INSIDE AT A TIME, MORE THAN THE LIMIT OF {limit}")
+        maximum = max(maximum, now)
+    if maximum > limit:
+        wrong.append(f"{maximum} WERE INSIDE AT A TIME, MORE THAN THE LIMIT OF {limit}")
     for turn in turns:
         # In order: a granted participant is among the first `limit` of those that have not left, granted or not.
         ahead = [other for other in turns if other.position < turn.position and other.left > turn.entered]
@@ -65,7 +65,7 @@ def judge(turns: Sequence[Turn], limit: int) -> tuple[int, list[str]]:
             )
     if len({turn.position for turn in turns}) < len(turns):
         wrong.append("A POSITION WAS GIVEN TWICE")
-    return most, wrong
+    return maximum, wrong
 
 
 def _start(
@@ -198,7 +198,7 @@ def show(run: Run, echo: Callable[[str], None]) -> int:
 
 def _conclude(run: Run, participants: Sequence[Participant], echo: Callable[[str], None]) -> int:
     turns = [turn for participant in participants for turn in participant.turns]
-    most, wrong = judge(turns, run.limit)
+    maximum, wrong = judge(turns, run.limit)
     for participant in participants:
         code = participant.process.returncode
         if code or len(participant.turns) != run.turns:
@@ -211,7 +211,7 @@ def _conclude(run: Run, participants: Sequence[Participant], echo: Callable[[str
         echo(message)
     if not wrong:
         echo(
-            f"{len(turns)} turns: never more than {run.limit} inside ({most} at the most), and everybody was let in "
+            f"{len(turns)} turns: never more than {run.limit} inside ({maximum} at the most), and everybody was let in "
             f"in the order of the positions."
         )
     return 1 if wrong else 0

@@ -38,8 +38,8 @@ from sqlsem.core.options import (
 )
 from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.permits import Permit
-from sqlsem.core.ranked import acquisition_class
-from sqlsem.core.rating import RateAcquisition, RateGroupAcquisition, split
+from sqlsem.core.priority_acquisition import acquisition_class
+from sqlsem.core.rate_acquisition import RateAcquisition, RateGroupAcquisition, split
 from sqlsem.core.terms import Ask, HasTerms, Name, Terms
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import Duration

@@ -13,9 +13,9 @@ from sqlsem.core.effects import Effects
 from sqlsem.core.grant_registry import BaseGrant, GrantState, ReleaseToken, release_later
 from sqlsem.core.grants import asserting, checking
 from sqlsem.core.handover import TTL_SECONDS, handing_over
-from sqlsem.core.leaving import leaving
 from sqlsem.core.permits import Permit
 from sqlsem.core.rate_grants import adjusting, rate_of
+from sqlsem.core.release_on_commit import leaving
 from sqlsem.model import Duration
 
 __all__ = ["Grant", "release_grant"]

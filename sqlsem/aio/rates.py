@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from sqlsem.aio.driver import Driver, Signal, run_generator, this_caller
+from sqlsem.core.rate_acquisition import RateAcquisition, split
 from sqlsem.core.rate_grants import BaseRateGrant, adjusting
-from sqlsem.core.rating import RateAcquisition, split
 from sqlsem.core.terms import Ask, Terms
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Duration

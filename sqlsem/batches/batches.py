@@ -136,15 +136,17 @@ def _state(name: str, entry: BatchEntry | None) -> str:
     return f"Batch {entry.batch_id} of {name!r} still waits for {missing}"
 
 
-def list_batches(coordinator: Coordinated, name: str | None = None, most: int = LIST_LENGTH) -> list[BatchEntry]:
+def list_batches(coordinator: Coordinated, name: str | None = None, maximum: int = LIST_LENGTH) -> list[BatchEntry]:
     """Return batches with their parts, of one name or all, newest first."""
-    return _read(coordinator, name, None, most)
+    return _read(coordinator, name, None, maximum)
 
 
 def _read(
-    coordinator: Coordinated, name: str | None, batch_id: int | None, most: int = LIST_LENGTH
+    coordinator: Coordinated, name: str | None, batch_id: int | None, maximum: int = LIST_LENGTH
 ) -> list[BatchEntry]:
-    return coordinator.client.with_connection(lambda session: session.list_batches(name, batch_id, most), BatchSession)
+    return coordinator.client.with_connection(
+        lambda session: session.list_batches(name, batch_id, maximum), BatchSession
+    )
 
 
 def abandon(coordinator: Coordinated, which: int | str) -> int | None:

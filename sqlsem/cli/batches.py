@@ -20,7 +20,7 @@ from sqlsem.terminal.batches import render_batches
 __all__ = ["batches_"]
 
 #: How many batches ``batches resume`` reads without an argument.
-MOST_RESUMED = 1000
+MAX_RESUMED = 1000
 _batch_name = name_of("The batch's name")
 
 
@@ -32,7 +32,7 @@ _batch_name = name_of("The batch's name")
 @most_option(20)
 @json_option
 @connecting
-def batches_(options: Connecting, name: str | None, also: str | None, most: int, as_json: bool) -> None:
+def batches_(options: Connecting, name: str | None, also: str | None, maximum: int, as_json: bool) -> None:
     """Show batches, the newest first: their parts, how long each took, and what became of the callback.
 
     A part is expected, running, succeeded or failed; the one that was last is marked. A batch is open, succeeded,
@@ -49,7 +49,7 @@ def batches_(options: Connecting, name: str | None, also: str | None, most: int,
         raise click.UsageError("Name the batch once.")
     name = name or also
     with options.coordinator(looks=True) as coordinator:
-        found = batches.list_batches(coordinator, name, most)
+        found = batches.list_batches(coordinator, name, maximum)
     if as_json:
         output.print_json([batch.as_dict() for batch in found])
         return
@@ -91,7 +91,7 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, sha
         if which is not None or name is not None:
             targets = [_which_batch(which, name)]
         else:
-            rows = batches.list_batches(coordinator, None, MOST_RESUMED)
+            rows = batches.list_batches(coordinator, None, MAX_RESUMED)
             targets = list(dict.fromkeys(row.name for row in rows if row.callback_status in ("pending", "running")))
         count, code = 0, 0
         for target in targets:
@@ -140,7 +140,7 @@ def batches_abandon(options: Connecting, which: str | None, name: str | None) ->
         if number is not None:
             output.echo(f"Abandoned: batch {number}.")
             return 0
-        found = batches.list_batches(coordinator, wanted if isinstance(wanted, str) else None, MOST_RESUMED)
+        found = batches.list_batches(coordinator, wanted if isinstance(wanted, str) else None, MAX_RESUMED)
         entry = next((batch for batch in found if isinstance(wanted, str) or batch.batch_id == wanted), None)
     if entry is None:
         raise ConfigurationError(f"There is no batch {wanted!r}; see: sqlsem batches")

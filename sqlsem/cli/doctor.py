@@ -141,10 +141,10 @@ def _members(options: Connecting) -> Check:
     """Return a check about the login with the most members: too many slow everything that lists them."""
     with options.coordinator(looks=True, told=True) as coordinator:
         number = Counter(member.login or "" for member in coordinator.admin.overview().members)
-    login, most = number.most_common(1)[0] if number else ("", 0)
+    login, maximum = number.most_common(1)[0] if number else ("", 0)
     told = f"{number.total()} members"
-    if most > MANY_MEMBERS:
-        told += f", {most} of them of login {clean(login)}"
+    if maximum > MANY_MEMBERS:
+        told += f", {maximum} of them of login {clean(login)}"
         return Check("members", True, told, f"If these are no processes of yours: sqlsem revoke --login {clean(login)}")
     return Check("members", True, told)
 

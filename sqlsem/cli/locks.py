@@ -127,7 +127,7 @@ def history(
     outcome: str | None,
     who: str | None,
     operations: bool,
-    most: int,
+    maximum: int,
     as_json: bool,
 ) -> None:
     """Show finished requests, the newest first: the process, how long it waited and held, the outcome and who ended it.
@@ -149,10 +149,12 @@ def history(
     console = output.console()
     with options.coordinator(looks=True) as coordinator:
         if operations:
-            done = coordinator.admin.operations(resource, most=most, since=since, until=until, who=who)
+            done = coordinator.admin.operations(resource, maximum=maximum, since=since, until=until, who=who)
             plain, shown = [row.as_dict() for row in done], render_operations(done, console.width)
         else:
-            past = coordinator.admin.history(resource, most=most, since=since, until=until, outcome=outcome, who=who)
+            past = coordinator.admin.history(
+                resource, maximum=maximum, since=since, until=until, outcome=outcome, who=who
+            )
             plain, shown = [row.as_dict() for row in past], render_history(past, console.width)
     if as_json:
         output.print_json(plain)

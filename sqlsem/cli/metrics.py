@@ -77,7 +77,7 @@ Examples:
 )
 @click.option(
     "--max",
-    "most",
+    "maximum",
     type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
@@ -92,7 +92,7 @@ def metrics(
     shown: str | None,
     file: Path | None,
     patterns: tuple[str, ...],
-    most: int,
+    maximum: int,
 ) -> None:
     """Serve metrics for Prometheus of everything in the database: holders, waiters, blockers, tasks.
 
@@ -108,7 +108,7 @@ def metrics(
     if file is not None and not once:
         raise click.UsageError("--output goes with --once")
     with connection.coordinator(looks=True) as coordinator:
-        exporter = Exporter(coordinator, patterns=patterns, most=most, once=once)
+        exporter = Exporter(coordinator, patterns=patterns, maximum=maximum, once=once)
         with contextlib.closing(exporter):
             if once:
                 exporter.count_ends()

@@ -36,13 +36,13 @@ OVERLAP_SECONDS, LONGEST_OVERLAP_SECONDS = 2.0, 3600.0
 #: The greatest age of rows to read; more may exceed the calendar.
 LONGEST_NIGHT_SECONDS = 50 * 365 * 86400
 #: How many operations are read; the newest ones.
-MOST_OPERATIONS = 100_000
+MAX_OPERATIONS = 100_000
 #: How many findings are shown.
-MOST_FINDINGS = 20
+MAX_FINDINGS = 20
 #: How many requests are replayed by default.
-MOST_REQUESTS = 100_000
+MAX_REQUESTS = 100_000
 #: How many requests and resources are drawn by default.
-MOST_DRAWN, MOST_PANELS = 10_000, 40
+MAX_DRAWN, MAX_PANELS = 10_000, 40
 
 
 def since_option(default: str) -> Callable[[F], F]:
@@ -72,7 +72,7 @@ class Night:
 
     def rulings(self) -> list[Ruling]:
         """Return the settings of operators over time, as far as they are known."""
-        done = self._coordinator.admin.operations(most=MOST_OPERATIONS, since=self._since)
+        done = self._coordinator.admin.operations(maximum=MAX_OPERATIONS, since=self._since)
         return rulings((operation for operation in done if self._concerns(operation)), self._resources)
 
     def _concerns(self, operation: Operation) -> bool:
@@ -85,7 +85,7 @@ class Night:
 
     def past(self) -> Iterator[Past]:
         """Iterate over all finished requests. One that ends meanwhile may be left out."""
-        most, overlap = PAGE_ROWS, OVERLAP_SECONDS
+        maximum, overlap = PAGE_ROWS, OVERLAP_SECONDS
         last: datetime | None = None
         # The keys of the rows that ended at the same time as the last one.
         seen: set[tuple[str, int, datetime | None]] = set()
@@ -94,10 +94,10 @@ class Night:
             if last is not None:
                 age = (self.taken_at - last).total_seconds() + monotonic() - self._begun
                 until = max(0.0, age - overlap)
-            page = self._coordinator.admin.history(self._resource, most=most, since=self._since, until=until)
+            page = self._coordinator.admin.history(self._resource, maximum=maximum, since=self._since, until=until)
             if last is not None and overlap < LONGEST_OVERLAP_SECONDS and not any(_key(row) in seen for row in page):
-                if len(page) == most and page[-1].ended_at > last:
-                    most *= 2
+                if len(page) == maximum and page[-1].ended_at > last:
+                    maximum *= 2
                 else:  # the server's clock was changed, or the rows have been pruned
                     overlap *= 4
                 continue
@@ -107,10 +107,10 @@ class Night:
                 if last is None or row.ended_at < last or (row.ended_at == last and _key(row) not in seen)
             ]
             yield from fresh
-            if len(page) < most:
+            if len(page) < maximum:
                 return
             if not fresh:
-                most *= 2
+                maximum *= 2
                 continue
             overlap = OVERLAP_SECONDS
             if fresh[-1].ended_at != last:
@@ -144,7 +144,7 @@ def audit(options: Connecting, resource: str | None, since: float, as_json: bool
     """
     with options.coordinator(looks=True) as coordinator:
         night = Night(coordinator, resource, since)
-        result = check(night.past(), night.entries, night.rulings(), most=MOST_FINDINGS)
+        result = check(night.past(), night.entries, night.rulings(), maximum=MAX_FINDINGS)
     if as_json:
         output.print_json({"taken_at": night.taken_at.isoformat(), **result.as_dict()})
     else:
@@ -177,15 +177,15 @@ def picture_file(value: str) -> Path:
 @click.option(
     "-n",
     "--max",
-    "most",
+    "maximum",
     type=click.IntRange(1, 100_000),
-    default=MOST_DRAWN,
+    default=MAX_DRAWN,
     show_default=True,
     metavar="N",
     help="Draw at most N requests, the longest ones.",
 )
 @connecting
-def timeline(options: Connecting, resource: str | None, since: float, file: Path, most: int) -> None:
+def timeline(options: Connecting, resource: str | None, since: float, file: Path, maximum: int) -> None:
     """Draw a timeline of each resource: its waiting and holding requests, and how much of the limit was in use.
 
     The page can zoom and search; point at a bar to see its request. The file and the output say what is left out. The
@@ -200,7 +200,7 @@ def timeline(options: Connecting, resource: str | None, since: float, file: Path
     with options.coordinator(looks=True) as coordinator:
         night = Night(coordinator, resource, since)
         begin = night.taken_at - timedelta(seconds=min(since, LONGEST_NIGHT_SECONDS))
-        drawn = lay_out(night.past(), night.entries, begin, night.taken_at, most=most, most_panels=MOST_PANELS)
+        drawn = lay_out(night.past(), night.entries, begin, night.taken_at, maximum=maximum, max_panels=MAX_PANELS)
     content = picture(drawn, file.suffix.lower())
     try:
         file.write_bytes(content)
@@ -234,9 +234,9 @@ def numbered(value: str) -> tuple[str, int]:
 @click.option(
     "-n",
     "--max",
-    "most",
+    "maximum",
     type=click.IntRange(1, 10_000_000),
-    default=MOST_REQUESTS,
+    default=MAX_REQUESTS,
     show_default=True,
     metavar="N",
     help="Replay at most N finished requests, the newest ones.",
@@ -250,7 +250,7 @@ def replay(
     limits: tuple[tuple[str, int], ...],
     weights: tuple[tuple[str, int], ...],
     order: str,
-    most: int,
+    maximum: int,
     as_json: bool,
 ) -> None:
     """Replay the history by the same rule with another limit, weight or order, and print how it would have been.
@@ -265,9 +265,9 @@ def replay(
     """
     with options.coordinator(looks=True) as coordinator:
         night = Night(coordinator, resource, since)
-        past = list(itertools.islice(night.past(), most + 1))
-    left_out = len(past) > most
-    del past[most:]
+        past = list(itertools.islice(night.past(), maximum + 1))
+    left_out = len(past) > maximum
+    del past[maximum:]
     settings = ReplaySettings(dict(limits), dict(weights), order, night.caps)
     known = {row.resource for row in past} | {entry.resource for entry in night.entries}
     for name in (*settings.limits, *settings.weights):

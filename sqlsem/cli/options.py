@@ -62,7 +62,7 @@ def duration(value: str) -> float:
 @refusing
 def age(value: str) -> float:
     """Convert an age: a duration that may be months."""
-    return model.check_duration("An age", value, most=model.MAX_INT)
+    return model.check_duration("An age", value, maximum=model.MAX_INT)
 
 
 def often(value: str) -> float:
@@ -81,11 +81,11 @@ def name_of(what: str) -> Callable[[str], str]:
 resource_name = name_of("The resource name")
 
 
-def whole_number(least: int, what: str) -> Callable[[str], int]:
+def whole_number(minimum: int, what: str) -> Callable[[str], int]:
     """Return a parameter type for whole numbers that a database can store. (IntRange would print its range in help.)"""
 
     def check(value: str) -> int:
-        if not re.fullmatch(r"-?[0-9]{1,10}", value) or not least <= int(value) <= model.MAX_INT:
+        if not re.fullmatch(r"-?[0-9]{1,10}", value) or not minimum <= int(value) <= model.MAX_INT:
             raise click.BadParameter(f"{value!r} is not {what}")
         return int(value)
 
@@ -139,7 +139,7 @@ def staged(value: str) -> tuple[str, int]:
 def periodic(value: str) -> tuple[str | None, float]:
     """Convert ``DURATION`` or ``NAME=DURATION``."""
     name, equals, per = value.rpartition("=")
-    return name if equals else None, model.check_duration("A period", per, most=model.MAX_INT)
+    return name if equals else None, model.check_duration("A period", per, maximum=model.MAX_INT)
 
 
 def most_option(default: int) -> Callable[[F], F]:
@@ -147,7 +147,7 @@ def most_option(default: int) -> Callable[[F], F]:
     return click.option(
         "-n",
         "--max",
-        "most",
+        "maximum",
         type=click.IntRange(1, 100_000),
         default=default,
         show_default=True,
@@ -175,8 +175,8 @@ def a_lock(text: str) -> sqlsem.Lock:
     kind, _, name = text.partition(":")
     try:
         if kind == "limit":
-            resource, most, weight = limited(name)
-            return sqlsem.limit(resource, most, weight=weight)
+            resource, maximum, weight = limited(name)
+            return sqlsem.limit(resource, maximum, weight=weight)
         if kind == "stage":
             return sqlsem.stage(*staged(name))
         plain = {"mutex": sqlsem.mutex, "write": sqlsem.write, "read": sqlsem.read}.get(kind)

@@ -184,9 +184,9 @@ def sql_(
     """Print the scripts of an engine, with --schema and --table filled in.
 
     ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, priorities,
-    deadlocks, public (what sessions call), rates, tasks, parked, batches, conversions, handovers, overview, guards,
-    once, features, permissions, drop or client (what the Python client sends); left out, all but the last two in the
-    order in which to run them. SQLite has no routines, and so fewer scripts. Connects to nothing.
+    deadlocks, public (what sessions call), rates, tasks, blocked_tasks, batches, conversions, handovers, overview,
+    guards, once, features, permissions, drop or client (what the Python client sends); left out, all but the last two
+    in the order in which to run them. SQLite has no routines, and so fewer scripts. Connects to nothing.
 
     --only prints just the tables, routines and roles of some features, and of those that they need: locks (always
     included), operate, priorities, conversions, handovers, guards, rates, once, queue, batches. --only locks --add

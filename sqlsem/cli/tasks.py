@@ -260,7 +260,7 @@ def _json_value(text: str) -> Any:
 @json_option
 @connecting
 def tasks_(
-    options: Connecting, queue: str | None, also: str | None, status: str | None, most: int, page: int, as_json: bool
+    options: Connecting, queue: str | None, also: str | None, status: str | None, maximum: int, page: int, as_json: bool
 ) -> None:
     """Show the tasks of one queue or all: open ones in the order in which they will run, then those that have ended,
     the newest first.
@@ -283,20 +283,20 @@ def tasks_(
         raise click.UsageError("Name the queue once.")
     queue = queue or also
     with options.coordinator(looks=True) as coordinator:
-        found = coordinator.admin.tasks(queue, status, most=most + 1, skip=(page - 1) * most)
-        why = _why(coordinator, found, whole=status is None and page == 1, ended=len(found) <= most)
+        found = coordinator.admin.tasks(queue, status, maximum=maximum + 1, skip=(page - 1) * maximum)
+        why = _why(coordinator, found, whole=status is None and page == 1, ended=len(found) <= maximum)
     cut = ""
-    if len(found) > most:
-        cut = f"There are more than these {most}; see them with --max, the next ones with --page {page + 1}."
+    if len(found) > maximum:
+        cut = f"There are more than these {maximum}; see them with --max, the next ones with --page {page + 1}."
     if as_json:
         reason_dicts = {number: reason.as_dict() for number, reason in why.items()}
-        output.print_json([{**task.as_dict(), "why": reason_dicts.get(task.task_id)} for task in found[:most]])
+        output.print_json([{**task.as_dict(), "why": reason_dicts.get(task.task_id)} for task in found[:maximum]])
         if cut:
             output.say(cut)
         return
     console = output.console()
-    output.show(console, render_tasks(found[:most], console.width, queue, why))
-    counts = counted(found[:most], at_least=bool(cut) or page > 1)
+    output.show(console, render_tasks(found[:maximum], console.width, queue, why))
+    counts = counted(found[:maximum], at_least=bool(cut) or page > 1)
     if counts:
         output.echo("", *counts)
     if cut:
@@ -316,8 +316,8 @@ def _why(
     wanted += [] if whole and ended else [("finished", MAX_ENDED)]
     queues = dict.fromkeys(entry.queue for entry in found if entry.status == "pending")
     for queue in queues:
-        for status, most in wanted:
-            known.update((task.task_id, task) for task in coordinator.admin.tasks(queue, status, most=most))
+        for status, maximum in wanted:
+            known.update((task.task_id, task) for task in coordinator.admin.tasks(queue, status, maximum=maximum))
     limits = [limit for queue in queues for limit in coordinator.admin.queue_limits(queue)]
     waits = [wait for queue in queues for wait in coordinator.admin.queue_waits(queue)]
     return task_reasons(known.values(), datetime.now(timezone.utc), limits, waits=waits)

@@ -26,7 +26,7 @@ from sqlsem.terminal.why import entry_as_dict, task_as_dict, told_of_entry, told
 __all__ = ["why"]
 
 #: How many open tasks are read, to find those that hold up a task.
-MOST_TASKS = 10_000
+MAX_TASKS = 10_000
 #: The states of open tasks.
 OPEN = ("pending", "running", "lost", "failed")
 
@@ -37,7 +37,7 @@ OPEN = ("pending", "running", "lost", "failed")
 @most_option(20)
 @json_option
 @connecting
-def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool) -> int:
+def why(options: Connecting, what: str, is_task: bool, maximum: int, as_json: bool) -> int:
     """Explain why a request waits: the rule that blocks it, its blockers and how long they have held the lock, the
     blockers of these up to the root blocker, and when it will be granted.
 
@@ -61,9 +61,9 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
     """
     with options.coordinator(looks=True) as coordinator:
         found = coordinator.admin.overview()
-        lines, plain = ([], []) if is_task else _requests(coordinator, found, what, most)
+        lines, plain = ([], []) if is_task else _requests(coordinator, found, what, maximum)
         if not plain:
-            lines, plain = _tasks(coordinator, found, what, most)
+            lines, plain = _tasks(coordinator, found, what, maximum)
         if not plain and not is_task and what.startswith(RATE_PREFIX):
             lines, plain = _rate(coordinator, what.removeprefix(RATE_PREFIX))
         kept = _kept(coordinator, found, what)
@@ -87,7 +87,7 @@ def _kept(coordinator: sqlsem.Coordinator, found: Overview, what: str) -> list[s
 
 
 def _requests(
-    coordinator: sqlsem.Coordinator, found: Overview, what: str, most: int
+    coordinator: sqlsem.Coordinator, found: Overview, what: str, maximum: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Explain a request by its position, or all requests of a resource: as text and as JSON."""
     position = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
@@ -98,9 +98,9 @@ def _requests(
     told = reasons(found, only=position if len(entries) == 1 else None, waits=waits)
     lines: list[str] = []
     plain: list[dict[str, Any]] = []
-    resources = {entry.resource for entry in entries[:most] if entry.resource.startswith(RATE_PREFIX)}
+    resources = {entry.resource for entry in entries[:maximum] if entry.resource.startswith(RATE_PREFIX)}
     rates = {name: coordinator.admin.rates(name.removeprefix(RATE_PREFIX)) for name in resources}
-    for entry in entries[:most]:
+    for entry in entries[:maximum]:
         chain, reason = waits.chain(entry.position), told.get(entry.position)
         behind = [other.entry for number, other in waits.blocked.items() if waits.head(number) == entry]
         lines += told_of_entry(entry, reason, chain, behind)
@@ -112,8 +112,8 @@ def _requests(
                 "windows": [window.as_dict() for window in rates[entry.resource]],
                 "goes_in": seconds_until_granted(before, rates[entry.resource]),
             }
-    if len(entries) > most:
-        lines.append(f"There are {len(entries) - most} more; see them with --max.")
+    if len(entries) > maximum:
+        lines.append(f"There are {len(entries) - maximum} more; see them with --max.")
     return lines, plain
 
 
@@ -125,7 +125,7 @@ def _rate(coordinator: sqlsem.Coordinator, name: str) -> tuple[list[str], list[d
 
 
 def _tasks(
-    coordinator: sqlsem.Coordinator, found: Overview, what: str, most: int
+    coordinator: sqlsem.Coordinator, found: Overview, what: str, maximum: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Explain a task by its number, or the open tasks of a work queue: as text and as JSON."""
     number = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
@@ -133,10 +133,10 @@ def _tasks(
     opened: list[TaskEntry] = []
     for queue in [what] if what in queues else queues if number is not None else []:
         try:
-            some = coordinator.admin.tasks(queue, most=MOST_TASKS)
+            some = coordinator.admin.tasks(queue, maximum=MAX_TASKS)
             opened += some
-            if len(some) == MOST_TASKS:  # further ended tasks come after these
-                opened += coordinator.admin.tasks(queue, "finished", most=MAX_ENDED)
+            if len(some) == MAX_TASKS:  # further ended tasks come after these
+                opened += coordinator.admin.tasks(queue, "finished", maximum=MAX_ENDED)
         except ConfigurationError:  # this login may not read tasks
             return [], []
     asked = [task for task in opened if task.task_id == number] if number is not None else []
@@ -146,5 +146,5 @@ def _tasks(
     waits = [wait for queue in names for wait in coordinator.admin.queue_waits(queue)]
     requests = reasons(found) if any(task.blocked for task in asked) else None
     told = task_reasons({task.task_id: task for task in opened}.values(), found.taken_at, limits, requests, waits)
-    lines = [line for task in asked[:most] for line in told_of_task(task, told.get(task.task_id))]
-    return lines, [task_as_dict(task, told.get(task.task_id)) for task in asked[:most]]
+    lines = [line for task in asked[:maximum] for line in told_of_task(task, told.get(task.task_id))]
+    return lines, [task_as_dict(task, told.get(task.task_id)) for task in asked[:maximum]]

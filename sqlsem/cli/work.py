@@ -290,7 +290,9 @@ class Crew:
                 if state.stuck:
                     held_up = f"Held up by task {state.failed}, which has failed; see: sqlsem tasks log {state.failed}"
                 pending = (
-                    self._coordinator.admin.tasks(self.queue.name, "pending", most=SHOWN + 1) if state.pending else []
+                    self._coordinator.admin.tasks(self.queue.name, "pending", maximum=SHOWN + 1)
+                    if state.pending
+                    else []
                 )
                 self.view = QueueView(pending, held_up)
             except SqlsemError as exc:

@@ -92,7 +92,7 @@ class AdminViews:
         self,
         resource: str | None = None,
         *,
-        most: int = 100,
+        maximum: int = 100,
         since: Duration | None = None,
         until: Duration | None = None,
         outcome: str | None = None,
@@ -110,15 +110,15 @@ class AdminViews:
             who: Only requests of this login, host, ``host:pid``, program or id, or ended by this login.
         """
         check_some("The resource name", resource)
-        check_count("most", most, 0)
+        check_count("maximum", maximum, 0)
         wanted = _criteria(since, until, outcome=outcome, who=who)
-        return self.client.with_connection(lambda session: session.history(resource, most, **wanted), AdminSession)
+        return self.client.with_connection(lambda session: session.history(resource, maximum, **wanted), AdminSession)
 
     def operations(
         self,
         name: str | None = None,
         *,
-        most: int = 100,
+        maximum: int = 100,
         since: Duration | None = None,
         until: Duration | None = None,
         action: str | None = None,
@@ -141,9 +141,9 @@ class AdminViews:
         'anna'
         """
         check_some("The name", name)
-        check_count("most", most, 0)
+        check_count("maximum", maximum, 0)
         wanted = _criteria(since, until, action=action, who=who)
-        return self.client.with_connection(lambda session: session.operations(name, most, **wanted), AdminSession)
+        return self.client.with_connection(lambda session: session.operations(name, maximum, **wanted), AdminSession)
 
 
 class BaseAdmin(AdminViews):
@@ -272,7 +272,7 @@ class BaseAdmin(AdminViews):
         if (member is None) == (login is None):
             raise ConfigurationError("Name either a member or a login whose members are removed")
         if member is not None:
-            check_count("The number of a member", member, most=2**63 - 1)
+            check_count("The number of a member", member, maximum=2**63 - 1)
         if login is not None:
             check_name("The login", login)
         return self.client.with_connection(lambda session: session.revoke_members(member, login, force), AdminSession)
@@ -344,7 +344,7 @@ class BaseAdmin(AdminViews):
         return self.client.with_connection(lambda session: session.queue_waits(queue), QueueLimitSession)
 
     def tasks(
-        self, queue: str | None = None, status: str | None = None, *, most: int = 100, skip: int = 0
+        self, queue: str | None = None, status: str | None = None, *, maximum: int = 100, skip: int = 0
     ) -> list[TaskEntry]:
         """Return tasks of one queue, or all: open tasks in the order in which they will run, then ended ones, newest
         first.
@@ -353,9 +353,11 @@ class BaseAdmin(AdminViews):
         """
         check_some("The queue's name", queue)
         check_some("The status", status)
-        check_count("most", most, 0)
+        check_count("maximum", maximum, 0)
         check_count("skip", skip, 0)
-        return self.client.with_connection(lambda session: session.list_tasks(queue, status, most, skip), TaskSession)
+        return self.client.with_connection(
+            lambda session: session.list_tasks(queue, status, maximum, skip), TaskSession
+        )
 
     def attempts(self, task_id: int) -> list[Attempt]:
         """Return every attempt at a task: its worker, time, duration and outcome."""
@@ -407,7 +409,7 @@ def _criteria(since: Duration | None, until: Duration | None, **others: Any) -> 
     ages = {"since": since, "until": until}
     for name, value in others.items():
         check_some(name, value)
-    asked = {name: check_duration(name, age, most=MAX_INT) for name, age in ages.items() if age is not None}
+    asked = {name: check_duration(name, age, maximum=MAX_INT) for name, age in ages.items() if age is not None}
     return asked | {name: value for name, value in others.items() if value is not None}
 
 

@@ -56,7 +56,7 @@ CLOSED = "its coordinator was closed"
 #: Seconds for pending events and log lines at the end.
 TELL_SECONDS = 1.0
 #: The most callbacks of losses at a time.
-MOST_CALLBACKS = 32
+MAX_CALLBACKS = 32
 
 
 class DatabaseClient:
@@ -104,7 +104,7 @@ class DatabaseClient:
         self.nonce = os.urandom(4).hex()
         self._uid = f"{self.nonce}{os.getpid():x}."  # the prefix of each uid
         self._uids = itertools.count(1)
-        self.callback_pool = Pool("sqlsem-lost", MOST_CALLBACKS, patient=True)
+        self.callback_pool = Pool("sqlsem-lost", MAX_CALLBACKS, patient=True)
         self.loss_log_pool = Pool("sqlsem-told", 1, patient=True)
         self.registry = GrantRegistry(self.member, self.event_bus)
         self.claims = Claims(self.member)

@@ -16,7 +16,7 @@ from sqlsem.model import UPGRADE, Entry, Request
 __all__ = ["ContentionMonitor"]
 
 #: Up to this many resources are read one by one; more are read in one statement.
-MOST_RESOURCES = 4
+MAX_RESOURCES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ContentionMonitor(Monitor):
         if not resources:
             return
         entries: list[Entry] = []
-        for resource in [None] if len(resources) > MOST_RESOURCES else resources:
+        for resource in [None] if len(resources) > MAX_RESOURCES else resources:
             entries += session.entries(resource)
         ranked = {
             request.resource for each in watched for request in each.state.requests if request.priority is not None

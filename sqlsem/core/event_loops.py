@@ -51,8 +51,8 @@ class EventLoops:
             with self._member.state_lock:
                 self._member.main.require_open()
                 if pool not in self.pools:
-                    most = 1 if pool == "calls" else max(1, self._member.engine.async_sessions)
-                    self.pools[pool] = Pool(f"sqlsem-aio-{pool}", most)
+                    maximum = 1 if pool == "calls" else max(1, self._member.engine.async_sessions)
+                    self.pools[pool] = Pool(f"sqlsem-aio-{pool}", maximum)
                 threads = self.pools[pool]
         try:
             return threads.submit(call, *arguments)

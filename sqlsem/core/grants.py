@@ -14,11 +14,11 @@ from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.core.effects import Effects, run_generator, run_operation
 from sqlsem.core.grant_registry import BaseGrant, GrantState, ReleaseToken, release_later
+from sqlsem.core.guard_session import beginning, connection_of, ending_session
 from sqlsem.core.handover import TTL_SECONDS, handing_over
-from sqlsem.core.leaving import leaving, placed
 from sqlsem.core.permits import Permit
 from sqlsem.core.rate_grants import adjusting, rate_of
-from sqlsem.core.standing import beginning, connection_of, ending_session
+from sqlsem.core.release_on_commit import leaving, placed
 from sqlsem.core.threads import voice
 from sqlsem.engines.base import Replaced
 from sqlsem.errors import Unavailable

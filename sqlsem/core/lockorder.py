@@ -29,7 +29,7 @@ from sqlsem.errors import LockOrderWarning
 __all__ = ["LockOrder", "configure", "current"]
 
 #: The number of orders that are stored. There may be many names (``load:{table}``), so the oldest are dropped.
-MOST = 10_000
+MAXIMUM = 10_000
 #: Frames of a stack that are kept.
 DEPTH = 30
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -90,7 +90,7 @@ class LockOrder:
         self._seen[edge] = seen
         self._seen.move_to_end(edge)
         self._after.setdefault(first, {})[then] = None
-        if len(self._seen) > MOST:
+        if len(self._seen) > MAXIMUM:
             (first, then), _ = self._seen.popitem(last=False)
             del self._after[first][then]
             if not self._after[first]:
@@ -119,7 +119,7 @@ class LockOrder:
         if frozenset(edges) in self._reported or frozenset.intersection(*(self._seen[edge].guards for edge in edges)):
             return []
         self._reported.add(frozenset(edges))
-        if len(self._reported) > MOST:
+        if len(self._reported) > MAXIMUM:
             self._reported = {frozenset(edges)}
         return edges
 

@@ -31,10 +31,10 @@ class Period:
 
     def __init__(self, name: str, per: Duration, offset: Duration) -> None:
         self.name = check_name("The name", name, MAX_NAME - len(ONCE_PREFIX))
-        seconds = check_duration("per", per, zero=False, most=LONGEST_SECONDS)
+        seconds = check_duration("per", per, zero=False, maximum=LONGEST_SECONDS)
         if seconds < SHORTEST_SECONDS:
             raise ConfigurationError(f"per must be at least {SHORTEST_SECONDS:g} second, not {per!r}", resource=name)
-        shift = check_duration("offset", offset, most=LONGEST_SECONDS)
+        shift = check_duration("offset", offset, maximum=LONGEST_SECONDS)
         if shift >= seconds:
             raise ConfigurationError(
                 f"offset must be less than per ({seconds:g} s), not {offset!r}: it moves the beginning of each period",

@@ -36,7 +36,7 @@ class BaseRateGrant:
 
 def adjusting(grant: BaseRateGrant, actual: int) -> Effects[None]:
     """Adjust the cost of a grant, for `RateGrant.adjust`."""
-    check_count(f"The cost adjusted for rate {grant.name!r}", actual, least=0)
+    check_count(f"The cost adjusted for rate {grant.name!r}", actual, minimum=0)
     resource, taken_ms = grant.resource, grant.taken_ms
 
     def adjust(session: Session, _: int) -> None:

@@ -64,9 +64,9 @@ DRIVERS = frozenset(
     {"gevent", "greenlet", "mssql_python", "psycopg", "psycopg_binary", "psycopg_c", "pyodbc", "tenacity"}
 )
 #: At most this many log records wait to be written; further ones are dropped.
-MOST_UNSAID = 1000
+MAX_UNSAID = 1000
 #: A stuck job is moved to another thread at most this often, unless it makes progress in between.
-MOST_REPLACED = 3
+MAX_REPLACED = 3
 #: Seconds after which an idle thread of a pool ends.
 IDLE_SECONDS = 30.0
 
@@ -128,7 +128,7 @@ class Voice:
         record = logger.makeRecord(logger.name, level, file, line, words, arguments, failure, function, extra, stack)
         if self._pool is None:
             self._pool = Pool("sqlsem-log", 1, patient=True)
-        if self._pool.behind < MOST_UNSAID:
+        if self._pool.behind < MAX_UNSAID:
             self._pool.submit(call_quietly, logger.handle, record)
 
     def forget(self) -> None:
@@ -350,7 +350,7 @@ class SupervisedThread:
         """Start a new thread if the job's thread has ended or is stuck. Return True if it was stuck."""
         self.restart_ended()
         place = self.stuck_in()
-        if place is not None and self.replaced < MOST_REPLACED:
+        if place is not None and self.replaced < MAX_REPLACED:
             self.replaced += 1
             with contextlib.suppress(RuntimeError):  # `restart_ended` tries again, and logs it
                 self.replace()
@@ -417,10 +417,10 @@ class Pool:
         patient: If no thread can be started, keep submitted calls until one can.
     """
 
-    def __init__(self, name: str, most: int, *, patient: bool = False) -> None:
+    def __init__(self, name: str, maximum: int, *, patient: bool = False) -> None:
         self.name = name
         self.closing = runtime.event()
-        self._most = most
+        self._maximum = maximum
         self._patient = patient
         self._lock = threading.Lock()
         self._jobs = runtime.current().queue()  # each a future and a call, or None: one thread ends
@@ -438,7 +438,7 @@ class Pool:
             free = [
                 worker for worker in self._workers if worker.job is None
             ]  # including threads that are about to start
-            if len(free) < self._jobs.qsize() and len(self._workers) < self._most:
+            if len(free) < self._jobs.qsize() and len(self._workers) < self._maximum:
                 free = [_Worker(self, len(self._workers) + 1)]
                 self._workers.append(free[0])
         for worker in free[:1]:

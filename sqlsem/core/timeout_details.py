@@ -29,9 +29,9 @@ log = voice
 #: thousand of them at once must not keep the heartbeat from the main connection.
 FRESH_SECONDS = 0.25
 #: At most this many tasks are read.
-MOST_TASKS = 100
+MAX_TASKS = 100
 #: Entries are kept for at most this many resources.
-MOST_LOOKS = 64
+MAX_LOOKS = 64
 
 
 def look_for_blockers(session: Session, wanted: Sequence[Request | RateRequest]) -> list[Blockers]:
@@ -77,7 +77,7 @@ def running_tasks(client: DatabaseClient, queue: str) -> Effects[list[TaskEntry]
         return []
     try:
         found: list[TaskEntry] = yield Call(
-            "look", lambda session, _: session.list_tasks(queue, "running", MOST_TASKS, 0), 0.0
+            "look", lambda session, _: session.list_tasks(queue, "running", MAX_TASKS, 0), 0.0
         )
     except Exception as exc:
         log.info("Cannot see what runs: %s", exc)
@@ -96,7 +96,7 @@ class _Looks:
         """Return the entries of a resource, at most `FRESH_SECONDS` old."""
         seen = self._looks.get(resource)
         if seen is None or monotonic() - seen[0] > FRESH_SECONDS:
-            while len(self._looks) >= MOST_LOOKS:
+            while len(self._looks) >= MAX_LOOKS:
                 del self._looks[next(iter(self._looks))]
             seen = self._looks[resource] = (monotonic(), self._session.entries(resource))
         return seen[1]

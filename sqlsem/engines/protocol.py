@@ -249,7 +249,7 @@ class AdminSession(LockSession, SettingSession, RemovalSession):
     def history(
         self,
         resource: str | None,
-        most: int,
+        maximum: int,
         *,
         since: float | None = None,
         until: float | None = None,
@@ -264,7 +264,7 @@ class AdminSession(LockSession, SettingSession, RemovalSession):
     def operations(
         self,
         name: str | None,
-        most: int,
+        maximum: int,
         *,
         since: float | None = None,
         until: float | None = None,
@@ -286,7 +286,7 @@ class AdminSession(LockSession, SettingSession, RemovalSession):
         """Check all members now and remove dead ones; return the number of rows removed."""
 
     @abc.abstractmethod
-    def prune(self, most: int) -> int:
+    def prune(self, maximum: int) -> int:
         """Remove up to ``most`` expired rows each of the history and of the operators' log; return the larger
         number.
         """
@@ -319,14 +319,14 @@ class TaskSession(LockSession):
         """Call `end_task` and `claim_task` in one round trip."""
 
     def next_tasks(
-        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
+        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, maximum: int
     ) -> tuple[list[str | None], list[Claimed]]:
         """End several tasks as `end_task` does, and claim up to ``most``: the first ones, as long as they are calls or
         SQL whose worker has never died. Any other task is claimed alone.
 
         Idempotent. Engines that can do this in one round trip override it; this default claims one task.
         """
-        if not most:
+        if not maximum:
             return [self.end_task(member_id, end) for end in ends], []
         if not ends:
             claimed = self.claim_task(member_id, queue, owner, uid, again)
@@ -365,7 +365,7 @@ class TaskSession(LockSession):
         """Return the counts of one queue, or of all that have tasks."""
 
     @abc.abstractmethod
-    def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
+    def list_tasks(self, queue: str | None, status: str | None, maximum: int, skip: int = 0) -> list[TaskEntry]:
         """Return open tasks in the order in which they will run, then ended ones, newest first; leave out ``skip``."""
 
     @abc.abstractmethod
@@ -389,7 +389,7 @@ class TaskSession(LockSession):
         """
 
     @abc.abstractmethod
-    def prune_tasks(self, most: int) -> int:
+    def prune_tasks(self, maximum: int) -> int:
         """Remove up to ``most`` expired tasks with their log; return their number."""
 
     @abc.abstractmethod
@@ -464,7 +464,7 @@ class BatchSession(LockSession):
         """Abandon the newest batch of a name, or one by its number, unless it has ended; return its number, or None."""
 
     @abc.abstractmethod
-    def list_batches(self, name: str | None, batch_id: int | None, most: int) -> list[BatchEntry]:
+    def list_batches(self, name: str | None, batch_id: int | None, maximum: int) -> list[BatchEntry]:
         """Return batches with their parts, newest first."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sqlsem.errors import ConfigurationError
-from sqlsem.model_rates import MOST_KNOWN_WINDOWS, RateEntry, RateRequest, Window
+from sqlsem.model_rates import MAX_KNOWN_WINDOWS, RateEntry, RateRequest, Window
 
 __all__ = ["RateState", "Slot", "WindowState"]
 
@@ -26,7 +26,7 @@ class Slot:
     burst: int | None = None
 
     def __add__(self, other: Slot) -> Slot:
-        return Slot(self.used + other.used, _least(self.limit, other.limit), _least(self.burst, other.burst))
+        return Slot(self.used + other.used, _minimum(self.limit, other.limit), _minimum(self.burst, other.burst))
 
 
 @dataclass
@@ -64,7 +64,7 @@ class _EffectiveWindow:
         return sum(slot.used for slot in self.slots.values())
 
 
-def _least(*values: int | None) -> int | None:
+def _minimum(*values: int | None) -> int | None:
     return min((value for value in values if value is not None), default=None)
 
 
@@ -125,12 +125,12 @@ class RateState:
         declared, forces = {window.ms: window.limit for window in windows}, []
         for ms, known in self.windows.items():
             slots = self.counted(ms, now_ms)
-            fixed = _least(declared.get(ms), known.cap)
-            limit = _least(fixed, *(slot.limit for slot in slots.values()))
+            fixed = _minimum(declared.get(ms), known.cap)
+            limit = _minimum(fixed, *(slot.limit for slot in slots.values()))
             if limit is not None:
                 own = burst if ms in declared else None
                 forces.append(
-                    _EffectiveWindow(ms, slots, fixed, limit, _least(own, *(slot.burst for slot in slots.values())))
+                    _EffectiveWindow(ms, slots, fixed, limit, _minimum(own, *(slot.burst for slot in slots.values())))
                 )
         return forces
 
@@ -140,7 +140,7 @@ class RateState:
         used, lowest = cost, force.fixed
         while numbers:
             slot = force.slots[numbers[-1]]
-            used, lowest = used + slot.used, _least(lowest, slot.limit)
+            used, lowest = used + slot.used, _minimum(lowest, slot.limit)
             if lowest is not None and used > lowest:
                 break
             numbers.pop()
@@ -206,11 +206,11 @@ class RateState:
 
     def _make_room(self, kept: Sequence[int], now_ms: int) -> None:
         """Drop windows that are not in force if there are many: every take writes to all windows."""
-        if len(self.windows) < MOST_KNOWN_WINDOWS:
+        if len(self.windows) < MAX_KNOWN_WINDOWS:
             return
         kept = [*kept, *(force.ms for force in self._in_force((), None, now_ms))]
         self.windows = {ms: known for ms, known in self.windows.items() if ms in kept}
-        if len(self.windows) >= MOST_KNOWN_WINDOWS:
+        if len(self.windows) >= MAX_KNOWN_WINDOWS:
             raise ConfigurationError(
                 f"Programs have declared {len(self.windows)} windows for one rate within these windows, and no further "
                 f"one fits; sqlsem rates shows them, sqlsem rates reset NAME forgets them"

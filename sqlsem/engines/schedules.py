@@ -16,11 +16,11 @@ __all__ = ["ScheduleSession", "check_due", "check_task_options", "check_times", 
 #: The messages for numbers out of bounds.
 _WORDS = {
     "after_ms": "a task can wait from now to ten years from now, not {} ms",
-    "backoff_ms": "the pause before the next attempt at a task is from {least} to {most} ms, not {}",
-    "time_limit_ms": "the time limit of a task must be from {least} to {most} ms, not {}",
-    "max_attempts": "max_attempts of a task must be from {least} to {most}, not {}",
-    "priority": "the priority of a task must be from {least} to {most}, not {}",
-    "order": "the order of a task must be from {least} to {most}, not {}",
+    "backoff_ms": "the pause before the next attempt at a task is from {minimum} to {maximum} ms, not {}",
+    "time_limit_ms": "the time limit of a task must be from {minimum} to {maximum} ms, not {}",
+    "max_attempts": "max_attempts of a task must be from {minimum} to {maximum}, not {}",
+    "priority": "the priority of a task must be from {minimum} to {maximum}, not {}",
+    "order": "the order of a task must be from {minimum} to {maximum}, not {}",
 }
 
 
@@ -59,9 +59,9 @@ def check_task_options(options: object) -> None:
         raise ConfigurationError("the options of a schedule are a JSON object, such as {}")
     numbers = {name: options[name] for name in TASK_BOUNDS if options.get(name) is not None}
     for name, value in numbers.items():
-        least, most = TASK_BOUNDS[name]
-        if isinstance(value, (int, float)) and not least <= value <= most:
-            raise ConfigurationError(_WORDS[name].format(value, least=least, most=most))
+        minimum, maximum = TASK_BOUNDS[name]
+        if isinstance(value, (int, float)) and not minimum <= value <= maximum:
+            raise ConfigurationError(_WORDS[name].format(value, minimum=minimum, maximum=maximum))
     for name in ("key", "unique", "replace"):
         if options.get(name) is not None:
             check_name("The key", options[name])

@@ -157,7 +157,7 @@ def rulings(operations: Iterable[Operation], resources: Iterable[Resource]) -> l
 
 
 def audit(
-    past: Iterable[Past], entries: Iterable[Entry] = (), ruled: Iterable[Ruling] = (), *, most: int = 100
+    past: Iterable[Past], entries: Iterable[Entry] = (), ruled: Iterable[Ruling] = (), *, maximum: int = 100
 ) -> Audit:
     """Check a history, and the rows that are there now.
 
@@ -168,7 +168,7 @@ def audit(
         ruled: The settings of operators: see `rulings`.
         most: Keep at most this many findings; all are counted.
     """
-    auditor = _Auditor(most, ruled)
+    auditor = _Auditor(maximum, ruled)
     past = iter(past)
     newest = list(itertools.islice(past, RECENTLY_ENDED))
     ended = {(row.resource, row.position) for row in newest if row.outcome not in CONVERTED}
@@ -238,8 +238,8 @@ def _access(row: Entry | Past) -> str:
 
 
 class _Auditor:
-    def __init__(self, most: int, ruled: Iterable[Ruling]) -> None:
-        self._max_findings = most
+    def __init__(self, maximum: int, ruled: Iterable[Ruling]) -> None:
+        self._max_findings = maximum
         self._ruled: dict[str, list[Ruling]] = {}
         self._patterns: list[Ruling] = []
         for ruling in ruled:

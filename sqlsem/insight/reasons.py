@@ -380,12 +380,12 @@ def _by_itself(
         again = f"attempt {task.attempt + 1} of {task.max_attempts}" if task.failures else "it"
         return TaskReason("not_ready", f"{again} is due in {clock(left)}", f"in {seconds_in_words(left)}", (), left)
     if task.blocked:
-        return task_limits.full(task) or _parked(task, requests)
+        return task_limits.full(task) or _blocked_reason(task, requests)
     words = f"the next free worker takes it{task_limits.before(task, pending)}"
     return task_limits.full(task) or TaskReason("turn_now", words, "", ())
 
 
-def _parked(task: TaskEntry, requests: Mapping[int, Reason]) -> TaskReason:
+def _blocked_reason(task: TaskEntry, requests: Mapping[int, Reason]) -> TaskReason:
     """Return the reason of a task that waits only for its locks."""
     names = ", ".join(f"{access_in_words(lock.access, lock.limit)} on {lock.resource!r}" for lock in task.locks)
     if any(lock.position is None for lock in task.locks):

@@ -87,8 +87,8 @@ def timeline(
     begin: datetime,
     end: datetime,
     *,
-    most: int = 10_000,
-    most_panels: int = 40,
+    maximum: int = 10_000,
+    max_panels: int = 40,
 ) -> Timeline:
     """Lay out a history.
 
@@ -120,7 +120,7 @@ def timeline(
         builder.read(row, min(ended, end))
         bar = Bar(row, max(begin, row.requested_at), row.granted_at, max(begin, min(ended, end)))
         item = (bar.seconds, next(numbers), bar)
-        if len(kept) < most:
+        if len(kept) < maximum:
             heapq.heappush(kept, item)
             continue
         seconds = heapq.heappushpop(kept, item)[0]
@@ -132,7 +132,7 @@ def timeline(
         if begun is not None and bar.ended > begun and not (isinstance(row, Past) and row.ended_at == begun):
             bar = replace(bar, asked=max(bar.asked, min(begun, bar.ended)))  # noqa: PLW2901 - the same bar, cut
         bars.setdefault(row.resource, []).append(bar)
-    names = sorted(builders, key=lambda name: (-builders[name].seconds, name))[:most_panels]
+    names = sorted(builders, key=lambda name: (-builders[name].seconds, name))[:max_panels]
     panels = tuple(builders[name].panel(name, bars.get(name, [])) for name in sorted(names))
     return Timeline(
         begin=begin,
@@ -154,7 +154,7 @@ class _PanelBuilder:
     seconds: float = 0.0  # held and waited for, all together
     requests: int = 0
     limits: set[int] = field(default_factory=set)
-    _most: dict[int, int] = field(default_factory=dict)  # the largest weight in each interval with holders
+    _maximum: dict[int, int] = field(default_factory=dict)  # the largest weight in each interval with holders
     _entered: list[tuple[float, str, int]] = field(default_factory=list)  # of holders, removed at their grant time
     _weights: dict[str, list[int]] = field(default_factory=dict)  # of holders, by label
     _load: int = 0
@@ -183,7 +183,7 @@ class _PanelBuilder:
         use = []
         before = 0
         for number in range(STRETCHES):
-            weight = self._most.get(number, 0)
+            weight = self._maximum.get(number, 0)
             if weight != before:
                 use.append((self.begin + number * stretch, weight))
             before = weight
@@ -206,7 +206,7 @@ class _PanelBuilder:
             return
         per_second = STRETCHES / max(1e-6, (self.end - self.begin).total_seconds())
         for number in range(max(0, int(time * per_second)), min(STRETCHES - 1, int(until * per_second)) + 1):
-            self._most[number] = max(self._most.get(number, 0), self._load)
+            self._maximum[number] = max(self._maximum.get(number, 0), self._load)
 
     def _change_load(self, label: str, weight: int, by: int) -> None:
         """Change the load. Holders of one label share: the heaviest counts."""

@@ -32,16 +32,16 @@ class QueueTotals:
         shared = access != WRITE
         load = self._load - (self._loads.get(access, 0) if shared else 0)
         others = self._second if shared and access == self._lowest_label else self._lowest
-        most = min(self._cap, self._writers, others, math.inf if limit is None else limit)
-        return not self._paused and load + weight <= most
+        maximum = min(self._cap, self._writers, others, math.inf if limit is None else limit)
+        return not self._paused and load + weight <= maximum
 
     @property
     def closed(self) -> bool:
         """True if no request at this point can be granted: each weighs at least 1, and shares with at most one
         label.
         """
-        least = self._load - self._heaviest + 1
-        return self._paused or least > min(self._cap, self._writers, self._second)
+        minimum = self._load - self._heaviest + 1
+        return self._paused or minimum > min(self._cap, self._writers, self._second)
 
     def add(self, access: Any, limit: int | None, weight: int) -> None:
         """Move past one row."""

@@ -31,7 +31,7 @@ def clock(seconds: float) -> str:
 def span_in_words(low: float, high: float) -> str:
     """Return a range of durations in one unit, as ``11-14 min`` (with a dash); ``about 5 min`` if both are the same."""
     units = ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600), (math.inf, "d", 86400))
-    unit, size = next((unit, size) for most, unit, size in units if high < most)
+    unit, size = next((unit, size) for maximum, unit, size in units if high < maximum)
     first, last = (_number(value / size) for value in (low, high))
     return f"about {first} {unit}" if first == last else f"{first}–{last} {unit}"  # noqa: RUF001 - a range
 

@@ -15,7 +15,7 @@ from sqlsem.core.client import processes
 from sqlsem.core.event_bus import EventBus, Subscriber, global_bus
 from sqlsem.errors import ConfigurationError
 from sqlsem.events import Behind, Event, Granted, Released, TimedOut
-from sqlsem.metrics.labels import MOST_LABELS, Few, Patterns, label
+from sqlsem.metrics.labels import MAX_LABELS, Few, Patterns, label
 
 try:
     import prometheus_client
@@ -53,12 +53,12 @@ class Collector:
         coordinator: Coordinator | None = None,
         *,
         patterns: Sequence[str] = (),
-        most: int = MOST_LABELS,
+        maximum: int = MAX_LABELS,
         blame: bool = True,
     ) -> None:
         self._client = None if coordinator is None else coordinator.client
         self._pattern = Patterns(patterns)
-        self._few, self._few_blamed = Few(most), Few(most)
+        self._few, self._few_blamed = Few(maximum), Few(maximum)
         by_resource = ("resource",)
         self._grants = _counter("grants", "Locks that were granted.", by_resource)
         self._waited = _histogram("wait_seconds", "Seconds between asking and being let in.", by_resource)
@@ -179,7 +179,7 @@ def register(
     *,
     coordinator: Coordinator | None = None,
     patterns: Sequence[str] = (),
-    most: int = MOST_LABELS,
+    maximum: int = MAX_LABELS,
     blame: bool = True,
 ) -> Collector:
     """Register a `Collector` of this process's locks, by default in the registry of prometheus_client.
@@ -189,6 +189,6 @@ def register(
     >>> prometheus_client.start_http_server(9464, "127.0.0.1")  # doctest: +SKIP
     >>> sqlsem.metrics.register()  # doctest: +SKIP
     """
-    collector = Collector(coordinator, patterns=patterns, most=most, blame=blame)
+    collector = Collector(coordinator, patterns=patterns, maximum=maximum, blame=blame)
     (registry or prometheus_client.REGISTRY).register(collector)
     return collector

@@ -19,7 +19,7 @@ from sqlsem.engines.rates import RateSession
 from sqlsem.errors import SqlsemError
 from sqlsem.insight.chains import RootBlocker, is_waiting, root_blockers
 from sqlsem.insight.overview import Overview, Percentiles
-from sqlsem.metrics.labels import MOST_LABELS, OTHER, Few, Patterns, label
+from sqlsem.metrics.labels import MAX_LABELS, OTHER, Few, Patterns, label
 from sqlsem.model import Entry, Past, QueueCounts, monotonic
 from sqlsem.model_rates import RateEntry
 from sqlsem.names import RATE_PREFIX
@@ -40,7 +40,7 @@ ENDS = ("reaped", "revoked", "lost")
 #: Outcomes of waits for rates: the waiter gave up.
 TIMEOUT = "timeout"
 #: Count at most this many of each.
-MOST_ENDS = 1000
+MAX_ENDS = 1000
 
 #: The database's counters of each window of a rate: the metric's name, its help text, and its attribute.
 RATE_COUNTERS: tuple[tuple[str, str, Callable[[RateEntry], int]], ...] = (
@@ -71,7 +71,7 @@ class Exporter:
         coordinator: Coordinator,
         *,
         patterns: Sequence[str] = (),
-        most: int = MOST_LABELS,
+        maximum: int = MAX_LABELS,
         once: bool = False,
     ) -> None:
         coordinator.engine.require(AdminSession, "An exporter")
@@ -81,9 +81,9 @@ class Exporter:
         self._asking = threading.Lock()  # one scrape at a time; guards all fields below
         self._answer: tuple[float, list[Metric]] | None = None
         self._once = once
-        self._most = most
+        self._maximum = maximum
         self._pattern = Patterns(patterns)
-        self._few = {"resource": Few(most), "queue": Few(most), "holder": Few(most)}
+        self._few = {"resource": Few(maximum), "queue": Few(maximum), "holder": Few(maximum)}
         self._rates: Sequence[RateEntry] = ()
         self._ageing: Mapping[str, float] = {}
         self._blamed: dict[tuple[str, ...], float] = {}
@@ -227,7 +227,7 @@ class Exporter:
         if self._ends is not None and self._once:
             yield (
                 "ended_last_hour",
-                f"Requests that ended as they should not within the last hour, {MOST_ENDS} of a kind at the most.",
+                f"Requests that ended as they should not within the last hour, {MAX_ENDS} of a kind at the most.",
                 ("resource", "outcome"),
                 _sum(
                     [
@@ -282,7 +282,7 @@ class Exporter:
         """Return a bounded set of labels for counters, whatever names have come and gone."""
         counted = self._counted[name]
         labels = *self._few["resource"].of(pattern), *more
-        if labels not in counted and len({first for first, *_ in counted} - {OTHER}) >= self._most:
+        if labels not in counted and len({first for first, *_ in counted} - {OTHER}) >= self._maximum:
             labels = OTHER, *more
         counted[labels] += number
 
@@ -337,7 +337,7 @@ def _read(session: Session) -> tuple[Overview, Sequence[RateEntry], Mapping[str,
 
 
 def _ended(session: Session, outcome: str) -> list[Past]:
-    return session.history(None, MOST_ENDS, since=3600.0, outcome=outcome)
+    return session.history(None, MAX_ENDS, since=3600.0, outcome=outcome)
 
 
 def _gauge(name: str, help_text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]) -> Metric:

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from sqlsem.printable import clean
 
-__all__ = ["MOST_LABELS", "OTHER", "Few", "Patterns", "label"]
+__all__ = ["MAX_LABELS", "OTHER", "Few", "Patterns", "label"]
 
 #: The shared label of all names without a label of their own.
 OTHER = "other"
 #: At most this many names have a label of their own.
-MOST_LABELS = 100
+MAX_LABELS = 100
 #: The longest label, in characters.
-MOST_CHARACTERS = 120
+MAX_CHARACTERS = 120
 
 _VARIABLE = re.compile(r"(?=[0-9a-fA-F-]*[0-9])[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*|\d+")
 
@@ -25,7 +25,7 @@ _VARIABLE = re.compile(r"(?=[0-9a-fA-F-]*[0-9])[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,
 def label(text: object) -> str:
     """Return another program's text as a label: printable, and not long. None becomes an empty label."""
     words = clean("" if text is None else str(text))
-    return words if len(words) <= MOST_CHARACTERS else f"{words[: MOST_CHARACTERS - 1]}…"
+    return words if len(words) <= MAX_CHARACTERS else f"{words[: MAX_CHARACTERS - 1]}…"
 
 
 class Patterns:
@@ -53,15 +53,15 @@ class Patterns:
 class Few:
     """Limits the number of different labels, or sets of labels: the first that come keep their own."""
 
-    def __init__(self, most: int = MOST_LABELS) -> None:
-        self._most = most
+    def __init__(self, maximum: int = MAX_LABELS) -> None:
+        self._maximum = maximum
         self._known: dict[tuple[str, ...], None] = {}
 
     def of(self, *labels: str) -> tuple[str, ...]:
         """Return the labels, or as many times ``other``."""
         if labels in self._known:
             return labels
-        if len(self._known) < self._most:
+        if len(self._known) < self._maximum:
             self._known[labels] = None
             return labels
         return (OTHER,) * len(labels)
@@ -76,7 +76,7 @@ class Few:
         )
         gone = [labels for labels in self._known if labels not in importance]
         for labels in order:
-            if len(self._known) >= self._most:
+            if len(self._known) >= self._maximum:
                 if not gone:
                     break
                 del self._known[gone.pop(0)]

@@ -23,7 +23,7 @@ __all__ = ["Server"]
 log = logging.getLogger("sqlsem")
 
 #: Connections at the same time, each of which has a thread.
-MOST_CONNECTIONS = 16
+MAX_CONNECTIONS = 16
 #: Seconds between two pieces of a request, and of its answer.
 PATIENCE_SECONDS = 10.0
 
@@ -105,7 +105,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         """Have a thread answer, if there is room."""
         with self._guard:
             self._connections[request] = False
-            if len(self._connections) > MOST_CONNECTIONS:
+            if len(self._connections) > MAX_CONNECTIONS:
                 oldest = next(connection for connection, answered in self._connections.items() if not answered)
                 del self._connections[oldest]
                 with contextlib.suppress(OSError):

@@ -16,8 +16,8 @@ Each engine's folder holds the same scripts:
     rates: limits of use in a window of time; rerunnable. Not for SQLite, where the client counts.
 ``tasks.sql``, ``batches.sql``
     the work queue and the batches; rerunnable. Not for SQLite.
-``parked.sql``
-    tasks with locks, which wait for these without a process; rerunnable. Not for SQLite, where the client parks them.
+``blocked_tasks.sql``
+    tasks with locks, which wait for these without a process; rerunnable. Not for SQLite, where the client does it.
 ``conversions.sql``
     readers that become writers and writers that become readers; rerunnable.
 ``handovers.sql``
@@ -87,7 +87,7 @@ FEATURE_OF = {
     "public": CORE,
     "rates": "rates",
     "tasks": "queue",
-    "parked": "queue",
+    "blocked_tasks": "queue",
     "batches": "batches",
     "conversions": "conversions",
     "handovers": "handovers",

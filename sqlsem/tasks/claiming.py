@@ -239,8 +239,8 @@ class Claiming:
         return session.recover_tasks(self.queue, me), False
 
     def _recover_every(self) -> float:
-        least, most = RECOVER_SECONDS
-        return max(least, min(most, self.client.engine.options.grace * RECOVER_PART))
+        minimum, maximum = RECOVER_SECONDS
+        return max(minimum, min(maximum, self.client.engine.options.grace * RECOVER_PART))
 
 
 def _recorded(session: Session, ends: Sequence[End], statuses: Sequence[str | None]) -> list[str | None]:

@@ -62,8 +62,8 @@ def _search(cron: str, zone: str, start: datetime, *, back: bool) -> datetime:
     times = _Times(cron, zone)
     due: datetime | None = None
     try:
-        least, greatest = times.offsets_near(start)
-        for local in times.local_times(start.replace(tzinfo=None) + (greatest if back else least), back):
+        minimum, greatest = times.offsets_near(start)
+        for local in times.local_times(start.replace(tzinfo=None) + (greatest if back else minimum), back):
             for moment in times.moments(local):
                 if back and moment <= start:
                     due = moment if due is None else max(due, moment)
@@ -71,9 +71,9 @@ def _search(cron: str, zone: str, start: datetime, *, back: bool) -> datetime:
                     due = moment if due is None else min(due, moment)
             if due is not None:
                 # Around a change of clocks a later local time may be an earlier moment: go on until that is impossible.
-                least, greatest = times.offsets_near(due)
+                minimum, greatest = times.offsets_near(due)
                 end = due.replace(tzinfo=None)
-                if local - least <= end if back else local - greatest >= end:
+                if local - minimum <= end if back else local - greatest >= end:
                     break
     except OverflowError:
         pass  # beyond the calendar

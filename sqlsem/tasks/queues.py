@@ -17,8 +17,8 @@ from sqlsem.core.client import DatabaseClient
 from sqlsem.core.cursors import cursor_of, refuse_autocommit
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.effects import run_generator
-from sqlsem.core.leaving import here
 from sqlsem.core.options import AnyLock, PutOptions, check_options, shows_options
+from sqlsem.core.release_on_commit import here
 from sqlsem.core.terms import Terms
 from sqlsem.core.timeout_details import running_tasks
 from sqlsem.engines.base import Session
@@ -236,7 +236,7 @@ class Queue:
         ...     with task:
         ...         load(task.body)
         """
-        seconds = None if wait is None else check_duration("wait", wait, most=LONGEST_SECONDS)
+        seconds = None if wait is None else check_duration("wait", wait, maximum=LONGEST_SECONDS)
         while True:
             task = self.claiming.wait_for_task(seconds)
             if task is None:
@@ -258,7 +258,7 @@ class Queue:
         """Wait until no task is left that could run; return False if that takes longer than ``timeout``. (`join`, and
         the ``wait`` of a batch, raise `Timeout` then.)
         """
-        seconds = None if timeout is None else check_duration("timeout", timeout, most=LONGEST_SECONDS)
+        seconds = None if timeout is None else check_duration("timeout", timeout, maximum=LONGEST_SECONDS)
 
         def poll() -> bool | None:
             state = self.state()
@@ -273,7 +273,7 @@ class Queue:
 
         >>> sqlsem.queue("nightly").join(timeout="1h")  # doctest: +SKIP
         """
-        seconds = None if timeout is None else check_duration("timeout", timeout, most=LONGEST_SECONDS)
+        seconds = None if timeout is None else check_duration("timeout", timeout, maximum=LONGEST_SECONDS)
         if not self.wait(seconds):
             client = self.claiming.client
             running = run_generator(running_tasks(client, self.name), client.execute_effect)
@@ -370,11 +370,11 @@ class Queue:
         rows = BaseAdmin(self.claiming.client).queues(self.name)
         return rows[0] if rows else None
 
-    def tasks(self, status: str | None = None, *, most: int = 100, skip: int = 0) -> list[TaskEntry]:
+    def tasks(self, status: str | None = None, *, maximum: int = 100, skip: int = 0) -> list[TaskEntry]:
         """Return up to ``most`` tasks: open ones in the order in which they will run, then ended ones, newest first.
         Leave out the first ``skip``.
         """
-        return BaseAdmin(self.claiming.client).tasks(self.name, status, most=most, skip=skip)
+        return BaseAdmin(self.claiming.client).tasks(self.name, status, maximum=maximum, skip=skip)
 
     def log(self, task_id: int) -> list[Attempt]:
         """Return every attempt at a task: its worker, start, duration and outcome."""
@@ -421,8 +421,8 @@ def check_put(
         check_name("The key", key)
     if note is not None:
         check_name("The note", note, MAX_NOTE)
-    seconds = check_duration("after", after, most=LONGEST_SECONDS)
-    pause = check_duration("backoff", backoff, most=TASK_BOUNDS["backoff_ms"][1] / 1000)
+    seconds = check_duration("after", after, maximum=LONGEST_SECONDS)
+    pause = check_duration("backoff", backoff, maximum=TASK_BOUNDS["backoff_ms"][1] / 1000)
     for option, unique_key in (("unique", unique), ("replace", replace)):
         if unique_key is not None:
             check_name(f"The key ({option})", unique_key)

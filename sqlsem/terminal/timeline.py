@@ -22,7 +22,7 @@ __all__ = ["FORMATS", "library", "picture"]
 
 #: The formats of a picture: suffixes of its file's name.
 FORMATS = (".html", ".svg", ".png")
-WIDTH, LANE_HEIGHT, LEAST_HEIGHT, MOST_HEIGHT, USE_HEIGHT = 1000, 9, 27, 270, 45
+WIDTH, LANE_HEIGHT, LEAST_HEIGHT, MAX_HEIGHT, USE_HEIGHT = 1000, 9, 27, 270, 45
 #: Colours that are distinguishable with red-green colour blindness, and that differ in brightness.
 COLOURS = {"waits": "#e9c46a", "gave up": "#c1121f", "holds": "#2a6f97", "ended badly": "#6a040f"}
 BADLY = ("reaped", "revoked", "lost")
@@ -185,7 +185,7 @@ def _bars(panel: Panel, search: bool) -> dict[str, Any]:
     return {
         "title": {"text": _heading(panel), "anchor": "start", "fontSize": 12},
         "width": WIDTH,
-        "height": max(LEAST_HEIGHT, min(MOST_HEIGHT, LANE_HEIGHT * panel.lanes)),
+        "height": max(LEAST_HEIGHT, min(MAX_HEIGHT, LANE_HEIGHT * panel.lanes)),
         "data": {"values": [part for bar in panel.bars for part in _stretches(bar)]},
         "transform": [
             {"calculate": "datum.lane + 0.85", "as": "under"},

@@ -26,7 +26,7 @@ from sqlsem.testing.fibers import Fibers
 __all__ = ["OURS", "Connected", "RealServer", "Row"]
 
 #: Audit at most this many rows of the history at the end.
-MOST_PAST = 100_000
+MAX_PAST = 100_000
 #: Outcomes of rows that did not leave by their owner's will.
 TAKEN_AWAY = ("reaped", "revoked", "lost")
 #: Seconds after which an operator tries again who met a locked file.
@@ -155,7 +155,7 @@ class RealServer(abc.ABC):
     def findings(self) -> Iterable[Finding]:
         """Return the findings of the audit of the history."""
         self.notice()
-        return () if self._stepped else audit(self.own.history(None, MOST_PAST)).findings
+        return () if self._stepped else audit(self.own.history(None, MAX_PAST)).findings
 
     def reap(self) -> None:
         """At the end, remove dead members once no other process is left."""

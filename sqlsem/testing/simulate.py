@@ -63,7 +63,7 @@ GARBAGE = 50_000
 #: Seconds that shortening may take.
 SHORTEN_SECONDS = 20.0
 #: Show at most this many lines of a trace, the last ones.
-MOST_LINES = 60
+MAX_LINES = 60
 _TEXT = re.compile(r"seed=(\d+):\s*(.*)", re.DOTALL)
 
 
@@ -100,7 +100,7 @@ class SimulationFailed(AssertionError):
         self.schedules = schedules
         self.schedule = schedule
         self.steps = tuple(steps)
-        shown = self.steps[-MOST_LINES:]
+        shown = self.steps[-MAX_LINES:]
         left_out = [f"({len(self.steps) - len(shown)} lines before)"] if len(shown) < len(self.steps) else []
         left = len(_read(schedule)[1])
         super().__init__(
@@ -176,11 +176,11 @@ def simulate(
     possible, databases = _database(database)
     settings = Settings(
         program,
-        check_count("The number of processes", processes, most=100),
-        check_count("The number of threads", threads, most=100),
+        check_count("The number of processes", processes, maximum=100),
+        check_count("The number of threads", threads, maximum=100),
         tuple(fault for fault in faults if fault in possible),
-        check_count("The number of faults", most_faults, least=0),
-        check_count("The number of steps", steps, least=11),
+        check_count("The number of faults", most_faults, minimum=0),
+        check_count("The number of steps", steps, minimum=11),
         check_duration("grace", grace),
         None if lease is None else check_duration("lease", lease, zero=False),
         check_duration("retry", retry),
@@ -189,11 +189,13 @@ def simulate(
         databases,
     )
     check_count("The number of schedules", schedules)
-    check_count("The seed", seed, least=0)
+    check_count("The seed", seed, minimum=0)
     if replay is not None:
         return _replay(settings, *_read(replay))
     limit = None if seconds is None else check_duration("seconds", seconds)
-    return _search(settings, range(seed, seed + schedules), limit, check_count("The number of jobs", jobs, most=1000))
+    return _search(
+        settings, range(seed, seed + schedules), limit, check_count("The number of jobs", jobs, maximum=1000)
+    )
 
 
 def _database(name: str) -> tuple[Sequence[str], Callable[[], contextlib.AbstractContextManager[MakeServer]]]:

@@ -18,7 +18,7 @@ from sqlsem.testing.world import LEFT_SECONDS, Actor
 __all__ = ["departing", "leading", "periodic", "queued", "ranked"]
 
 #: Give each task this many attempts, because each crash takes one.
-MOST_ATTEMPTS = 100
+MAX_ATTEMPTS = 100
 
 
 def queued(me: Actor) -> None:
@@ -29,9 +29,9 @@ def queued(me: Actor) -> None:
     for number in range(chance.randrange(1, 4)):
         kind = chance.randrange(5)
         if kind <= 1:
-            put.add(queue.put({"number": number}, max_attempts=MOST_ATTEMPTS))
+            put.add(queue.put({"number": number}, max_attempts=MAX_ATTEMPTS))
         elif kind == 2:
-            put.add(queue.put({}, locks=[me.locks.mutex("r"), me.locks.limit("s", 2)], max_attempts=MOST_ATTEMPTS))
+            put.add(queue.put({}, locks=[me.locks.mutex("r"), me.locks.limit("s", 2)], max_attempts=MAX_ATTEMPTS))
         elif kind == 3:
             with me.locks.mutex("r"):
                 me.step("inside")
@@ -44,7 +44,7 @@ def queued(me: Actor) -> None:
             break
         if not _run_one(me, queue):
             me.sleep(1.0)
-    statuses = {task.task_id: task.status for task in queue.tasks(most=1000)}
+    statuses = {task.task_id: task.status for task in queue.tasks(maximum=1000)}
     unfinished = {task: statuses.get(task, "is no more") for task in before if statuses.get(task) != "finished"}
     assert not unfinished, f"the queue is empty, and of what was put is not finished: {unfinished}"
 

@@ -53,7 +53,7 @@ SERVED_STEPS = 20_000
 #: A sleeper wakes this much too late, as on real machines; never too early by the rounding of a float.
 LATE_SECONDS = 1e-6
 #: A fiber that does not wait lets others run after this many steps.
-MOST_STEPS = 50
+MAX_STEPS = 50
 #: Seconds after which a program that lost a lock begins again.
 AGAIN_SECONDS = 0.1
 #: Seconds for which the rows of an ended process may stay: a pending registration is dropped, and a heartbeat comes.
@@ -324,7 +324,7 @@ class World:
         last, found = self._last, None
         if chosen is not None:
             found = next((fiber for fiber in ready if fiber.name == chosen), None)
-        if found is None and last in ready and self._running_for < MOST_STEPS:
+        if found is None and last in ready and self._running_for < MAX_STEPS:
             found = last
         if found is None:
             number = -1 if last is None else last.number

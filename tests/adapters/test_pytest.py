@@ -49,11 +49,11 @@ def others(pytester):
 
 def test_workers_share_a_limit(run, pytester, others):
     run(CROWD, "-n", "4").assert_outcomes(passed=6)
-    inside, most = 0, 0
+    inside, maximum = 0, 0
     for line in (pytester.path / "log").read_text().split():
         inside += 1 if line == "in" else -1
-        most = max(most, inside)
-    assert most <= 2
+        maximum = max(maximum, inside)
+    assert maximum <= 2
     past = others.admin.history("gate")
     assert len(past) == 6
     assert len({row.pid for row in past}) > 1, "one worker did it all"

@@ -92,9 +92,9 @@ restore_wakeup_locks | uo | p_member:member p_positions:positions
 kept_locks | upwor | p_resource:resource
 delete_empty_member | uo | p_member:member
 release_on_commit | uwo | p_marker:word
-list_batches | uor | p_name:batch p_batch:batch_id p_most:count
+list_batches | uor | p_name:batch p_batch:batch_id p_maximum:count
 list_schedules | pwor | p_name:schedule p_queue:queue
-list_tasks | pwor | p_queue:queue p_status:choice p_most:count
+list_tasks | pwor | p_queue:queue p_status:choice p_maximum:count
 listen_for_tasks | pwor |
 live_members | uo | p_members:members p_mine:member
 poll_waiters | uo | p_member:member p_resources:resources p_positions:positions
@@ -106,25 +106,25 @@ may_enter | uwor | resource:resource queue_position:position
 next_ready | pwor | p_queue:queue
 next_task | w | p_member:member p_task:task p_attempt:count p_outcome:end p_result:text p_error:text
     p_queue:queue p_owner:text p_uid:uid p_again:flag
-next_tasks | w | p_member:member p_ends:ends p_queue:queue p_owner:text p_uid:uid p_again:flag p_most:count
+next_tasks | w | p_member:member p_ends:ends p_queue:queue p_owner:text p_uid:uid p_again:flag p_maximum:count
 once_begin | uo | name:once per_seconds:seconds offset_seconds:seconds timeout_ms:ms note:text requesting_id:me
     lease_seconds:seconds
 once_done | uo | name:once queue_position:position requesting_id:me
 once_due | uo | p_name:once p_position:position p_requesting_id:me p_per_ms:ms p_offset_ms:ms
 once_forget | uo | name:once
 once_last | uor | p_name:once
-operations | uor | p_name:resource p_most:count p_since:seconds p_until:seconds p_action:choice p_who:login
+operations | uor | p_name:resource p_maximum:count p_since:seconds p_until:seconds p_action:choice p_who:login
 overview | upwor |
 overview_rates | upwor |
-past | uor | p_resource:resource p_most:count p_since:seconds p_until:seconds p_outcome:choice
-past | uor | p_resource:resource p_most:count p_since:seconds p_until:seconds p_outcome:choice p_who:login
+past | uor | p_resource:resource p_maximum:count p_since:seconds p_until:seconds p_outcome:choice
+past | uor | p_resource:resource p_maximum:count p_since:seconds p_until:seconds p_outcome:choice p_who:login
 pause | o | resource:resource
 pin | uwo | p_resource:resource p_position:position p_requesting_id:me
 heartbeat | upwo | p_member:member
 priorities | uor |
-prune | upwo | p_most:count
-prune_operations | upwo | p_most:count
-prune_tasks | upwo | p_most:count
+prune | upwo | p_maximum:count
+prune_operations | upwo | p_maximum:count
+prune_tasks | upwo | p_maximum:count
 put | p | queue:queue body:text kind:kind order:count after_seconds:seconds max_attempts:count note:text
     on_failure:failure backoff_seconds:seconds unique_key:text replace_key:text time_limit_seconds:seconds key:text
     priority:count locks:json
@@ -179,7 +179,7 @@ set_task | po | p_task:task p_what:task_change
 settings | upwor |
 adjust | uo | rate:rate taken_ms:ms cost:count actual:count
 adjust_rate | uo | p_resource:rate_id p_taken_ms:ms p_more:count
-show_tasks | pwor | p_queue:queue p_status:choice p_most:count p_skip:count
+show_tasks | pwor | p_queue:queue p_status:choice p_maximum:count p_skip:count
 sleep_until_due | uo | p_resource:rate_id p_cost:count p_taken_ms:ms p_wait_ms:ms
 drop_wakeup_locks | uo | p_member:member p_resource:resource p_positions:positions
 missing_wakeup_locks | uo | p_member:member p_positions:positions

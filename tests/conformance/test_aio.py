@@ -317,14 +317,14 @@ def test_the_order_is_that_of_asking_between_tasks_and_threads(run, connect, dat
 def test_several_loops_in_several_threads(connect, name, threads):
     coordinator = connect()
     lock = coordinator.mutex(name)  # one object for all
-    inside, most, done = 0, 0, []
+    inside, maximum, done = 0, 0, []
 
     async def work():
-        nonlocal inside, most
+        nonlocal inside, maximum
         for _ in range(3):
             async with lock:
                 inside += 1
-                most = max(most, inside)
+                maximum = max(maximum, inside)
                 await asyncio.sleep(0.001)
                 inside -= 1
                 done.append(1)
@@ -335,7 +335,7 @@ def test_several_loops_in_several_threads(connect, name, threads):
     for _ in range(3):
         threads.start(asyncio.run, main())
     threads.join()
-    assert (most, len(done)) == (1, 36)
+    assert (maximum, len(done)) == (1, 36)
     until(lambda: not coordinator.client.event_loops.drivers, "the loops are forgotten")
 
 

@@ -1007,14 +1007,14 @@ def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database
     def running():
         return [
             entry.name.rpartition("-")[2]
-            for entry in batches.list_batches(coordinator, most=2 * number)
+            for entry in batches.list_batches(coordinator, maximum=2 * number)
             if entry.name.startswith(name)
             and (entry.callback_status == "running" or any(part.status == "running" for part in entry.parts))
         ]
 
     until(lambda: running() == [], "all have ended, or were given back", 30)
     # The next client that calls resume() runs a returned callback.
-    for entry in batches.list_batches(coordinator, most=2 * number):
+    for entry in batches.list_batches(coordinator, maximum=2 * number):
         if entry.callback_status == "pending" and entry.name.startswith(name):
             assert batches.batch(entry.name, parts, window=60, on_success=list, coordinator=coordinator).resume()
 
@@ -1201,7 +1201,7 @@ def test_a_child_that_is_forked_in_a_callback_does_not_end_it(make, tmp_path, ho
 #: A statement that runs for seconds and holds the file's write lock.
 LONG = (
     "INSERT INTO {table} (who) SELECT 'x' FROM (WITH RECURSIVE a (n) AS"
-    " (SELECT 1 UNION ALL SELECT n + 1 FROM a WHERE n < {most}) SELECT count(*) FROM a)"
+    " (SELECT 1 UNION ALL SELECT n + 1 FROM a WHERE n < {maximum}) SELECT count(*) FROM a)"
 )
 
 
@@ -1209,7 +1209,7 @@ LONG = (
 @pytest.mark.engines("sqlite")
 def test_a_fork_waits_for_the_sql_of_a_callback(make, threads, database, ledger, name, caplog):
     """A fork during the SQL would leave the child with a file lock that never ends."""
-    batch = make("a", on_success=sqlsem.Sql(LONG.format(table=f"ledger_{name}", most=6_000_000)))
+    batch = make("a", on_success=sqlsem.Sql(LONG.format(table=f"ledger_{name}", maximum=6_000_000)))
     threads.start(run, batch, "a")
 
     def locked():
@@ -1251,8 +1251,8 @@ def test_sql_can_be_ended(database, threads, ledger, name, when):
     table = f"ledger_{name}"
     text = {
         "between": f"INSERT INTO {table} (who) VALUES ('x');" * 20000,
-        "alone": "PRAGMA user_version; BEGIN; " + LONG.format(table=table, most=10**9) + "; COMMIT",
-    }.get(when, LONG.format(table=table, most=10**9))
+        "alone": "PRAGMA user_version; BEGIN; " + LONG.format(table=table, maximum=10**9) + "; COMMIT",
+    }.get(when, LONG.format(table=table, maximum=10**9))
     holder = database.raw()
     if when == "waiting":
         holder.execute("BEGIN IMMEDIATE")

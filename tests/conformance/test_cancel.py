@@ -89,7 +89,7 @@ def running(queue, threads):
 
 
 def status(queue, number):
-    return {task.task_id: task.status for task in queue.tasks(most=1000)}[number]
+    return {task.task_id: task.status for task in queue.tasks(maximum=1000)}[number]
 
 
 def cancel(connect, number):

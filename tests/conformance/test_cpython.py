@@ -230,15 +230,15 @@ def test_the_number_of_a_semaphore(connect, name):
 def test_a_semaphore_lets_so_many_in(connect, database, name, threads):
     coordinator = connect()
     lock = coordinator.limit(name, 4)
-    inside, most, guard = 0, 0, threading.Lock()
+    inside, maximum, guard = 0, 0, threading.Lock()
 
     def work():
-        nonlocal inside, most
+        nonlocal inside, maximum
         with lock:
             with guard:
                 inside += 1
-                most = max(most, inside)
-            until(lambda: most == 4, "four at once")
+                maximum = max(maximum, inside)
+            until(lambda: maximum == 4, "four at once")
             time.sleep(0.02)
             with guard:
                 inside -= 1
@@ -246,7 +246,7 @@ def test_a_semaphore_lets_so_many_in(connect, database, name, threads):
     for _ in range(8):
         threads.start(work)
     threads.join()
-    assert most == 4
+    assert maximum == 4
 
 
 # -- asyncio's primitives

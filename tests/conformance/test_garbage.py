@@ -200,8 +200,8 @@ def add(one, other):
 
 
 @pytest.mark.faces("sync")
-@pytest.mark.parametrize("most", [1, 100], ids=["one by one", "in groups"])
-def test_worker_leaves_no_objects_per_task(most, connect, name):
+@pytest.mark.parametrize("maximum", [1, 100], ids=["one by one", "in groups"])
+def test_worker_leaves_no_objects_per_task(maximum, connect, name):
     """A worker leaves some objects once, but fewer than one per task."""
     coordinator = connect()
     queue = coordinator.queue(name)
@@ -209,6 +209,6 @@ def test_worker_leaves_no_objects_per_task(most, connect, name):
 
     def run():
         queue.put_many([sqlsem.Call(add, 1, number) for number in range(tasks)])
-        Worker(queue, idle_exit=0, group=most > 1).run()
+        Worker(queue, idle_exit=0, group=maximum > 1).run()
 
     assert left(run, attempts=3, rounds=1, each=tasks) < 1

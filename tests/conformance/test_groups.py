@@ -37,7 +37,7 @@ def fail(number):
 
 
 @pytest.fixture(autouse=True)
-def nothing_parked(monkeypatch):
+def no_blocked_tasks(monkeypatch):
     """Keep workers from checking for blocked tasks: these tests count calls, and the checks go by the clock."""
     monkeypatch.setattr(claiming, "BLOCKED_SECONDS", 3600.0)
 
@@ -73,7 +73,7 @@ def put(queue, count, **options):
 
 
 def statuses(queue):
-    return [entry.status for entry in sorted(queue.tasks(most=1000), key=lambda entry: entry.task_id)]
+    return [entry.status for entry in sorted(queue.tasks(maximum=1000), key=lambda entry: entry.task_id)]
 
 
 def outcomes(queue, number):
@@ -218,10 +218,10 @@ def test_the_pace():
     """The size of a claim doubles each time, while the tasks fit into the time for a group."""
     sizer = claim_buffer.ClaimSizer(100)
     assert sizer.next_size() == 2, "nothing is known"
-    for seconds, most in ((0.0, 4), (0.0, 8), (0.1, 1), (0.1, 1)):
+    for seconds, maximum in ((0.0, 4), (0.0, 8), (0.1, 1), (0.1, 1)):
         for _ in range(10):
             sizer.record_duration(seconds)
-        assert sizer.next_size() == most
+        assert sizer.next_size() == maximum
     for _ in range(100):
         sizer.record_duration(0.0)
     assert [sizer.next_size() for _ in range(7)] == [2, 4, 8, 16, 32, 64, 100]
@@ -233,12 +233,12 @@ def test_the_pace():
 
 def test_prefetch_shrinks_claims_of_long_tasks():
     """With prefetch two groups take no longer than one group without it; long tasks are not prefetched."""
-    for seconds, most, ahead in ((0.0001, 50, True), (0.0009, 5, True), (0.002, 5, False)):
+    for seconds, maximum, ahead in ((0.0001, 50, True), (0.0009, 5, True), (0.002, 5, False)):
         sizer = claim_buffer.ClaimSizer(100, prefetch=True)
         for _ in range(100):
             sizer.record_duration(seconds)
             sizer.next_size()
-        assert (sizer.next_size(), sizer.may_prefetch()) == (most, ahead)
+        assert (sizer.next_size(), sizer.may_prefetch()) == (maximum, ahead)
     assert not claim_buffer.ClaimSizer(1, prefetch=True).may_prefetch(), "one by one"
 
 
@@ -425,7 +425,7 @@ def test_next_group_is_prefetched_during_a_run(queue, watched, eager, unhurried,
         *[(seen[-1])] * (len(seen) - 6),
     ]
     assert {queue.log(numbers[which])[0].owner for which in (0, 50, 150, -1)} == {f"{queue.name}-1"}
-    assert {entry.attempt for entry in queue.tasks(most=1000)} == {1}
+    assert {entry.attempt for entry in queue.tasks(maximum=1000)} == {1}
 
 
 @postgresql
@@ -494,7 +494,7 @@ def test_leaving_thread_returns_its_new_claim(queue, watched, eager, unhurried, 
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert Counter(statuses(queue)) == ({"finished": 5, "pending": 395} if aborts else {"finished": 6, "pending": 394})
-    assert {entry.attempt for entry in queue.tasks(most=1000) if entry.status == "pending"} <= {0, 1}
+    assert {entry.attempt for entry in queue.tasks(maximum=1000) if entry.status == "pending"} <= {0, 1}
 
 
 @postgresql
@@ -516,7 +516,7 @@ def test_exclusive_task_starts_after_earlier_results_are_stored(queue, eager, un
 @postgresql
 def test_task_with_locks_is_not_prefetched(queue, eager, unhurried):
     """A prefetched task would keep other clients from its locks while earlier tasks run."""
-    looks = looks_for_parked(queue)
+    looks = polls_for_blocked_tasks(queue)
     put(queue, 201)  # the last prefetch finds no task, and does not check for blocked ones
     Worker(queue, idle_exit=0).run()
     assert done == list(range(201))
@@ -527,14 +527,14 @@ def test_task_with_locks_is_not_prefetched(queue, eager, unhurried):
 def test_tasks_with_locks_are_claimed_beside_a_backlog(queue, unhurried, monkeypatch):
     monkeypatch.setattr(claiming, "BLOCKED_SECONDS", 0.01)
     monkeypatch.setattr(claiming, "BLOCKED_FACTOR", 0)
-    looks = looks_for_parked(queue)
+    looks = polls_for_blocked_tasks(queue)
     put(queue, 3000)
     Worker(queue, idle_exit=0).run()
     assert done == list(range(3000))
     assert len([number for _, number in looks if 100 < number < 2900]) >= 2
 
 
-def looks_for_parked(queue):
+def polls_for_blocked_tasks(queue):
     """Return a list of the checks for blocked tasks: the thread, and the number of tasks done by then."""
     queue.state()
     looks, session = [], queue.claiming.client.member.main.session
@@ -590,7 +590,7 @@ def test_lost_answers_change_nothing(connect, name, eager, unhurried):
     assert sorted(done) == list(range(450))
     assert worker.finished == 450
     assert set(statuses(queue)) == {"finished"}
-    assert {entry.attempt for entry in queue.tasks(most=1000)} == {1}
+    assert {entry.attempt for entry in queue.tasks(maximum=1000)} == {1}
     assert outcomes(queue, numbers[-1]) == ["finished"]
 
 

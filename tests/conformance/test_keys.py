@@ -15,7 +15,7 @@ def queue(connect, name):
 
 
 def states(queue):
-    return {entry.task_id: entry.status for entry in queue.tasks(most=1000)}
+    return {entry.task_id: entry.status for entry in queue.tasks(maximum=1000)}
 
 
 def test_open_task_with_key_is_not_put_again(connect, queue, name):

@@ -131,7 +131,7 @@ def test_tasks_that_are_put_back_below_a_mark_are_seen(party):
     """Restored task rows below a mark are claimed; a backup of the table's data puts such rows back."""
     worker, database = party(), party.database
     database.rows(
-        "CREATE OR REPLACE FUNCTION sqlsem.is_time_for_task_mark(p_mark bigint, p_task bigint, p_most integer) "
+        "CREATE OR REPLACE FUNCTION sqlsem.is_time_for_task_mark(p_mark bigint, p_task bigint, p_maximum integer) "
         "RETURNS boolean LANGUAGE sql AS 'SELECT true'"
     )
     database.rows("SELECT sqlsem.put('q', 'a', 'call')")

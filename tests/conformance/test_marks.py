@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
 
 #: Write a mark at every claim instead of now and then.
 AT_EVERY_CLAIM = """
-CREATE OR REPLACE FUNCTION sqlsem.is_time_for_task_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION sqlsem.is_time_for_task_mark(p_mark bigint, p_task bigint, p_maximum integer) RETURNS boolean
 LANGUAGE sql AS 'SELECT true'
 """
 
@@ -31,7 +31,7 @@ class Bench:
         return f"{self.queue}.{self.member}.{next(self.uids)}"
 
     def put(self, count=1, order=0, **options):
-        new = NewTask("call", "1", order, 0.0, options.get("most", 1), 0.0, "stop", None)
+        new = NewTask("call", "1", order, 0.0, options.get("maximum", 1), 0.0, "stop", None)
         return self.session.put_tasks(self.queue, self.uid(), [new] * count)
 
     def claim(self):
@@ -140,7 +140,7 @@ def test_two_lower_orders_that_come_at_once(bench):
 
 @pytest.mark.parametrize("outcome", ["returned", "failed"])
 def test_returned_task_comes_first(bench, outcome):
-    numbers = bench.put(60, most=2)
+    numbers = bench.put(60, maximum=2)
     held = bench.claim()
     assert bench.work(20) == numbers[1:21]
     assert bench.marks() == [(0, numbers[20], [numbers[0]])]

@@ -91,7 +91,7 @@ def rated(coordinator, name):
 def worked(coordinator, name):
     queue = coordinator.queue(name("work"))
     queue.put(Json("plain"))
-    queue.put(Json("parked"), locks=[coordinator.mutex(name("parked"))])
+    queue.put(Json("blocked"), locks=[coordinator.mutex(name("blocked"))])
     tasks = queue.claim(wait=30)
     for _ in range(2):
         with next(tasks):

@@ -139,7 +139,7 @@ def test_pages_have_every_row_once(connect, name, monkeypatch):
     assert Counter(row.note for row in past) == Counter([str(n) for n in range(60)] + [str(n) for n in range(0, 60, 5)])
     ends = [row.ended_at for row in past]
     assert ends == sorted(ends, reverse=True)
-    assert past == coordinator.admin.history(name, most=1000) or len({row.ended_at for row in past}) < len(past)
+    assert past == coordinator.admin.history(name, maximum=1000) or len({row.ended_at for row in past}) < len(past)
 
 
 def test_a_history_that_is_pruned_while_it_is_read(connect, name, monkeypatch):

@@ -42,7 +42,7 @@ def test_settings(operator, name):
         ("cap", "1", None),
         ("stale_after", "90000", None),
     ]
-    newest = operator.admin.operations(name, most=1)[0]
+    newest = operator.admin.operations(name, maximum=1)[0]
     assert newest.action == "stale_after"
     assert newest.resource == name
     assert newest.login

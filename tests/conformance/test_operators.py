@@ -267,7 +267,7 @@ def test_history_and_outcomes(connect, database, name, waiter):
         second.failed()
         assert outcomes()[0] == "revoked"
     assert outcomes() == ["released", "revoked", "timeout", "released"]
-    assert len(coordinator.admin.history(name, most=2)) == 2
+    assert len(coordinator.admin.history(name, maximum=2)) == 2
     assert coordinator.admin.history(name("b")) == []
 
 

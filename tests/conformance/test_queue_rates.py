@@ -267,10 +267,10 @@ def test_exhausted_keys_cost_a_claim_a_lookup_each(database, queue):
 
 def test_keys_are_drawn_by_their_weights():
     settings = [
-        {"task_key": "a", "weight": 1, "most": None},
-        {"task_key": "b", "weight": 3, "most": 1},
-        {"task_key": "c", "weight": 1000, "most": None},
-        {"task_key": "full", "weight": 1000, "most": 0},
+        {"task_key": "a", "weight": 1, "maximum": None},
+        {"task_key": "b", "weight": 3, "maximum": 1},
+        {"task_key": "c", "weight": 1000, "maximum": None},
+        {"task_key": "full", "weight": 1000, "maximum": 0},
     ]
     parts = dict.fromkeys(("a", "b", "c", "full"), 1.0)
     drawn = Counter(weighted_order(settings, parts, {"c": 1})[0] for _ in range(4000))

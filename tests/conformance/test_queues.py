@@ -96,12 +96,12 @@ def test_pages(connect, name):
         time.sleep(0.002)
     expected = [*numbers[3:], *reversed(numbers[:3])]
     assert [task_row.task_id for task_row in queue.tasks()] == expected
-    pages = [[task_row.task_id for task_row in queue.tasks(most=3, skip=skip)] for skip in (0, 3, 6, 9)]
+    pages = [[task_row.task_id for task_row in queue.tasks(maximum=3, skip=skip)] for skip in (0, 3, 6, 9)]
     assert pages == [expected[:3], expected[3:6], expected[6:], []]
-    assert [task_row.task_id for task_row in queue.tasks("finished", most=2, skip=2)] == [numbers[0]]
+    assert [task_row.task_id for task_row in queue.tasks("finished", maximum=2, skip=2)] == [numbers[0]]
     task = queue.try_claim()
-    assert [task_row.task_id for task_row in queue.tasks("running", most=1)] == [task.id]
-    assert queue.tasks("running", most=1, skip=1) == []
+    assert [task_row.task_id for task_row in queue.tasks("running", maximum=1)] == [task.id]
+    assert queue.tasks("running", maximum=1, skip=1) == []
     task.finish()
     with pytest.raises(sqlsem.ConfigurationError, match="skip must be from 0"):
         queue.tasks(skip=-1)

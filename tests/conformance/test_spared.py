@@ -223,7 +223,7 @@ def test_limit_waiter_sees_release_just_before_sleep(make_database, postgres_ser
 
 def test_crowd_of_a_process_takes_few_wakeup_locks(connect, database, name, locked):
     """A crowd is granted in the order of its requests with few wakeup locks, though many of them give up."""
-    number, most = 1200, waiter_queues.MAX_WAKEUP_LOCKS + 16
+    number, maximum = 1200, waiter_queues.MAX_WAKEUP_LOCKS + 16
     holder, coordinator = connect(grace=60), connect(grace=60)
     with coordinator.mutex(name):  # opens the connections
         pass
@@ -246,11 +246,11 @@ def test_crowd_of_a_process_takes_few_wakeup_locks(connect, database, name, lock
         tasks = [asyncio.create_task(enter()) for _ in range(number)]
         while len(coordinator.client.waiter_queues.waiters()) < number:
             await asyncio.sleep(0.02)
-        assert counted() <= most
+        assert counted() <= maximum
         for task in tasks[10:-1:2]:
             task.cancel()
         await asyncio.wait(tasks[10:-1:2], timeout=10 * PATIENCE)
-        assert counted() <= most
+        assert counted() <= maximum
         await asyncio.to_thread(grant.release)
         done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10 * PATIENCE)
         cancelled = [result for result in done if isinstance(result, asyncio.CancelledError)]

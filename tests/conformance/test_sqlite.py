@@ -723,7 +723,7 @@ def test_log_stays_short_under_any_load(file, monkeypatch):
 def test_a_log_that_cannot_be_written_back_is_no_error(file, monkeypatch):
     """The transaction is committed, and a later checkpoint writes the log back."""
     monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
-    monkeypatch.setattr(wal, "MOST_ROWS", 0)
+    monkeypatch.setattr(wal, "MAX_ROWS", 0)
     with file.coordinator() as coordinator, contextlib.closing(file.raw()) as other:
         session = coordinator.client.engine.connect("main")
         session.check_schema()

@@ -220,7 +220,7 @@ def test_bulk_put_is_split_into_portions(queue):
     assert [len(some) for some in portions] == [2, 2, 1, 1, 1]
     small = queue.put_many(range(1200))
     assert [len(some) for some in portions[5:]] == [500, 500, 200]
-    assert [*large, *small] == sorted(entry.task_id for entry in queue.tasks(most=2000))
+    assert [*large, *small] == sorted(entry.task_id for entry in queue.tasks(maximum=2000))
 
 
 @pytest.mark.quiet
@@ -859,7 +859,7 @@ def test_many_small_tasks_in_many_workers(connect, name):
     for share in claimed:
         assert share == sorted(share), "first come, first served"
     assert queue.state().done
-    assert {entry.attempt for entry in queue.tasks(most=count)} == {1}
+    assert {entry.attempt for entry in queue.tasks(maximum=count)} == {1}
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------

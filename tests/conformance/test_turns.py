@@ -86,7 +86,7 @@ def test_of_many_keys_none_is_forgotten(database, queue):
     put_keys(database, queue, count, each=2)
     claimed = [queue.try_claim() for _ in range(count)]
     assert queue.try_claim() is None, "all are at their limits"
-    keys = {task_row.task_id: task_row.key for task_row in queue.tasks(most=1000)}
+    keys = {task_row.task_id: task_row.key for task_row in queue.tasks(maximum=1000)}
     assert len({keys[task.id] for task in claimed}) == count
     for task in claimed:
         task.finish()
@@ -187,7 +187,7 @@ def test_a_heavy_key_has_its_share_among_many(database, queue):
             cursor.execute(f"SELECT {database.schema}.pick_fair_task(%s, 1)", (queue.name,))
             return cursor.fetchone()[0]
 
-        heavy = next(task.task_id for task in queue.tasks(most=1000) if task.key == "tenant-7")
+        heavy = next(task.task_id for task in queue.tasks(maximum=1000) if task.key == "tenant-7")
         drawn = Counter(draw() == heavy for _ in range(300))
     # Its share is a half. A sample of the other keys gives their total weight to about an eighth.
     assert 90 < drawn[True] < 210
@@ -199,15 +199,15 @@ def test_higher_priorities_of_a_key_come_first(queue):
     assert drain(queue) == ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize("most", [2, 100])
-def test_open_tasks_are_listed_in_the_order_of_running(queue, most):
+@pytest.mark.parametrize("maximum", [2, 100])
+def test_open_tasks_are_listed_in_the_order_of_running(queue, maximum):
     """Open tasks are listed page by page: by order, then by priority (higher first), then by number."""
     for number, (order, priority) in enumerate(
         [(2, 0), (1, 0), (1, -1), (1, 7), (2, 9), (1, 0), (1, 7), (1, -(2**31) + 1)]
     ):
         queue.put(number, order=order, priority=priority)
     for status in (None, "pending"):
-        listed = [task for skip in range(0, 8, most) for task in queue.tasks(status, most=most, skip=skip)]
+        listed = [task for skip in range(0, 8, maximum) for task in queue.tasks(status, maximum=maximum, skip=skip)]
         assert [(row.order, row.priority) for row in listed] == [
             *((1, 7), (1, 7), (1, 0), (1, 0), (1, -1), (1, -(2**31) + 1), (2, 9), (2, 0)),
         ]

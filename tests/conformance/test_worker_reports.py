@@ -107,13 +107,13 @@ def ends_once(monkeypatch, cut):
     """Cut the first call that ends each task."""
     plain, seen = Claiming.end_and_claim, set()
 
-    def end_and_claim(self, ends, most, **given):
+    def end_and_claim(self, ends, maximum, **given):
         new = {(end.task_id, end.attempt) for end in ends} - seen
         seen.update(new)
         if new:
             cut(lambda: plain(self, ends, 0, **given))
             raise sqlsem.Unavailable("out of reach")
-        return plain(self, ends, most, **given)
+        return plain(self, ends, maximum, **given)
 
     monkeypatch.setattr(Claiming, "end_and_claim", end_and_claim)
 
@@ -172,11 +172,11 @@ def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
     told = Told(queue)
     plain = queue.claiming.end_and_claim
 
-    def end_and_claim(ends, most, **given):
+    def end_and_claim(ends, maximum, **given):
         if ends:
             cut(None)
             raise sqlsem.Unavailable("out of reach")
-        return plain(ends, most, **given)
+        return plain(ends, maximum, **given)
 
     monkeypatch.setattr(queue.claiming, "end_and_claim", end_and_claim)
     monkeypatch.setattr(queue.claiming.client.member, "defer", lambda call: None)

@@ -100,12 +100,12 @@ def test_chaos(spawn, database, name, tmp_path):
             stop(child)
             stopped[child.pid] = (child, since, since + rng.uniform(0, 3 * GRACE))
         elif what.startswith("terminate") and database.engine == "postgresql":
-            most = 100 if what == "terminate all" else 1
+            maximum = 100 if what == "terminate all" else 1
             database.rows(
                 "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity "
                 "WHERE datname = current_database() AND starts_with(application_name, 'sqlsem') "
                 "ORDER BY random() LIMIT ?) AS s",
-                most,
+                maximum,
             )
             terminated.append(time.monotonic())
         else:

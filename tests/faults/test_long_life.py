@@ -104,7 +104,7 @@ def sizes(own):
         used = os.path.getsize(path)
         kept = count["history"] * HISTORY_BYTES + count["task"] * TASK_BYTES
         rest = os.path.getsize(f"{path}-wal") if os.path.exists(f"{path}-wal") else 0
-        return count, {"all": used, "most": kept + 2**20}, rest
+        return count, {"all": used, "maximum": kept + 2**20}, rest
     found = dict(
         own.rows(
             "SELECT relname, pg_total_relation_size(oid) FROM pg_class "
@@ -163,9 +163,9 @@ def test_a_long_life(own, kept):
     if kept is not None:
         assert rows["history"] <= kept + UNPRUNED
     if own.engine == "sqlite":
-        assert used["all"] <= used["most"], (rows, used)
+        assert used["all"] <= used["maximum"], (rows, used)
     else:
-        most = max(rows["history"], (kept or 0) + UNPRUNED)  # the previous content
-        assert used["history"] <= most * HISTORY_BYTES, (rows, used)
+        maximum = max(rows["history"], (kept or 0) + UNPRUNED)  # the previous content
+        assert used["history"] <= maximum * HISTORY_BYTES, (rows, used)
         assert used["task"] <= max(1, rows["task"]) * TASK_BYTES, (rows, used)
     assert rest <= REST_MEGABYTES * 1e6, rest

@@ -189,7 +189,7 @@ def check_killed_at_random(spawn, connect, name, tmp_path, count, kills):
         child.send(stop=True)
         failed = [told for told in child.rest() if told["event"] != "ready"]
         assert failed == [], "no deadlock, and no other error"
-    entries = {entry.task_id: entry for entry in queue.tasks(most=count + 1)}
+    entries = {entry.task_id: entry for entry in queue.tasks(maximum=count + 1)}
     assert sorted(entries) == numbers
     assert {entry.status for entry in entries.values()} == {"finished"}
     began = Counter()
@@ -312,7 +312,7 @@ def test_workers_of_groups_killed_at_random(spawn, connect, name, tmp_path):
     assert queue.wait(2 * PATIENCE)
     for child in children:
         assert "left" in [told["event"] for told in child.rest()], "in order"
-    entries = {entry.task_id: entry for entry in queue.tasks(most=count + 1)}
+    entries = {entry.task_id: entry for entry in queue.tasks(maximum=count + 1)}
     assert sorted(entries) == numbers
     assert {entry.status for entry in entries.values()} == {"finished"}
     ran = Counter(map(int, journal.read_text().split()))

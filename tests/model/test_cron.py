@@ -83,8 +83,8 @@ def dues(cron, minutes):
             yield moment
 
 
-def check(zone, most=None):
-    found = list(transitions(zone))[:most] or [datetime(2026, 3, 29, 1, tzinfo=UTC)]
+def check(zone, maximum=None):
+    found = list(transitions(zone))[:maximum] or [datetime(2026, 3, 29, 1, tzinfo=UTC)]
     for transition in found:
         start, end = transition - BEFORE, transition + AFTER
         # (From earlier on, so that the walk knows what has been on the wall.)
@@ -104,7 +104,7 @@ def check(zone, most=None):
 
 @pytest.mark.parametrize("zone", SAMPLE)
 def test_next_due_follows_the_oracle(zone):
-    check(zone, most=2)
+    check(zone, maximum=2)
 
 
 def zones_of_each_kind():

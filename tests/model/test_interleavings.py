@@ -510,7 +510,7 @@ def claims_of_a_limit(world):
     return _claims(world, 1)
 
 
-def _claims(world, most):
+def _claims(world, maximum):
     actors = []
     for who in "ab":
         session, member = world.member(who)
@@ -523,8 +523,8 @@ def _claims(world, most):
     def end():
         had = [(actor, actor.answers["claim"]) for actor in actors if actor.answers["claim"] is not None]
         numbers = [claimed.task_id for _, claimed in had]
-        assert len(set(numbers)) == len(numbers) <= most
-        assert numbers or most < 2, "neither got anything"
+        assert len(set(numbers)) == len(numbers) <= maximum
+        assert numbers or maximum < 2, "neither got anything"
         for actor, claimed in had:
             _, member = world.member(actor.name)
             ended = End(claimed.task_id, claimed.attempt, "finished")

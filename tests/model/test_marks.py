@@ -79,15 +79,15 @@ def test_the_rule_holds_with_marks_everywhere(marking, name):
 KINDS = ["limit", "limit", "limit", "write", "read", "read", "stage:1", "stage:2"]
 
 
-def any_request(resource, most=4):
-    kind, limit = random.choice(KINDS), random.randint(1, most)
+def any_request(resource, maximum=4):
+    kind, limit = random.choice(KINDS), random.randint(1, maximum)
     if kind == "limit":
         return Request(resource, limit=limit, weight=random.randint(1, limit))
     return Request(resource, kind)
 
 
-@pytest.mark.parametrize(("rows", "most"), [(12, 4), (260, 6), (30, 40)])
-def test_rows_of_a_long_queue_match_the_model(marking, name, rows, most):
+@pytest.mark.parametrize(("rows", "maximum"), [(12, 4), (260, 6), (30, 40)])
+def test_rows_of_a_long_queue_match_the_model(marking, name, rows, maximum):
     """Some rows survive many marks, some are bare, some leave from the middle; caps come and go."""
     random.seed(rows)
     operator, session = marking.session(grace=0), marking.session(grace=0)
@@ -108,7 +108,7 @@ def test_rows_of_a_long_queue_match_the_model(marking, name, rows, most):
             request = Request(name, limit=limit) if limit else Request(name, limit=None)
             alive[marking.insert_bare(bare, name, f"bare {step}", concurrency_limit=limit)] = None, request
         else:
-            request = any_request(name, most)
+            request = any_request(name, maximum)
             (ticket,) = session.register(member, "me", "owner", f"{name}.{step}", [request], False)
             assert ticket.granted is request.fits([ahead for _, ahead in alive.values()], cap)
             alive[ticket.position] = ticket, request

@@ -30,7 +30,7 @@ class Thing:
 
     number: int
     order: int
-    most: int
+    maximum: int
     on_failure: str
     kind: str = "json"
     status: str = "pending"
@@ -68,20 +68,20 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         order=st.sampled_from([-1, 0, 0, 1]),
-        most=st.integers(1, 2),
+        maximum=st.integers(1, 2),
         on_failure=st.sampled_from(["stop", "continue"]),
         kinds=st.lists(st.sampled_from(["call", "call", "sql", "json", "shell"]), min_size=1, max_size=4),
     )
-    def put(self, order, most, on_failure, kinds):
-        new = [NewTask(kind, "1", order, 0.0, most, 0.0, on_failure) for kind in kinds]
+    def put(self, order, maximum, on_failure, kinds):
+        new = [NewTask(kind, "1", order, 0.0, maximum, 0.0, on_failure) for kind in kinds]
         numbers = self.operator.put_tasks(self.queue, secrets.token_hex(8), new)
         for number, kind in zip(numbers, kinds, strict=True):
-            self.things.append(Thing(number, order, most, on_failure, kind))
+            self.things.append(Thing(number, order, maximum, on_failure, kind))
 
-    def expected(self, most=1):
+    def expected(self, maximum=1):
         orders = [thing.order for thing in self.things if thing.open]
         ready = [thing for thing in self.things if thing.status == "pending" and thing.order == min(orders)]
-        group = sorted(ready, key=lambda item: item.number)[:most]
+        group = sorted(ready, key=lambda item: item.number)[:maximum]
         alone = [place for place, item in enumerate(group) if item.losses or item.kind not in ("call", "sql")]
         return group[: max(alone[0], 1)] if alone else group
 
@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
         if outcome == "finished":
             thing.status = "finished"
         else:
-            thing.status = "pending" if outcome == "returned" or thing.failures < thing.most else "failed"
+            thing.status = "pending" if outcome == "returned" or thing.failures < thing.maximum else "failed"
         assert status == thing.status
 
     @precondition(lambda self: self.running())
@@ -141,15 +141,15 @@ class Machine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         slot=st.integers(0, 2),
-        most=st.sampled_from([0, 1, 2, 3, 100]),
+        maximum=st.sampled_from([0, 1, 2, 3, 100]),
         repeat=st.booleans(),
         singly=st.booleans(),
     )
-    def end_some_and_claim_some(self, data, slot, most, repeat, singly):
+    def end_some_and_claim_some(self, data, slot, maximum, repeat, singly):
         session, member = self.workers[slot]
         next_tasks = session.next_tasks
         if singly or type(session).next_tasks is Session.next_tasks:  # as engines without groups do
-            next_tasks, most = functools.partial(Session.next_tasks, session), min(most, 1)
+            next_tasks, maximum = functools.partial(Session.next_tasks, session), min(maximum, 1)
         mine = self.running(slot)
         ended = data.draw(st.lists(st.sampled_from(mine), unique_by=id)) if mine else []
         outcomes = ["finished", "finished", "failed", "returned"]
@@ -157,13 +157,13 @@ class Machine(RuleBasedStateMachine):
         others = [item for item in self.running() if item.worker != slot]
         theirs = [End(item.number, item.attempt, "finished") for item in others[:1]]
         arguments = (member, [*ends, *theirs], self.queue, "w", secrets.token_hex(8))
-        statuses, claimed = next_tasks(*arguments, False, most)
+        statuses, claimed = next_tasks(*arguments, False, maximum)
         assert statuses[len(ends) :] == [None] * len(theirs), "another's"
         for thing, end, status in zip(ended, ends, statuses, strict=False):
             self.check_end(thing, end.outcome, status)
-        self.check_claims(slot, claimed, self.expected(most))
-        if repeat and (claimed or not most):
-            again, found = next_tasks(*arguments, True, most)
+        self.check_claims(slot, claimed, self.expected(maximum))
+        if repeat and (claimed or not maximum):
+            again, found = next_tasks(*arguments, True, maximum)
             assert found == claimed
             assert [answer is None for answer in again] == [answer is None for answer in statuses]
 

@@ -21,7 +21,7 @@ needs_tlc = pytest.mark.skipif(bool(LACKS), reason=f"TLC needs {LACKS}")
 
 def test_each_mutant_of_a_specification_is_checked():
     checked = {model_check.constants.get("Mutant", "").strip('"') for model_check in check.CHECKS}
-    for name in ("Lines", "Queue", "HandOver", "Rates", "Parked"):
+    for name in ("Lines", "Queue", "HandOver", "Rates", "Blocked"):
         text = (TESTS.parent / "proof" / f"{name}.tla").read_text(encoding="utf-8")
         compared = re.findall(r'Mutant (?:[=#] ("[^"]+")|\\in \{([^}]+)\})', text)
         named = {name for some in compared for name in re.findall(r'"([^"]+)"', " ".join(some))}

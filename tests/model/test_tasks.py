@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engines("sqlite", "postgresql")
 
 #: Instead of now and then.
 AT_EVERY_CLAIM = """
-CREATE OR REPLACE FUNCTION sqlsem.is_time_for_task_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION sqlsem.is_time_for_task_mark(p_mark bigint, p_task bigint, p_maximum integer) RETURNS boolean
 LANGUAGE sql AS 'SELECT true'
 """
 
@@ -26,7 +26,7 @@ class Task:
     number: int
     order: int
     kind: str
-    most: int = 1
+    maximum: int = 1
     on_failure: str = "stop"
     status: str = "pending"
     attempt: int = 0
@@ -58,12 +58,12 @@ class Model:
         assert len(found) <= 1
         return found[0] if found else None
 
-    def group(self, most: int) -> list[Task]:
+    def group(self, maximum: int) -> list[Task]:
         alone = [item.losses > 0 or item.kind == "json" for item in self.pending()]
         fitting = (
-            1 if alone[:1] == [True] else next(itertools.chain(itertools.compress(itertools.count(), alone), [most]))
+            1 if alone[:1] == [True] else next(itertools.chain(itertools.compress(itertools.count(), alone), [maximum]))
         )
-        return self.pending()[: min(most, fitting)]
+        return self.pending()[: min(maximum, fitting)]
 
 
 class Machine(RuleBasedStateMachine):
@@ -102,12 +102,12 @@ class Machine(RuleBasedStateMachine):
 
     # -- putting
 
-    @rule(order=orders, kind=kinds, count=st.integers(1, 4), most=st.integers(1, 3), stops=st.booleans())
-    def put(self, order, kind, count, most, stops):
+    @rule(order=orders, kind=kinds, count=st.integers(1, 4), maximum=st.integers(1, 3), stops=st.booleans())
+    def put(self, order, kind, count, maximum, stops):
         on_failure = "stop" if stops else "continue"
-        new = [NewTask(kind, "1", order, 0.0, most, 0.0, on_failure, None)] * count
+        new = [NewTask(kind, "1", order, 0.0, maximum, 0.0, on_failure, None)] * count
         for number in self.session.put_tasks(self.queue, self.uid(), new):
-            self.model.tasks[number] = Task(number, order, kind, most, on_failure)
+            self.model.tasks[number] = Task(number, order, kind, maximum, on_failure)
 
     @rule(order=orders, kind=kinds, key=st.sampled_from("ab"), how=st.sampled_from(["unique", "replace"]))
     def put_with_key(self, order, kind, key, how):
@@ -165,19 +165,19 @@ class Machine(RuleBasedStateMachine):
             assert session.claim_task(member, self.queue, "model", uid, True) == claimed
         self.claimed(member, [] if claimed is None else [claimed], self.model.pending()[:1])
 
-    @rule(who=st.integers(0, 1), most=st.integers(2, 5), ending=st.booleans(), again=st.booleans())
-    def claim_group(self, who, most, ending, again):
+    @rule(who=st.integers(0, 1), maximum=st.integers(2, 5), ending=st.booleans(), again=st.booleans())
+    def claim_group(self, who, maximum, ending, again):
         member, session = self.members[who]
         uid = self.uid()
         mine = [task for task in self.model.tasks.values() if task.member == member] if ending else []
         ends = [End(own_task.number, own_task.attempt, "finished") for own_task in mine]
-        statuses, claimed = session.next_tasks(member, ends, self.queue, "model", uid, False, most)
+        statuses, claimed = session.next_tasks(member, ends, self.queue, "model", uid, False, maximum)
         assert statuses == ["finished"] * len(ends)
         for own_task in mine:
             own_task.status, own_task.member = "finished", None
         if claimed and again:
-            assert session.next_tasks(member, ends, self.queue, "model", uid, True, most) == (statuses, claimed)
-        self.claimed(member, claimed, self.model.group(most))
+            assert session.next_tasks(member, ends, self.queue, "model", uid, True, maximum) == (statuses, claimed)
+        self.claimed(member, claimed, self.model.group(maximum))
 
     def claimed(self, member, found, expected):
         assert [item.task_id for item in found] == [item.number for item in expected]
@@ -195,7 +195,7 @@ class Machine(RuleBasedStateMachine):
         status = {"finished": "finished", "returned": "pending", "cancelled": "cancelled"}.get(outcome)
         if status is None:
             task.failures += 1
-            status = "pending" if task.failures < task.most else "failed"
+            status = "pending" if task.failures < task.maximum else "failed"
         if task.asked and status != "finished":
             status = "cancelled"
         assert session.end_task(task.member, End(task.number, task.attempt, outcome)) == status

@@ -24,7 +24,7 @@ class Task:
     order: int
     key: str | None  # '': none, put while the queue used fair queueing
     priority: int
-    most: int
+    maximum: int
     status: str = "pending"
     attempt: int = 0
     failures: int = 0
@@ -60,8 +60,8 @@ class Model:
         return self.is_limited() or any(item.key is not None for item in self.of("pending"))
 
     def room(self, key: str, running: Counter[str]) -> bool:
-        most, rate = self.limits.get(key, self.key_limit), self.rates.get(key, self.key_rate)
-        return key == "" or ((most is None or running[key] < most) and (rate is None or self.started[key] < rate))
+        maximum, rate = self.limits.get(key, self.key_limit), self.rates.get(key, self.key_rate)
+        return key == "" or ((maximum is None or running[key] < maximum) and (rate is None or self.started[key] < rate))
 
     def start(self, key: str) -> None:
         if self.rate is not None:
@@ -129,16 +129,16 @@ class Machine(RuleBasedStateMachine):
         order=st.sampled_from([0, 0, 0, 1]),
         priority=st.sampled_from([0, 0, 0, -1, 1]),
         count=st.integers(1, 3),
-        most=st.integers(1, 2),
+        maximum=st.integers(1, 2),
     )
-    def put(self, key, order, priority, count, most):
+    def put(self, key, order, priority, count, maximum):
         # (SQL Server finds keys by their order.)
         fellow = any(item.key is not None and item.order == order for item in self.model.of("pending"))
         turns = self.model.is_limited() or fellow or (self.database.engine != "mssql" and self.model.in_turns())
-        new = [NewTask("call", "1", order, 0.0, most, 0.0, key=key, priority=priority)] * count
+        new = [NewTask("call", "1", order, 0.0, maximum, 0.0, key=key, priority=priority)] * count
         for number in self.session.put_tasks(self.queue, self.uid(), new):
             kept = key or ("" if turns or priority else None)
-            self.model.tasks[number] = Task(number, order, kept, priority, most)
+            self.model.tasks[number] = Task(number, order, kept, priority, maximum)
 
     @rule(limit=limits)
     def set_limit(self, limit):
@@ -230,7 +230,7 @@ class Machine(RuleBasedStateMachine):
         status = {"finished": "finished", "returned": "pending"}.get(outcome)
         if status is None:
             task.failures += 1
-            status = "pending" if task.failures < task.most else "failed"
+            status = "pending" if task.failures < task.maximum else "failed"
         session = dict(self.members)[task.member]
         assert session.end_task(task.member, End(task.number, task.attempt, outcome)) == status
         task.status, task.member = status, None

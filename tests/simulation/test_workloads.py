@@ -6,7 +6,7 @@ import pytest
 from support.searches import found
 
 from sqlsem import leading as leaders
-from sqlsem.core.leaving import ReleaseOnCommit
+from sqlsem.core.release_on_commit import ReleaseOnCommit
 from sqlsem.engines.sqlite.periodic import SqlitePeriods
 from sqlsem.engines.sqlite.priorities import SqlitePriorities
 from sqlsem.engines.sqlite.tasks import SqliteTasks

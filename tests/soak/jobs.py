@@ -199,8 +199,8 @@ class Jobs:
             words = {"entered": entered, "left": left, "lost": task.lost}
             self.book.note(what="attempt", task=task.id, attempt=task.attempt, **words)
 
-    def parked(self) -> None:
-        queue, resource = self.coordinator.queue(f"{self.name}-parked"), f"{self.name}-shared"
+    def blocked_tasks(self) -> None:
+        queue, resource = self.coordinator.queue(f"{self.name}-blocked"), f"{self.name}-shared"
         locks = [self.coordinator.mutex(resource), self.coordinator.limit(f"{self.name}-other", PLACES)]
         asked = time.monotonic()
         queue.put(self.rng.random(), locks=locks, max_attempts=100)
@@ -536,7 +536,7 @@ EVERYWHERE = (
     "tasks_of_a_loop",
     "rush",
     "work",
-    "parked",
+    "blocked_tasks",
     "shared",
     "rate",
     "once",

@@ -31,7 +31,7 @@ START = 600.0
 #: Threads of each process.
 THREADS = 6
 #: Follow the beginning of these histories through proof/Lines.tla: so many events, for at most so many seconds.
-FOLLOWED, MOST_EVENTS, TLC_SECONDS = ("mutex-0", "limit-0", "table-0", "table-1", "shared"), 400, 300.0
+FOLLOWED, MAX_EVENTS, TLC_SECONDS = ("mutex-0", "limit-0", "table-0", "table-1", "shared"), 400, 300.0
 PATHS = ":".join(map(str, (TESTS.parent, TESTS, TESTS / "faults")))
 
 
@@ -218,8 +218,8 @@ class Night:
         """Remove the rows of the dead processes. (Rows of bare participants are for an operator to remove.)"""
         database = self.place.direct
         database.rows("DELETE FROM {table} WHERE requesting_id LIKE ?", "bare-%")
-        queue = coordinator.queue(f"{self.name}-parked")
-        for task in queue.tasks("pending", most=100_000):
+        queue = coordinator.queue(f"{self.name}-blocked")
+        for task in queue.tasks("pending", maximum=100_000):
             coordinator.admin.cancel_task(task.task_id)
         try:
             until(
@@ -252,7 +252,7 @@ class Night:
         """Check that the history is a behaviour of the specification."""
         pasts = [Past(coordinator, f"{self.name}-{item}", 7200).past() for item in FOLLOWED]
         unit = 1e-3 if self.place.engine == "sqlite" else 1e-6
-        trace = traces.beginning(traces.events((item for past in pasts for item in past), unit=unit), MOST_EVENTS)
+        trace = traces.beginning(traces.events((item for past in pasts for item in past), unit=unit), MAX_EVENTS)
         if not trace:
             return
         try:

@@ -73,11 +73,11 @@ def overlap(stays: Sequence[Stay]) -> int:
     marks = sorted(
         [(stay.entered, 1) for stay in stays] + [(stay.left, -1) for stay in stays if stay.left is not None],
     )
-    most = now = 0
+    maximum = now = 0
     for _, change in marks:
         now += change
-        most = max(most, now)
-    return most
+        maximum = max(maximum, now)
+    return maximum
 
 
 class Recorder:

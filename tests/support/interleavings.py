@@ -270,7 +270,7 @@ def _settle(players: list[Player], how: Cutter) -> None:
 
 
 #: At most this many schedules may lead to another state than before (timeouts).
-MOST_PARTED = 20
+MAX_PARTED = 20
 #: The parts of a scenario: the actors, the check after each step, and the check at the end.
 Scenario = tuple[list[Actor], Callable[[], None], Callable[[], None]]
 
@@ -286,7 +286,7 @@ def explore(make: Callable[[], Scenario], how: Cutter) -> int:
         actors, check, end = make()
         played = play(actors, how, schedule, check, parted)
         # (The search would not end if a scenario kept state from one run to the next.)
-        assert len(parted) <= MOST_PARTED + count // 10, f"not the same in each schedule, from {parted[-1]!r} on"
+        assert len(parted) <= MAX_PARTED + count // 10, f"not the same in each schedule, from {parted[-1]!r} on"
         if played:
             try:
                 end()

@@ -200,7 +200,7 @@ GO
 SELECT lease_ms * 1000 AS us FROM {schema}.member;
 GO
 -- fault: + of int may leave int (8115)
-CREATE PROCEDURE {schema}.fault_page @skip int, @most int AS SELECT TOP (@skip + @most) queue_position FROM {schema}.entry;
+CREATE PROCEDURE {schema}.fault_page @skip int, @maximum int AS SELECT TOP (@skip + @maximum) queue_position FROM {schema}.entry;
 GO
 -- fault: SUM of int is int
 SELECT SUM(weight) AS weight FROM {schema}.entry;

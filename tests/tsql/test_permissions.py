@@ -53,7 +53,7 @@ INTERNAL = {"session_acquire_by_priority", "require_priority", "remove", "releas
             "rotate_wakeup_lock", "wait_until_lock_free", "backoff_sleep", "check_registration",
             "check_period", "check_work", "put_task_by", "ages_to_times", "pick_fair_task", "find_table",
             "check_locks", "check_may_lock", "store_task_locks", "block_task", "end_task_rows", "leave_lock_queues",
-            "parking_member", "has_room", "enqueue_locks", "poll_lock_queues", "next_blocked_task",
+            "proxy_member", "has_room", "enqueue_locks", "poll_lock_queues", "next_blocked_task",
             "check_lock_holders", "check_rate", "check_rate_name", "use_rate", "begin_window", "take_tokens",
             "drop_future_slots", "check_task_options", "check_due", "check_members", "task_may_start", "simulate_queue",
             "take_waiter_slot", "poll_pause", "advance_low_water_mark", "check_origin", "set_numbers"}  # fmt: skip
@@ -151,7 +151,7 @@ def may(connection, database, right, names):
 
 TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting", "task", "task_log",
           "batch", "batch_part", "operation", "schedule", "handover", "queue_setting", "queue_key",
-          "queue_wait", "once_run", "rate_window", "rate_slot", "task_lock", "parking"}  # fmt: skip
+          "queue_wait", "once_run", "rate_window", "rate_slot", "task_lock", "queue_proxy"}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ def test_ends_before_the_first_row_are_unknown():
 
 def test_all_are_counted_and_some_are_kept():
     rows = [past("a", n, 0, 0, 5) for n in range(1, 200)]
-    result = module.audit(nights.newest_first(rows), most=7)
+    result = module.audit(nights.newest_first(rows), maximum=7)
     assert (result.found, len(result.findings)) == (198, 7)
     assert len(result.findings[0].rows) == 1 + module.MAX_ROWS
     assert result.findings[0].words.endswith("178 more")

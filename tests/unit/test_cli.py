@@ -416,8 +416,8 @@ def test_history_filters(coordinator: sqlsem.Coordinator, monkeypatch: pytest.Mo
 
     asked: list[object] = []
 
-    def history(self: object, resource: str | None, most: int, **wanted: object) -> list[Past]:
-        asked.append((resource, most, wanted))
+    def history(self: object, resource: str | None, maximum: int, **wanted: object) -> list[Past]:
+        asked.append((resource, maximum, wanted))
         return []
 
     monkeypatch.setattr(SqliteSession, "history", history)

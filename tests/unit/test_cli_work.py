@@ -1103,11 +1103,11 @@ def test_a_worker_outlasts_an_outage(
     away, asked = threading.Event(), []
     reach = Claiming.end_and_claim
 
-    def unreachable(self: Claiming, ends: Sequence[Any], most: int, **given: Any) -> Any:
+    def unreachable(self: Claiming, ends: Sequence[Any], maximum: int, **given: Any) -> Any:
         if away.is_set():
-            asked.append(most)
+            asked.append(maximum)
             raise sqlsem.Unavailable("out of reach")
-        return reach(self, ends, most, **given)
+        return reach(self, ends, maximum, **given)
 
     monkeypatch.setattr(Claiming, "end_and_claim", unreachable)
     monkeypatch.setattr(worker_module, "RECONNECT_SECONDS", 0.01)

@@ -532,11 +532,11 @@ def test_folder_is_the_checked_folder(home: Path, monkeypatch: pytest.MonkeyPatc
     write(theirs / "sqlsem.toml", 'profile = "test"', 0o644)
     read = files.Folder.read
 
-    def swapped(folder: files.Folder, name: str, most: int = files.MOST_BYTES) -> files.Content:
+    def swapped(folder: files.Folder, name: str, maximum: int = files.MAX_BYTES) -> files.Content:
         if folder.path == home / "project" / ("below" if when == "above" else "") and theirs.exists():
             (home / "project").rename(home / "moved")
             theirs.rename(home / "project")
-        return read(folder, name, most)
+        return read(folder, name, maximum)
 
     monkeypatch.setattr(files.Folder, "read", swapped)
     assert config.resolve().url == "postgresql://me@db/prod"
@@ -587,7 +587,7 @@ def test_file_that_grows_without_end_is_not_read(home: Path, monkeypatch: pytest
         patched.setattr(os, "read", read)
         with pytest.raises(sqlsem.ConfigurationError, match="is larger than"):
             config.resolve()
-    assert total <= 2 * files.MOST_BYTES
+    assert total <= 2 * files.MAX_BYTES
 
 
 # -- where tasks come from --------------------------------------------------------------------------------------------

@@ -153,9 +153,9 @@ def test_nothing_is_imported_from_a_folder_like_tmp(
 def test_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 10)
-    assert files.read(path, most=10).data == b"x" * 10
+    assert files.read(path, maximum=10).data == b"x" * 10
     with pytest.raises(files.Unfit, match="larger than 9 bytes"):
-        files.read(path, most=9)
+        files.read(path, maximum=9)
 
 
 @posix
@@ -178,7 +178,7 @@ def test_descriptors_are_closed(tmp_path: Path) -> None:
     os.close(before := os.dup(0))
     for name in ("file", "pipe", "nowhere"):
         try:
-            files.read(tmp_path / name, most=1)
+            files.read(tmp_path / name, maximum=1)
         except (files.Unfit, OSError):
             assert name != "file"
     os.close(after := os.dup(0))

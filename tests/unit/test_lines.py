@@ -126,17 +126,17 @@ def test_waiters_without_connection_are_polled_together(pair, looks, monkeypatch
         for _ in range(5):  # (a machine that stands still makes more of them once)
             looks.clear()
             await asyncio.sleep(2)
-            number, most = len(looks), max(map(len, looks), default=0)
-            if number <= few and most >= together:
+            number, maximum = len(looks), max(map(len, looks), default=0)
+            if number <= few and maximum >= together:
                 break
         looks.clear()
         await asyncio.gather(*(asyncio.to_thread(grant.release) for grant in grants))
         await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
-        return number, most
+        return number, maximum
 
-    number, most = asyncio.run(main())
+    number, maximum = asyncio.run(main())
     assert number <= few, "about the twentieth part of the time for which they have stood"
-    assert most >= together, "one statement for all"
+    assert maximum >= together, "one statement for all"
     assert len(looks) <= 60
     assert first.admin.entries() == []
 

@@ -107,7 +107,7 @@ def test_other_threads(orders):
 
 
 def test_many_names_are_forgotten(orders, monkeypatch):
-    monkeypatch.setattr(lockorder, "MOST", 10)
+    monkeypatch.setattr(lockorder, "MAXIMUM", 10)
     first_place(orders)
     for number in range(20):
         assert told(orders, ["a"], f"load:{number}") == []

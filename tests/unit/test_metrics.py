@@ -68,12 +68,12 @@ def test_a_pattern_stands_for_a_name_and_its_like(name, pattern):
 
 
 @given(st.text(max_size=300), st.integers(1, 5))
-def test_labels_are_printable_short_and_few(text, most):
+def test_labels_are_printable_short_and_few(text, maximum):
     assert clean(labels.label(text)) == labels.label(text)
-    assert len(labels.label(text)) <= labels.MOST_CHARACTERS
-    few = labels.Few(most)
+    assert len(labels.label(text)) <= labels.MAX_CHARACTERS
+    few = labels.Few(maximum)
     found = {few.of(f"{text}{number}") for number in range(20)}
-    assert len(found) == most + 1
+    assert len(found) == maximum + 1
     assert (labels.OTHER,) in found
 
 
@@ -88,7 +88,7 @@ def test_labels_that_are_there_no_more_make_room():
 
 @pytest.fixture
 def collector():
-    made = Collector(patterns=["dim_*"], most=3)
+    made = Collector(patterns=["dim_*"], maximum=3)
     yield made
     made.close()
 

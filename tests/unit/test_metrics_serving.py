@@ -107,7 +107,7 @@ def test_half_scrapes_leave_few_threads(serve, connect, half):
     server, before = serve(), threading.active_count()
     halves = [connect(server, HALVES[half]) for _ in range(200)]
     assert scrape(server)[0] == 200
-    until(lambda: threading.active_count() - before <= serving.MOST_CONNECTIONS, "few threads are left")
+    until(lambda: threading.active_count() - before <= serving.MAX_CONNECTIONS, "few threads are left")
     assert halves[0].recv(1) == b"", "the oldest ones are closed"
 
 

@@ -53,13 +53,13 @@ OURS = re.compile(
 QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def hostile(rng: random.Random, most: int = 24) -> str:
+def hostile(rng: random.Random, maximum: int = 24) -> str:
     pieces = []
-    while sum(map(len, pieces)) < most - 10:
+    while sum(map(len, pieces)) < maximum - 10:
         choice = rng.random()
         pool = CONTROLS if choice < 0.4 else DIRECTIONS if choice < 0.55 else OTHERS if choice < 0.65 else SEQUENCES
         pieces.append(rng.choice(pool) if choice < 0.8 else rng.choice("abcé世 "))
-    return "x" + "".join(pieces)[: most - 2] + "x"
+    return "x" + "".join(pieces)[: maximum - 2] + "x"
 
 
 def check(text: str, *, terminal: bool = False) -> None:
@@ -185,9 +185,9 @@ class Planted:
             self.fill()
             self.db.commit()
 
-    def word(self, most: int = 24) -> str:
+    def word(self, maximum: int = 24) -> str:
         self.count += 1
-        return hostile(self.rng, most)
+        return hostile(self.rng, maximum)
 
     def words(self, number: int) -> str:
         return " ".join(self.word() for _ in range(number))

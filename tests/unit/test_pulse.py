@@ -187,8 +187,8 @@ def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, taken
         assert lost
 
 
-@pytest.mark.parametrize(("late", "least", "most"), [(0.3, 0.3, 0.35), (0.9, 0.0, 0.05), (5.0, 1.0, 1.0)])
-def test_late_check_is_bounded_by_the_lease(monkeypatch, late, least, most):
+@pytest.mark.parametrize(("late", "minimum", "maximum"), [(0.3, 0.3, 0.35), (0.9, 0.0, 0.05), (5.0, 1.0, 1.0)])
+def test_late_check_is_bounded_by_the_lease(monkeypatch, late, minimum, maximum):
     """A busy machine is no pause: the lease of 10 s, which is trusted for 9, is not over yet."""
     with sqlsem.testing.memory(lease=10.0, retry=1.0) as locks:
         assert locks.mutex("a").acquire()
@@ -198,7 +198,7 @@ def test_late_check_is_bounded_by_the_lease(monkeypatch, late, least, most):
             member._last_heartbeat = time.monotonic() - 9 - late
             monkeypatch.setattr(member._heartbeat_recorded, "wait_for", lambda known, timeout: asked.append(timeout))
             assert grant.lost
-        assert least <= asked[0] <= most
+        assert minimum <= asked[0] <= maximum
 
 
 def test_revoked_row_is_dropped_despite_failed_release(tmp_path, monkeypatch):

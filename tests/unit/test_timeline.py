@@ -72,11 +72,11 @@ def test_bars_do_not_overlap(some):
         own = [bar for bar in panel.bars if bar.lane == lane]
         for earlier, other in itertools.pairwise(own):
             assert earlier.ended <= other.asked
-    most = max(
+    maximum = max(
         sum(earlier.asked <= bar.asked < earlier.ended or earlier is bar for earlier in panel.bars)
         for bar in panel.bars
     )
-    assert panel.lanes <= max(1, most)
+    assert panel.lanes <= max(1, maximum)
 
 
 def test_a_night_with_everything_in_it():
@@ -121,7 +121,7 @@ def test_a_converted_request_waits_once():
 
 def test_omissions_are_named():
     rows = [past("a", n, n, n, n + n, limit=500) for n in range(1, 101)]
-    found = drawn([*rows, past("b", 200, 0, 0, 1)], most=10, most_panels=1)
+    found = drawn([*rows, past("b", 200, 0, 0, 1)], maximum=10, max_panels=1)
     (panel,) = found.panels
     assert [bar.source.position for bar in panel.bars] == list(range(91, 101))
     assert panel.most_use == 50  # all count

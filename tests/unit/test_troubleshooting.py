@@ -32,7 +32,7 @@ ABOUT_WHAT_IS_WRITTEN = (
         "core/convert.py",
         "core/decorated.py",
         "core/handover.py",
-        "core/leaving.py",
+        "core/release_on_commit.py",
         "core/periodic.py",
         "core/rate_grants.py",
         "core/event_bus.py",

@@ -98,7 +98,7 @@ def test_rows_of_a_label_never_exclude_each_other():
 
 def test_the_longest_duration():
     assert check_duration("timeout", MAX_SECONDS) == MAX_SECONDS
-    assert check_duration("timeout", 10.0, most=10) == 10
+    assert check_duration("timeout", 10.0, maximum=10) == 10
     for value in (MAX_SECONDS + 1, f"{MAX_SECONDS}s1ms", "x1s", "1s1"):
         with pytest.raises(sqlsem.ConfigurationError):
             check_duration("timeout", value)

@@ -20,15 +20,15 @@ __all__: list[str] = []
 #: How many locks there are when the cost of a test is measured again.
 MANY_LOCKS = 10_000
 #: Microseconds that one test of a lock may take then.
-MOST_TEST_US = 2000.0
+MAX_TEST_US = 2000.0
 #: Milliseconds that a heartbeat and a release may take beside sessions that wait.
-MOST_CALL_MS = 3000.0
+MAX_CALL_MS = 3000.0
 #: How much longer the pairs at the end may take than those at the beginning.
-MOST_GROWTH = 5.0
+MAX_GROWTH = 5.0
 #: Recompilations for 1,000 pairs.
-MOST_RECOMPILES = 50.0
+MAX_RECOMPILES = 50.0
 #: Milliseconds of a pair and of a hand-off beyond which something is wrong, whatever the server.
-MOST_PAIR_MS, MOST_HAND_OFF_MS = 1000.0, 2000.0
+MAX_PAIR_MS, MAX_HAND_OFF_MS = 1000.0, 2000.0
 #: Turns that are measured one by one.
 TURNS = 20
 
@@ -58,7 +58,7 @@ def cost_of_tests(bench: Bench, notes: Notes) -> None:
     many = float(session.value("test_cost"))
     holder.close()
     notes.note(f"{few:.1f} µs, beside {MANY_LOCKS} locks {many:.1f} µs", few_us=round(few, 2), many_us=round(many, 2))
-    notes.require(many < MOST_TEST_US, f"one test takes {many:.0f} µs beside {MANY_LOCKS} locks")
+    notes.require(many < MAX_TEST_US, f"one test takes {many:.0f} µs beside {MANY_LOCKS} locks")
 
 
 @check(15, "names of locks show their kind", "lock_names", elsewhere="only SQL Server hashes their names")
@@ -118,11 +118,11 @@ def beside_waiters(bench: Bench, notes: Notes) -> None:
     notes.note(f"{words} (at most {max(pairs):.1f})", waiting=number, ping_ms=median(pings), pair_ms=median(pairs))
     notes.note("", most_ping_ms=round(max(pings), 2), most_pair_ms=round(max(pairs), 2))
     notes.require(
-        max(*pings, *pairs) < MOST_CALL_MS, f"a call took {max(*pings, *pairs):.0f} ms beside {number} that wait"
+        max(*pings, *pairs) < MAX_CALL_MS, f"a call took {max(*pings, *pairs):.0f} ms beside {number} that wait"
     )
     with contextlib.suppress(Exception):  # it takes a right that few have
-        most = int(bench.admin_session().value("workers"))
-        notes.note(f"the server has {most} workers or connections", workers=most)
+        maximum = int(bench.admin_session().value("workers"))
+        notes.note(f"the server has {maximum} workers or connections", workers=maximum)
 
 
 def pair_milliseconds(bench: Bench, seconds: float) -> list[float]:
@@ -170,7 +170,7 @@ def _growth(bench: Bench, notes: Notes, seconds: float, what: str) -> None:
     key = what.replace(" ", "_")
     words = f"{len(found)} {what}: {first} ms each at first, {last} ms at the end"
     notes.note(words, **{f"{key}": len(found), f"{key}_first_ms": first, f"{key}_last_ms": last})
-    notes.require(last <= first * MOST_GROWTH + 1, f"{what}: {first} ms each at first, and {last} ms at the end")
+    notes.require(last <= first * MAX_GROWTH + 1, f"{what}: {first} ms each at first, and {last} ms at the end")
 
 
 @check(22, "statements keep their plans", "recompiles", elsewhere="only SQL Server tells of plans that it makes anew")
@@ -189,7 +189,7 @@ def recompiles(bench: Bench, notes: Notes) -> None:
     number = (int(after[0]) - int(before[0])) * 1000 / pairs
     notes.note(f"{number:.1f} for 1,000 pairs; of {after[1]} plans {after[2]} scan an index, {after[3]} ask for memory")
     notes.note("", recompiles=round(number, 2), plans=after[1], scans=after[2], grants=after[3])
-    notes.require(number <= MOST_RECOMPILES, f"{number:.0f} recompilations for 1,000 pairs")
+    notes.require(number <= MAX_RECOMPILES, f"{number:.0f} recompilations for 1,000 pairs")
 
 
 @check(23, "what a pair and a hand-off cost")
@@ -237,9 +237,9 @@ def _costs(bench: Bench, notes: Notes, key: str, words: str = "") -> None:
         told.append(f"hand-off {figures['hand_off_ms']} ms, raw {figures['raw_hand_off_ms']} ms")
     notes.note(f"{words}pair: {', '.join(told)}", **{f"{key}{name}": value for name, value in figures.items()})
     slowest = max(figures["library_pair_ms"], figures.get("session_pair_ms", 0.0))
-    notes.require(slowest < MOST_PAIR_MS, f"a pair takes {slowest} ms")
+    notes.require(slowest < MAX_PAIR_MS, f"a pair takes {slowest} ms")
     handed = figures.get("hand_off_ms", 0.0)
-    notes.require(handed < MOST_HAND_OFF_MS, f"a hand-off takes {handed} ms")
+    notes.require(handed < MAX_HAND_OFF_MS, f"a hand-off takes {handed} ms")
 
 
 def _log_counters(session: Session) -> tuple[int | None, int | None]:

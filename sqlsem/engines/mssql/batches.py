@@ -62,5 +62,5 @@ class SqlServerBatches(SqlServerConnection, BatchSession):
         found = self.value("abandon_batch", name, batch_id)
         return None if found is None else int(found)
 
-    def list_batches(self, name: str | None, batch_id: int | None, most: int) -> list[BatchEntry]:
-        return BatchEntry.of_rows(aware(row) for row in self.rows("list_batches", name, batch_id, most))
+    def list_batches(self, name: str | None, batch_id: int | None, maximum: int) -> list[BatchEntry]:
+        return BatchEntry.of_rows(aware(row) for row in self.rows("list_batches", name, batch_id, maximum))

@@ -107,22 +107,22 @@ class SqlServerDoctor(Doctor):
 
     def workers(self) -> Check:
         """True if waiting sessions leave the server enough of its worker threads."""
-        workers, most, detail, mend = 0, None, [], ""
+        workers, maximum, detail, mend = 0, None, [], ""
         with contextlib.suppress(SqlsemError, IndexError):
             (workers,) = self._ask("workers")
             detail.append(f"the server has {workers} worker threads")
         if not workers:
             detail.append("it is not detail here how many worker threads the server has (that takes VIEW SERVER STATE)")
         with contextlib.suppress(SqlsemError, IndexError):
-            most, members, waiting = self._ask("waiters")
-            allowed = "as many as come" if most is None else str(most)
+            maximum, members, waiting = self._ask("waiters")
+            allowed = "as many as come" if maximum is None else str(maximum)
             detail.append(f"of {members} members {waiting} wait, and {allowed} may wait in the server at a time")
-            if workers and (most is None or most > workers // 2):
+            if workers and (maximum is None or maximum > workers // 2):
                 mend = (
                     f"Too many may: each keeps a worker thread. Let the owner set {self._schema}.setting "
                     f"max_server_waiters to {workers // 4}."
                 )
-            elif most is not None and waiting >= most:
+            elif maximum is not None and waiting >= maximum:
                 mend = (
                     "More wait than may in the server: T-SQL sessions are refused (50002), programs look once a second."
                 )

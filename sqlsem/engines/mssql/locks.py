@@ -203,7 +203,7 @@ class SqlServerLocks(
     def history(
         self,
         resource: str | None,
-        most: int,
+        maximum: int,
         *,
         since: float | None = None,
         until: float | None = None,
@@ -211,12 +211,12 @@ class SqlServerLocks(
         who: str | None = None,
     ) -> list[Past]:
         ages = [None if age is None else round(age * 1000) for age in (since, until)]
-        return [Past(*aware(row)) for row in self.rows("past", resource, most, *ages, outcome, who)]
+        return [Past(*aware(row)) for row in self.rows("past", resource, maximum, *ages, outcome, who)]
 
     def operations(
         self,
         name: str | None,
-        most: int,
+        maximum: int,
         *,
         since: float | None = None,
         until: float | None = None,
@@ -224,7 +224,7 @@ class SqlServerLocks(
         who: str | None = None,
     ) -> list[Operation]:
         ages = [None if age is None else round(age * 1000) for age in (since, until)]
-        return [Operation(*aware(row)) for row in self.rows("operations", name, most, *ages, action, who)]
+        return [Operation(*aware(row)) for row in self.rows("operations", name, maximum, *ages, action, who)]
 
     def resources(self) -> list[Resource]:
         settings = {}
@@ -249,5 +249,5 @@ class SqlServerLocks(
     def reap(self) -> int:
         return int(self.value("reap"))
 
-    def prune(self, most: int) -> int:
-        return max(int(self.value("prune", most)), int(self.value("prune_operations", most)))
+    def prune(self, maximum: int) -> int:
+        return max(int(self.value("prune", maximum)), int(self.value("prune_operations", maximum)))

@@ -84,7 +84,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
         return status, None if claimed[0] is None else Claimed(*claimed)
 
     def next_tasks(
-        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
+        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, maximum: int
     ) -> tuple[list[str | None], list[Claimed]]:
         # One batch with a statement for each: as JSON in one parameter, other servers that speak T-SQL would misread
         # results and errors with quotation marks.
@@ -96,14 +96,14 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
             for end in some:
                 values += [member_id, end.task_id, end.attempt, end.outcome, end.result, end.error]
             last = start + len(some) == len(ends)
-            if last and most:
+            if last and maximum:
                 text.append(self.queries["claim_tasks"])
-                values += [member_id, queue, owner, uid, int(again), most]
+                values += [member_id, queue, owner, uid, int(again), maximum]
             rows = self.ask("next_tasks", "\n".join(text), values)
             statuses += [row[0] for row in rows[: len(some)]]
             if last:
                 return statuses, [Claimed(*row) for row in rows[len(some) :]]
-        rows = self.rows("claim_tasks", member_id, queue, owner, uid, int(again), most) if most else []
+        rows = self.rows("claim_tasks", member_id, queue, owner, uid, int(again), maximum) if maximum else []
         return [], [Claimed(*row) for row in rows]
 
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:
@@ -119,8 +119,8 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
     def queue_counts(self, queue: str | None) -> list[QueueCounts]:
         return [QueueCounts(*row) for row in self.rows("queue_counts", queue)]
 
-    def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
-        rows = [aware(row) for row in self.rows("show_tasks", queue, status, most, skip)]
+    def list_tasks(self, queue: str | None, status: str | None, maximum: int, skip: int = 0) -> list[TaskEntry]:
+        rows = [aware(row) for row in self.rows("show_tasks", queue, status, maximum, skip)]
         asking = [row[0] for row in rows if row[-1] is not None]
         locks: dict[int, list[TaskLock]] = {}
         for task_id, *lock in self.rows("show_task_locks", json.dumps(asking)) if asking else ():
@@ -149,8 +149,8 @@ class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, Blocke
         rows = self.rows("task_controls", member_id, json.dumps(list(task_ids)))
         return [(row[0], row[1], row[2]) for row in rows]
 
-    def prune_tasks(self, most: int) -> int:
-        return int(self.rows("prune_tasks", most)[0][0])
+    def prune_tasks(self, maximum: int) -> int:
+        return int(self.rows("prune_tasks", maximum)[0][0])
 
     def execute(self, text: str) -> str | None:
         count = -1

@@ -64,5 +64,5 @@ class PostgresBatches(PostgresConnection, BatchSession):
         number = self.row("abandon_batch", here(), name, batch_id)[1]
         return None if number is None else int(number)
 
-    def list_batches(self, name: str | None, batch_id: int | None, most: int) -> list[BatchEntry]:
-        return BatchEntry.of_rows(self.rows("list_batches", (name, batch_id, most)))
+    def list_batches(self, name: str | None, batch_id: int | None, maximum: int) -> list[BatchEntry]:
+        return BatchEntry.of_rows(self.rows("list_batches", (name, batch_id, maximum)))

@@ -192,26 +192,26 @@ class PostgresLocks(
     def history(
         self,
         resource: str | None,
-        most: int,
+        maximum: int,
         *,
         since: float | None = None,
         until: float | None = None,
         outcome: str | None = None,
         who: str | None = None,
     ) -> list[Past]:
-        return [Past(*row) for row in self.rows("past", (resource, most, since, until, outcome, who))]
+        return [Past(*row) for row in self.rows("past", (resource, maximum, since, until, outcome, who))]
 
     def operations(
         self,
         name: str | None,
-        most: int,
+        maximum: int,
         *,
         since: float | None = None,
         until: float | None = None,
         action: str | None = None,
         who: str | None = None,
     ) -> list[Operation]:
-        return [Operation(*row) for row in self.rows("operations", (name, most, since, until, action, who))]
+        return [Operation(*row) for row in self.rows("operations", (name, maximum, since, until, action, who))]
 
     def resources(self) -> list[Resource]:
         settings = {row[0]: row for row in self.rows("resource_settings")} if self.has_feature("operate") else {}
@@ -230,8 +230,8 @@ class PostgresLocks(
     def reap(self) -> int:
         return int(self.row("reap", here())[1])
 
-    def prune(self, most: int) -> int:
-        return max(self.number("prune", most), self.number("prune_operations", most))
+    def prune(self, maximum: int) -> int:
+        return max(self.number("prune", maximum), self.number("prune_operations", maximum))
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

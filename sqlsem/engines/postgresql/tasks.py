@@ -62,7 +62,7 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
         return status, _claimed(row)
 
     def next_tasks(
-        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
+        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, maximum: int
     ) -> tuple[list[str | None], list[Claimed]]:
         asked = json.dumps(
             [
@@ -70,7 +70,7 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
                 for e in ends
             ]
         )
-        ended, claimed = self.call("next_tasks", member_id, asked, queue, owner, uid, again, most)
+        ended, claimed = self.call("next_tasks", member_id, asked, queue, owner, uid, again, maximum)
         statuses = json.loads(ended or "{}")  # by task
         return [statuses.get(str(end.task_id)) for end in ends], [Claimed(*row) for row in json.loads(claimed or "[]")]
 
@@ -100,8 +100,8 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
     def queue_counts(self, queue: str | None) -> list[QueueCounts]:
         return [QueueCounts(*row) for row in self.rows("queue_counts", (queue,))]
 
-    def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
-        rows = self.rows("show_tasks", (queue, status, most, skip))
+    def list_tasks(self, queue: str | None, status: str | None, maximum: int, skip: int = 0) -> list[TaskEntry]:
+        rows = self.rows("show_tasks", (queue, status, maximum, skip))
         return [TaskEntry(*(*row, task_locks(locks))) for *row, locks in rows]
 
     def queue_limits(self, queue: str | None) -> list[QueueLimit]:
@@ -125,8 +125,8 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
     def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
         return [(row[0], row[1], row[2]) for row in self.rows("task_controls", (member_id, list(task_ids)))]
 
-    def prune_tasks(self, most: int) -> int:
-        return self.number("prune_tasks", most)
+    def prune_tasks(self, maximum: int) -> int:
+        return self.number("prune_tasks", maximum)
 
     def execute(self, text: str) -> str | None:
         try:

@@ -31,7 +31,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
     def history(
         self,
         resource: str | None,
-        most: int,
+        maximum: int,
         *,
         since: float | None = None,
         until: float | None = None,
@@ -41,11 +41,11 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         # The indexes begin with the outcome: the newest of each, together.
         outcomes = [row["outcome"] for row in self.rows("outcomes")] if outcome is None else [outcome]
         name = "past" if resource is None else "past_of_resource"
-        which = {"most": most, "since": since, "until": until, "who": who}
+        which = {"maximum": maximum, "since": since, "until": until, "who": who}
         which |= {} if resource is None else {"resource": resource}
         pages = [self.rows(name, which | {"outcome": outcome}) for outcome in outcomes]
         newest = heapq.merge(*pages, key=_when_ended, reverse=True)
-        return [shown(Past, row) for row in itertools.islice(newest, most)]
+        return [shown(Past, row) for row in itertools.islice(newest, maximum)]
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         with fork.forks_blocked, self.writing():
@@ -141,14 +141,14 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
     def operations(
         self,
         name: str | None,
-        most: int,
+        maximum: int,
         *,
         since: float | None = None,
         until: float | None = None,
         action: str | None = None,
         who: str | None = None,
     ) -> list[Operation]:
-        wanted = {"name": name, "most": most, "since": since, "until": until, "action": action, "who": who}
+        wanted = {"name": name, "maximum": maximum, "since": since, "until": until, "action": action, "who": who}
         return [shown(Operation, row) for row in self.rows("operations", wanted)]
 
     def _positions(self) -> set[tuple[str, int]]:
@@ -164,11 +164,11 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
                     if probe.held is False and age > ORPHANED_SECONDS:
                         probe.remove()
 
-    def prune(self, most: int) -> int:
+    def prune(self, maximum: int) -> int:
         with fork.forks_blocked, self.writing():
             self.run("prune_rate_slots")
             self.run("prune_rate_windows")
-            return max(self.run("prune", (most,)).rowcount, self.run("prune_operations", (most,)).rowcount)
+            return max(self.run("prune", (maximum,)).rowcount, self.run("prune_operations", (maximum,)).rowcount)
 
     def prepare(self, purpose: str) -> None:
         """Create the tables where they are missing: nothing needs to be installed by hand."""

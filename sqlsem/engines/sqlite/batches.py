@@ -188,9 +188,9 @@ class SqliteBatches(SqliteMembers, BatchSession):
             self.note_operation("abandon", resource=found["batch_name"], old=was)
         return int(found["batch_id"])
 
-    def list_batches(self, name: str | None, batch_id: int | None, most: int) -> list[BatchEntry]:
+    def list_batches(self, name: str | None, batch_id: int | None, maximum: int) -> list[BatchEntry]:
         found: dict[int, BatchEntry] = {}
-        for row in self.rows("list_batches", {"name": name, "batch": batch_id, "most": most}):
+        for row in self.rows("list_batches", {"name": name, "batch": batch_id, "maximum": maximum}):
             batch = found.get(row["batch_id"]) or shown(BatchEntry, row, parts=())
             part = shown(
                 PartEntry,

@@ -1,4 +1,4 @@
-"""Tasks that wait for their locks without a process. See the comments of PostgreSQL's parked.sql."""
+"""Tasks that wait for their locks without a process. See the comments of PostgreSQL's blocked_tasks.sql."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlsem.model import Claimed, Request, TaskLock
 #: Seconds: the lease of the member that owns the lock requests of blocked tasks, and the age at which it is renewed.
 LEASE, RENEW = 60.0, 7.5
 #: The maximum number of tasks whose lock requests one transaction inserts.
-MOST_ASKED = 100
+MAX_ASKED = 100
 #: Seconds between two liveness checks of the owners that block the blocked tasks of a queue.
 TEST_EVERY = 1.0
 
@@ -30,7 +30,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
         # Reading takes no lock: a poll without a result delays no other session.
-        if not again and self.row("parked", {"queue": queue}) is None:
+        if not again and self.row("has_blocked_tasks", {"queue": queue}) is None:
             return None
         if not again and not self._is_due(queue):
             self.require_member(member_id)
@@ -41,9 +41,9 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
             values = {"queue": queue, "member": member_id, "uid": uid}
             found = self.row("claimed_before", values) if again else None
             if found is not None:
-                return self._parked_claim(found["task_id"])
+                return self._blocked_task_claim(found["task_id"])
             self.require_member(member_id)
-            task_id = self._next_parked(queue)
+            task_id = self._next_blocked_task(queue)
             if task_id is None or not self.may_start(queue, self.row("key_of", (task_id,))["task_key"], start=True):
                 return None
             for number, lock in enumerate(self.rows("locks_of", (task_id,)), 1):
@@ -60,9 +60,9 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
                     },
                 )
             self.run("claim_task", {"task": task_id, "member": member_id, "owner": owner, "uid": uid})
-            return self._parked_claim(task_id)
+            return self._blocked_task_claim(task_id)
 
-    def _parked_claim(self, task_id: int) -> Claimed:
+    def _blocked_task_claim(self, task_id: int) -> Claimed:
         locks = tuple(
             TaskLock(row["resource"], row["access"], row["limit"], row["weight"], row["position"])
             for row in self.rows("locks_of", (task_id,))
@@ -73,27 +73,27 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         """Return True if a poll has something to write: a lock may be granted, a task may start or enqueue its locks,
         or the lease is due.
         """
-        parking = self.row("parking", {"queue": queue})
-        if parking is None or parking["left"] is None or parking["left"] < LEASE - RENEW:
+        proxy = self.row("queue_proxy", {"queue": queue})
+        if proxy is None or proxy["left"] is None or proxy["left"] < LEASE - RENEW:
             return True
         key = {"queue": queue}
         return (
-            self.row("parked_in_turn", key) is not None
+            self.row("enqueued_blocked_tasks", key) is not None
             or next(self._turns_come(queue), None) is not None
             or next(self._may_ask(queue), None) is not None
         )
 
-    def _next_parked(self, queue: str) -> int | None:
+    def _next_blocked_task(self, queue: str) -> int | None:
         """Grant locks to blocked tasks, and return the first task that may start, if any. A task that has all its locks
         but may not start leaves the queues of its locks.
         """
-        parking = self._parking_member(queue)
+        proxy = self._proxy_member(queue)
         for last in (False, True):
             for row in list(self._turns_come(queue)):
                 self.run("turn_has_come", {"task": row["task_id"], "number": row["number"]})
                 self.run("one_lock_less", (row["task_id"],))
-            task_id = self._in_turn(queue, parking)
-            if task_id is not None or last or not self._ask(queue, parking):
+            task_id = self._in_turn(queue, proxy)
+            if task_id is not None or last or not self._ask(queue, proxy):
                 return task_id
         return None
 
@@ -110,14 +110,14 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         request = Request(row["resource"], row["access"], row["limit"], row["weight"])
         return self.admission(request, row["position"]).allowed
 
-    def _in_turn(self, queue: str, parking: int) -> int | None:
+    def _in_turn(self, queue: str, proxy: int) -> int | None:
         order = self.row("lowest_order", {"queue": queue})["task_order"]
-        for task in self.rows("parked_in_turn", {"queue": queue}):
+        for task in self.rows("enqueued_blocked_tasks", {"queue": queue}):
             task_id = int(task["task_id"])
             locks = self.rows("locks_of", (task_id,))
-            there = sum(self._still_parked(lock, parking) for lock in locks)
+            there = sum(self._is_proxy_row(lock, proxy) for lock in locks)
             if there < len(locks) or task["task_order"] != order or not self._has_room(queue, task["task_key"]):
-                self._leave_lines(task_id, parking)
+                self._leave_lines(task_id, proxy)
             elif not all(self._may_enter(lock) for lock in locks):  # a resource was paused, or has another limit now
                 self.run("all_locks_wait", (task_id,))
                 self.run("locks_pending", {"task": task_id, "left": len(locks)})
@@ -125,19 +125,19 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
                 return task_id
         return None
 
-    def _still_parked(self, lock: Any, parking: int) -> bool:
+    def _is_proxy_row(self, lock: Any, proxy: int) -> bool:
         row = self.row("row", {"resource": lock["resource"], "position": lock["position"]})
-        return row is not None and row["member_id"] == parking and row["revoked_at"] is None
+        return row is not None and row["member_id"] == proxy and row["revoked_at"] is None
 
-    def _leave_lines(self, task_id: int, parking: int) -> None:
+    def _leave_lines(self, task_id: int, proxy: int) -> None:
         for lock in self.rows("locks_of", (task_id,)):
             row = self.row("row", {"resource": lock["resource"], "position": lock["position"]})
-            if row is not None and row["member_id"] == parking:
+            if row is not None and row["member_id"] == proxy:
                 self.remove(lock["resource"], lock["position"], None, "cancelled")
         self.run("no_locks_wait", (task_id,))
         self.run("locks_pending", {"task": task_id, "left": None})
 
-    def _ask(self, queue: str, parking: int) -> int:
+    def _ask(self, queue: str, proxy: int) -> int:
         """Insert the lock requests of the tasks that could run if they had their locks; return the number of tasks."""
         count = 0
         for task in self._may_ask(queue):
@@ -145,16 +145,16 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
             locks = self.rows("locks_of", (task_id,))
             if any(lock["limit"] is None and self.server_limit(lock["resource"]) is None for lock in locks):
                 continue  # until an operator sets a limit
-            who = {"requesting_id": f"task {task_id}", "member": parking, "owner": f"task {task_id} of {queue}"[:255]}
+            who = {"requesting_id": f"task {task_id}", "member": proxy, "owner": f"task {task_id} of {queue}"[:255]}
             for lock in locks:
                 asked = {name: lock[name] for name in ("resource", "access", "limit", "weight")}
-                uid = f"parked {task_id}.{lock['number']}"
+                uid = f"blocked {task_id}.{lock['number']}"
                 values = {**who, **asked, "uid": uid, "granted": False, "note": task["note"]}
                 position = self.run("insert", values).lastrowid
                 self.run("lock_waits", {"task": task_id, "number": lock["number"], "position": position})
             self.run("locks_pending", {"task": task_id, "left": len(locks)})
             count += 1
-            if count == MOST_ASKED:
+            if count == MAX_ASKED:
                 break
         return count
 
@@ -163,7 +163,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         next.
         """
         full = set()  # keys without room
-        for task in self.rows("parked_to_ask", {"queue": queue}):
+        for task in self.rows("unqueued_blocked_tasks", {"queue": queue}):
             key = task["task_key"]
             if key in full:
                 continue
@@ -183,15 +183,15 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
             queue, key or "", after=found["ask"], after_of_key=found["ask_of_key"]
         )
 
-    def _parking_member(self, queue: str) -> int:
+    def _proxy_member(self, queue: str) -> int:
         """Return the member that owns the lock requests of a queue's blocked tasks, with a lease that just began."""
-        found = self.row("parking", {"queue": queue})
+        found = self.row("queue_proxy", {"queue": queue})
         if found is not None and found["left"] is not None:
             self.run("renew", (found["member_id"],))
             return int(found["member_id"])
-        member_id = self.run("enrol_parking", {"lease": int(LEASE * 1000)}).lastrowid
+        member_id = self.run("register_proxy", {"lease": int(LEASE * 1000)}).lastrowid
         assert member_id is not None
-        self.run("set_parking", {"queue": queue, "member": member_id})
+        self.run("set_proxy", {"queue": queue, "member": member_id})
         # The rows of the previous member were removed with it.
         self.run("forget_lines", {"queue": queue})
         self.run("forget_asked", {"queue": queue})

@@ -73,8 +73,8 @@ class SqliteConnection(LockSession):
         # The file system's cache survives a crash of this process; a crash of the host ends every holder.
         self.rows_of_text("PRAGMA synchronous = NORMAL")
         if not wal.MUST_BE_ALONE:
-            self.rows_of_text(f"PRAGMA wal_autocheckpoint = {wal.MOST_PAGES}")
-        self.rows_of_text(f"PRAGMA journal_size_limit = {wal.MOST_BYTES}")
+            self.rows_of_text(f"PRAGMA wal_autocheckpoint = {wal.MAX_PAGES}")
+        self.rows_of_text(f"PRAGMA journal_size_limit = {wal.MAX_BYTES}")
         self._changed = 0
         mode = self.rows_of_text("PRAGMA journal_mode")[0][0]
         self.rows_of_text(FIRST_READ)  # which opens the log
@@ -203,15 +203,15 @@ class SqliteConnection(LockSession):
         """Count a written transaction."""
         self._written += 1
         connection = self.connection
-        if wal.MUST_BE_ALONE and connection and connection.total_changes - self._changed > wal.MOST_ROWS:
+        if wal.MUST_BE_ALONE and connection and connection.total_changes - self._changed > wal.MAX_ROWS:
             self.write_back(1)
 
-    def write_back(self, most: int = wal.EVERY) -> None:
+    def write_back(self, maximum: int = wal.EVERY) -> None:
         """Write the log back into the file, if ``most`` transactions were written since. Waits for the disk, so call it
         where no waiter depends on this session. Excludes writers only in SQLite versions that would lose their commits.
         """
         connection = self.connection
-        if self._written < most or connection is None or connection.in_transaction:
+        if self._written < maximum or connection is None or connection.in_transaction:
             return
         self._changed = connection.total_changes
         with contextlib.suppress(sqlite3.Error, SqlsemError), fork.forks_blocked:

@@ -49,7 +49,7 @@ def weighted_order(
     able = [
         setting
         for setting in settings
-        if setting["most"] is None or running.get(setting["task_key"], 0) < setting["most"]
+        if setting["maximum"] is None or running.get(setting["task_key"], 0) < setting["maximum"]
     ]
 
     def rank(setting: Mapping[str, Any]) -> tuple[float, float]:
@@ -102,7 +102,7 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
             if len(drawn) >= KEYS_DRAWN or part == 1:
                 parts = {key: part if key else 1.0 for key in drawn}
                 if first and part < 1:
-                    heavy = self.rows("heavy_keys", {"queue": queue, "most": KEYS_READ})
+                    heavy = self.rows("heavy_keys", {"queue": queue, "maximum": KEYS_READ})
                     parts |= {row["task_key"]: 1.0 for row in heavy if row["task_key"] not in running}
                 yield from self._weighted_order(queue, parts, running)
                 drawn, first = [], False
@@ -114,7 +114,7 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
         """
         begin = f"{start:0{HASH_DIGITS}}"
         for lap, (beyond, until) in enumerate(((begin, ":"), ("", begin))):  # (The colon comes after all digits.)
-            there = {"queue": queue, "order": order, "until": until, "most": KEYS_READ}
+            there = {"queue": queue, "order": order, "until": until, "maximum": KEYS_READ}
             turns = [beyond] * KEYS_READ
             while len(turns) == KEYS_READ:
                 turns = [row["task_hash"] for row in self.rows("next_key_hashes", {**there, "beyond": turns[-1]})]
@@ -133,13 +133,13 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
         for rate in self.rows("start_rates", {"queue": queue, "key": key}):
             ahead = after_of_key if rate["task_key"] else after
             waits = {"queue": queue, "key": rate["task_key"]}
-            if ahead >= rate["most"] or self.row("key_waits", waits) is not None:
+            if ahead >= rate["maximum"] or self.row("key_waits", waits) is not None:
                 return False
             whose = hashlib.sha256(f"{queue}\x1f{rate['task_key']}".encode()).hexdigest()
             state = self.rate_state(TASKS_PREFIX + whose)
             before = {ms: known.copy() for ms, known in state.windows.items()}
             wait_ms = state.take(
-                RateRequest(whose, (Window(rate["ms"], rate["most"]),), 1 + ahead), now_us, declares=False
+                RateRequest(whose, (Window(rate["ms"], rate["maximum"]),), 1 + ahead), now_us, declares=False
             )
             if wait_ms:
                 if start:

@@ -43,7 +43,7 @@ TESTED = 32
 #: Seconds between two checks of a waiter whether its files were replaced.
 COMPARE_SECONDS = 0.1
 #: The maximum number of resources whose last check a session remembers.
-MOST_TESTS = 1000
+MAX_TESTS = 1000
 #: The number of rows that a scan of a queue reads at a time: first and at most.
 FIRST_STEP, STEP = 4, 256
 #: A release grants the waiters that fit among this many first rows; other waiters find out by polling.
@@ -99,7 +99,7 @@ class LivenessChecks:
 
     def note(self, resource: str, now: float, owners: int) -> None:
         """Record a check of this many owners."""
-        if len(self._done) >= MOST_TESTS:
+        if len(self._done) >= MAX_TESTS:
             self._done.clear()
         self._done[resource] = (now, max(1, owners))
 
@@ -344,7 +344,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         scan: QueueTotals | None = None
         last, position, step = LAST if positions is None else max(positions), 0, min(FIRST_STEP, limit)
         while position < last:
-            rows = self.rows("pass", {"resource": resource, "position": position, "without": without, "most": step})
+            rows = self.rows("pass", {"resource": resource, "position": position, "without": without, "maximum": step})
             for row in rows:
                 scan = scan or QueueTotals(row["cap"], bool(row["paused"]))
                 if scan.closed or position >= last:
@@ -366,10 +366,10 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         limit: int | None = self.row("cap", {"resource": resource})["cap"]
         return limit
 
-    def _conflicting(self, request: Request, first: int, position: int, most: int) -> list[Any]:
+    def _conflicting(self, request: Request, first: int, position: int, maximum: int) -> list[Any]:
         """Return the first rows from position ``first`` on, before ``position``, that conflict with a request."""
         values = {"resource": request.resource, "first": first, "position": position, "access": request.access}
-        return self.rows("rows_between", {**values, "most": most})
+        return self.rows("rows_between", {**values, "maximum": maximum})
 
     def check_blockers(self, request: Request, position: int, mine: int | None) -> bool:
         """Check whether the owners of the first blockers are alive, as many as the limit admits; return True if rows

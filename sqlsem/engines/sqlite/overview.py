@@ -16,7 +16,7 @@ from sqlsem.engines.sqlite.values import as_time, shown
 from sqlsem.insight.overview import MemberEntry, Overview
 
 #: The maximum number of resources with recent holds, and of rates with windows, in an overview.
-MOST_WANTED = 200
+MAX_WANTED = 200
 
 
 class SqliteOverview(SqliteLocks, SqliteTasks, SqliteAdministration, SqliteRateUsage):
@@ -48,9 +48,9 @@ class SqliteOverview(SqliteLocks, SqliteTasks, SqliteAdministration, SqliteRateU
                     for (number,) in self.rows("unfinished_batches")
                     for batch in self.list_batches(None, number, 1)
                 ],
-                self.rows("recent_holds", (json.dumps(wanted[:MOST_WANTED]),)),
+                self.rows("recent_holds", (json.dumps(wanted[:MAX_WANTED]),)),
                 self.windows_of(
-                    sorted(row["resource_id"] for row in self.rows("wanted_rates", (MOST_WANTED,))),
+                    sorted(row["resource_id"] for row in self.rows("wanted_rates", (MAX_WANTED,))),
                     self.now_us() // 1000,
                 ),
             )

@@ -151,13 +151,15 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
             return self._end(member_id, end), self._claim(values, again)
 
     def next_tasks(
-        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
+        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, maximum: int
     ) -> tuple[list[str | None], list[Claimed]]:
         with fork.forks_blocked, self.writing():
             statuses = [self._end(member_id, end) for end in ends]
-            return statuses, self._claim_group(member_id, queue, owner, uid, again, most) if most else []
+            return statuses, self._claim_group(member_id, queue, owner, uid, again, maximum) if maximum else []
 
-    def _claim_group(self, member_id: int, queue: str, owner: str, uid: str, again: bool, most: int) -> list[Claimed]:
+    def _claim_group(
+        self, member_id: int, queue: str, owner: str, uid: str, again: bool, maximum: int
+    ) -> list[Claimed]:
         key = {"queue": queue, "member": member_id, "uid": uid}
         self.renew_lease(member_id)
         if again and (found := self.rows("claimed_before", key)):
@@ -167,7 +169,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
             return [] if claim is None else [claim]
         group: list[Claimed] = []
         size = 0
-        for task, kind, losses in self.rows("next_group", {"queue": queue, "most": most}):
+        for task, kind, losses in self.rows("next_group", {"queue": queue, "maximum": maximum}):
             alone = losses > 0 or kind not in GROUPED
             if group and (alone or size > GROUP_SIZE):
                 break
@@ -224,10 +226,10 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         lost = Counter(row["queue"] for row in self.rows("running_members", {"queue": queue}) if self.missing(row)[0])
         return [shown(QueueCounts, row, lost=lost[row["queue"]]) for row in self.rows("queue_counts", {"queue": queue})]
 
-    def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
-        wanted = {"queue": queue, "status": "running" if status == "lost" else status, "most": skip + most}
+    def list_tasks(self, queue: str | None, status: str | None, maximum: int, skip: int = 0) -> list[TaskEntry]:
+        wanted = {"queue": queue, "status": "running" if status == "lost" else status, "maximum": skip + maximum}
         if status in ("running", "lost"):
-            wanted["most"] = -1  # which members are dead shows only after the read
+            wanted["maximum"] = -1  # which members are dead shows only after the read
         entries = []
         for row in self.rows("page_tasks", wanted):
             entry = shown(TaskEntry, row, locks=task_locks(row["locks"]))
@@ -235,7 +237,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
                 entry = dataclasses.replace(entry, status="lost")
             if status is None or entry.status == status:
                 entries.append(entry)
-        return entries[skip : skip + most]
+        return entries[skip : skip + maximum]
 
     def task_attempts(self, task_id: int) -> list[Attempt]:
         attempts = []
@@ -284,9 +286,9 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         asked = self.rows("task_controls", {"member": member_id, "tasks": json.dumps(list(task_ids))})
         return [(row["task_id"], row["time_limit"], row["cancel_asked_by"]) for row in asked]
 
-    def prune_tasks(self, most: int) -> int:
+    def prune_tasks(self, maximum: int) -> int:
         with fork.forks_blocked, self.writing():
-            self.run("prune_task_log", {"most": most})
-            self.run("prune_task_locks", {"most": most})
+            self.run("prune_task_log", {"maximum": maximum})
+            self.run("prune_task_locks", {"maximum": maximum})
             self.run("prune_queue_waits")
-            return self.run("prune_tasks", {"most": most}).rowcount
+            return self.run("prune_tasks", {"maximum": maximum}).rowcount

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import sqlite3
 
-__all__ = ["EVERY", "MOST_BYTES", "MOST_PAGES", "MOST_ROWS", "MUST_BE_ALONE", "may_miss_a_reset"]
+__all__ = ["EVERY", "MAX_BYTES", "MAX_PAGES", "MAX_ROWS", "MUST_BE_ALONE", "may_miss_a_reset"]
 
 #: After this many pages SQLite writes the log back by itself, at the end of any transaction. Where it must not, a
 #: connection does so after it has changed this many rows.
-MOST_PAGES, MOST_ROWS = 16_000, 8_000
+MAX_PAGES, MAX_ROWS = 16_000, 8_000
 #: The log's file is truncated to this many bytes when the log begins again, in case a long read has made it grow.
-MOST_BYTES = 32 * 2**20
+MAX_BYTES = 32 * 2**20
 
 
 def may_miss_a_reset(version: tuple[int, int, int]) -> bool:

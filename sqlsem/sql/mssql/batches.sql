@@ -697,7 +697,7 @@ GO
 -- readers, and to the login that stored it.
 IF OBJECT_ID(N'{schema}.list_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_batches AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.list_batches @name nvarchar(400) = NULL, @batch bigint = NULL, @most int = 20
+ALTER PROCEDURE {schema}.list_batches @name nvarchar(400) = NULL, @batch bigint = NULL, @maximum int = 20
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -713,7 +713,7 @@ BEGIN
         INSERT INTO @shown (batch_id) SELECT batch_id FROM {schema}.batch WHERE batch_id = @batch;
     ELSE
         INSERT INTO @shown (batch_id)
-        SELECT TOP (@most) batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+        SELECT TOP (@maximum) batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
         WHERE @name IS NULL OR batch_name = @name ORDER BY batch_id DESC;
     SET @now = SYSUTCDATETIME();
     SELECT r.batch_id, r.batch_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
@@ -767,7 +767,7 @@ BEGIN TRY
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @names TABLE (part nvarchar(400) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
     DECLARE @given TABLE (ordinal int NOT NULL PRIMARY KEY, part nvarchar(400) COLLATE Latin1_General_100_BIN2 NULL);
-    DECLARE @at int, @ordinal int = 0, @most int, @rest nvarchar(max), @one nvarchar(400),
+    DECLARE @at int, @ordinal int = 0, @maximum int, @rest nvarchar(max), @one nvarchar(400),
             @lines nvarchar(max) = N'', @member bigint, @owner nvarchar(400),
             @uid nvarchar(64) = CONVERT(nvarchar(64), NEWID()), @window_ms bigint, @code nvarchar(16), @attempt int,
             @previous bigint, @told nvarchar(1000), @message nvarchar(2000);
@@ -795,9 +795,9 @@ BEGIN TRY
             SET @at = CHARINDEX(N',', @rest);
         END;
     END;
-    SELECT @most = COUNT(*) FROM @given;
+    SELECT @maximum = COUNT(*) FROM @given;
     SET @ordinal = 0;
-    WHILE @ordinal < @most
+    WHILE @ordinal < @maximum
     BEGIN
         SET @ordinal = @ordinal + 1;
         SELECT @one = part FROM @given WHERE ordinal = @ordinal;

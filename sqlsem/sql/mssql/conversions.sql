@@ -125,7 +125,7 @@ BEGIN
               AND r.ahead_weight + r.weight <= COALESCE(r.concurrency_limit, 2147483647)
               AND r.ahead_weight + r.weight <= r.declared
               -- feature: queue
-              AND NOT EXISTS (SELECT 1 FROM {schema}.parking AS p WITH (READCOMMITTEDLOCK) WHERE p.member_id = r.member_id)
+              AND NOT EXISTS (SELECT 1 FROM {schema}.queue_proxy AS p WITH (READCOMMITTEDLOCK) WHERE p.member_id = r.member_id)
               -- end of feature: queue
               AND (r.waiter_lease_until IS NULL OR r.waiter_lease_until >= @now);
             IF @try = 1 AND (@result IS NOT NULL OR EXISTS (SELECT 1 FROM @free))

@@ -23,7 +23,7 @@ DROP TABLE IF EXISTS {schema}.batch;
 DROP TABLE IF EXISTS {schema}.queue_wait;
 DROP TABLE IF EXISTS {schema}.queue_key;
 DROP TABLE IF EXISTS {schema}.queue_setting;
-DROP TABLE IF EXISTS {schema}.parking;
+DROP TABLE IF EXISTS {schema}.queue_proxy;
 DROP TABLE IF EXISTS {schema}.task_lock;
 DROP TABLE IF EXISTS {schema}.task_log;
 DROP TABLE IF EXISTS {schema}.task;

@@ -20,7 +20,7 @@
 DECLARE @do TABLE (number int IDENTITY NOT NULL PRIMARY KEY, statement nvarchar(600) NOT NULL);
 DECLARE @right TABLE (what nvarchar(10) NOT NULL, object_name sysname NOT NULL, role_name sysname NOT NULL);
 DECLARE @role TABLE (name sysname NOT NULL, letter nchar(1) NOT NULL);
-DECLARE @statement nvarchar(600), @number int = 0, @most int;
+DECLARE @statement nvarchar(600), @number int = 0, @maximum int;
 DECLARE @may int = CASE WHEN HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'CREATE ROLE') = 1
     OR IS_MEMBER(N'db_owner') = 1 OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
 INSERT INTO @role (name, letter)
@@ -122,7 +122,7 @@ FROM (VALUES
              (N'once_run'),
              -- end of feature: once
              -- feature: queue
-             (N'task'), (N'task_log'), (N'schedule'), (N'task_lock'), (N'parking'), (N'queue_setting'), (N'queue_key'),
+             (N'task'), (N'task_log'), (N'schedule'), (N'task_lock'), (N'queue_proxy'), (N'queue_setting'), (N'queue_key'),
              (N'queue_wait'),
              -- end of feature: queue
              -- feature: batches
@@ -143,8 +143,8 @@ WHERE g.class = 1 AND g.minor_id = 0 AND OBJECT_SCHEMA_NAME(g.major_id) = N'{sch
 INSERT INTO @do (statement)
 SELECT CONCAT(N'GRANT ', w.what, N' ON {schema}.[', w.object_name, N'] TO ', w.role_name)
 FROM @right AS w WHERE @may = 1 OR DATABASE_PRINCIPAL_ID(w.role_name) IS NOT NULL;
-SELECT @most = COUNT(*) FROM @do;
-WHILE @number < @most
+SELECT @maximum = COUNT(*) FROM @do;
+WHILE @number < @maximum
 BEGIN
     SET @number = @number + 1;
     SELECT @statement = statement FROM @do WHERE number = @number;

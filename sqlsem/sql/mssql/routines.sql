@@ -702,10 +702,10 @@ ALTER PROCEDURE {schema}.check_grace_or_lease @what nvarchar(10), @ms int
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @most float, @message nvarchar(1000);
-    SELECT @most = TRY_CAST(value AS float) FROM {schema}.setting WHERE name = CONCAT(N'max_', @what);
-    IF @ms > @most * 1000
-        SET @message = CONCAT(N'sqlsem: a ', @what, N' of ', @ms / CAST(1000 AS float), N' s is longer than the ', @most,
+    DECLARE @maximum float, @message nvarchar(1000);
+    SELECT @maximum = TRY_CAST(value AS float) FROM {schema}.setting WHERE name = CONCAT(N'max_', @what);
+    IF @ms > @maximum * 1000
+        SET @message = CONCAT(N'sqlsem: a ', @what, N' of ', @ms / CAST(1000 AS float), N' s is longer than the ', @maximum,
             N' s that are allowed here (setting max_', @what, N'); ask for less');
     ELSE IF @ms < 0 OR (@what = N'lease' AND @ms = 0)
         SET @message = CONCAT(N'sqlsem: a ', @what, N' of ', @ms, N' ms makes no sense');
@@ -746,13 +746,13 @@ ALTER PROCEDURE {schema}.check_members
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @most bigint, @count bigint, @message nvarchar(1000);
-    SELECT @most = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'max_members';
+    DECLARE @maximum bigint, @count bigint, @message nvarchar(1000);
+    SELECT @maximum = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'max_members';
     SELECT @count = COUNT(*)
-    FROM (SELECT TOP (@most) 1 AS one FROM {schema}.member WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE login = ORIGINAL_LOGIN()) AS m;
-    IF @count >= @most
+    FROM (SELECT TOP (@maximum) 1 AS one FROM {schema}.member WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE login = ORIGINAL_LOGIN()) AS m;
+    IF @count >= @maximum
     BEGIN
-        SET @message = CONCAT(N'sqlsem: login ', ORIGINAL_LOGIN(), N' has ', @most, N' members, and no more are allowed (setting max_members); ',
+        SET @message = CONCAT(N'sqlsem: login ', ORIGINAL_LOGIN(), N' has ', @maximum, N' members, and no more are allowed (setting max_members); ',
             N'an operator removes them: EXEC {schema}.revoke_members');
         EXEC {schema}.raise_error 50000, @message;
     END;
@@ -1194,7 +1194,7 @@ BEGIN
     DECLARE @asked TABLE (ordinal int NOT NULL PRIMARY KEY, resource_id nvarchar(400), access_type nvarchar(100),
                           gate nvarchar(255) COLLATE Latin1_General_100_BIN2,
                           concurrency_limit int, weight int, note nvarchar(1000), queue_position bigint, granted bit);
-    DECLARE @ordinal int = 0, @most int, @gate nvarchar(255), @position bigint, @granted bit, @code int, @free int = 1,
+    DECLARE @ordinal int = 0, @maximum int, @gate nvarchar(255), @position bigint, @granted bit, @code int, @free int = 1,
             @name nvarchar(255), @uid_one nvarchar(80), @resource nvarchar(400), @access nvarchar(100), @limit int,
             @weight int, @note nvarchar(1000), @taken nvarchar(max) = N'', @tried int = 0, @again int = 1;
     SET @uid = COALESCE(@uid, CONVERT(nvarchar(60), NEWID()));
@@ -1204,7 +1204,7 @@ BEGIN
     FROM OPENJSON(@requests) AS j
     CROSS APPLY OPENJSON(j.value) WITH (a_resource nvarchar(400) '$.resource', an_access nvarchar(100) '$.access',
         a_limit int '$.limit', a_weight int '$.weight', a_note nvarchar(1000) '$.note') AS r;
-    SELECT @most = COUNT(*) FROM @asked;
+    SELECT @maximum = COUNT(*) FROM @asked;
     BEGIN TRY
         EXEC @code = {schema}.touch_member @member;
         IF @code = 0
@@ -1234,7 +1234,7 @@ BEGIN
                 WHERE a.concurrency_limit IS NULL AND o.cap IS NULL ORDER BY a.ordinal;
                 IF @resource IS NOT NULL
                     EXEC {schema}.check_registration @requesting_id, @owner OUTPUT, @resource, @access, NULL, @weight, 1;
-                WHILE @ordinal < @most AND @free = 1
+                WHILE @ordinal < @maximum AND @free = 1
                 BEGIN
                     SET @ordinal = @ordinal + 1;
                     SELECT @resource = resource_id, @access = access_type, @limit = concurrency_limit, @weight = weight
@@ -1254,7 +1254,7 @@ BEGIN
             END;
         END;
         SET @ordinal = 0;
-        WHILE @ordinal < @most AND @free = 1
+        WHILE @ordinal < @maximum AND @free = 1
         BEGIN
             SET @ordinal = @ordinal + 1;
             SET @uid_one = CONCAT(@uid, N'.', @ordinal);
@@ -1969,7 +1969,7 @@ GO
 IF OBJECT_ID(N'{schema}.past') IS NULL EXEC (N'CREATE PROCEDURE {schema}.past AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.past
-    @resource nvarchar(255) = NULL, @most int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
+    @resource nvarchar(255) = NULL, @maximum int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
     @outcome nvarchar(16) = NULL, @who nvarchar(400) = NULL
 AS
 BEGIN
@@ -1977,7 +1977,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @since datetime2(6), @until datetime2(6);
     EXEC {schema}.ages_to_times @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
-    SELECT TOP (@most) h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
+    SELECT TOP (@maximum) h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
            h.requested_at, h.granted_at, h.ended_at,
            DATEDIFF_BIG(microsecond, h.requested_at, COALESCE(h.granted_at, h.ended_at)) / CAST(1000000 AS float) AS waited,
            DATEDIFF_BIG(microsecond, h.granted_at, CASE WHEN h.heartbeat_at IS NULL THEN h.ended_at
@@ -2312,7 +2312,7 @@ GO
 IF OBJECT_ID(N'{schema}.operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.operations AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.operations
-    @name nvarchar(255) = NULL, @most int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
+    @name nvarchar(255) = NULL, @maximum int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
     @action nvarchar(16) = NULL, @who nvarchar(400) = NULL
 AS
 BEGIN
@@ -2320,7 +2320,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @since datetime2(6), @until datetime2(6);
     EXEC {schema}.ages_to_times @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
-    SELECT TOP (@most) o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position,
+    SELECT TOP (@maximum) o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position,
            o.queue_name, o.task_id, o.old_value, o.new_value
     FROM {schema}.operation AS o WITH (NOLOCK)
     WHERE (@name IS NULL OR @name IN (o.resource_id, o.queue_name)) AND (@since IS NULL OR o.done_at >= @since)
@@ -2330,11 +2330,11 @@ BEGIN
 END;
 GO
 
--- Remove operations that are older than history_days, or beyond history_rows, at most @most in one call. Returns their
+-- Remove operations that are older than history_days, or beyond history_rows, at most @maximum in one call. Returns their
 -- number.
 IF OBJECT_ID(N'{schema}.prune_operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_operations AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.prune_operations @most int, @answer bit = 0
+ALTER PROCEDURE {schema}.prune_operations @maximum int, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -2351,7 +2351,7 @@ BEGIN
     ELSE
         SELECT TOP (1) @first = operation_id - @rows + 1 FROM {schema}.operation ORDER BY operation_id DESC;
     SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
-    DELETE TOP (@most) FROM {schema}.operation WHERE done_at < @before OR operation_id < @first;
+    DELETE TOP (@maximum) FROM {schema}.operation WHERE done_at < @before OR operation_id < @first;
     SET @count = @@ROWCOUNT;
     IF @answer = 1
         SELECT @count AS pruned;
@@ -2359,12 +2359,12 @@ BEGIN
 END;
 GO
 
--- Remove history that is older than setting history_days or beyond history_rows: among the oldest @most rows. Positions
+-- Remove history that is older than setting history_days or beyond history_rows: among the oldest @maximum rows. Positions
 -- jump by up to 10,000 when the server restarts. So if no more rows than that are kept, the rows are counted; a larger
 -- number is estimated by their positions, as a count would read them all. Returns the number removed.
 IF OBJECT_ID(N'{schema}.prune') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.prune @most int, @answer bit = 0
+ALTER PROCEDURE {schema}.prune @maximum int, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -2382,13 +2382,13 @@ BEGIN
         SELECT TOP (1) @last = queue_position - @rows
         FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ORDER BY ended_at DESC;
     SELECT TOP (1) @edge = o.ended_at
-    FROM (SELECT TOP (@most) ended_at FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ORDER BY ended_at) AS o
+    FROM (SELECT TOP (@maximum) ended_at FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ORDER BY ended_at) AS o
     ORDER BY o.ended_at DESC;
-    DELETE TOP (@most) FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+    DELETE TOP (@maximum) FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE ended_at <= @edge AND (ended_at < @before OR ended_at < @kept OR queue_position <= @last);
     SET @count = @@ROWCOUNT;
     -- feature: rates
-    DELETE TOP (@most) FROM {schema}.low_water WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+    DELETE TOP (@maximum) FROM {schema}.low_water WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE raised_at < DATEADD(day, -1, SYSUTCDATETIME());  -- of names that are not used any more, most of them
     -- Rates that were not used for a day, and that have only past windows. First their slots: the time of a slot shows
     -- that it does not count any more.
@@ -2396,9 +2396,9 @@ BEGIN
     IF EXISTS (SELECT 1 FROM {schema}.rate_window WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                WHERE seen_ms + 2 * window_ms < @over)
     BEGIN
-        DELETE TOP (@most) FROM {schema}.rate_slot WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+        DELETE TOP (@maximum) FROM {schema}.rate_slot WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE (slot + 1) * ((window_ms + 99) / 100) + window_ms < @over;
-        DELETE TOP (@most) w FROM {schema}.rate_window AS w WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+        DELETE TOP (@maximum) w FROM {schema}.rate_window AS w WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE w.cap IS NULL AND w.seen_ms + 2 * w.window_ms < @over
           AND NOT EXISTS (SELECT 1 FROM {schema}.rate_slot AS s WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                           WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms);

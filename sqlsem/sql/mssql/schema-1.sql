@@ -333,7 +333,7 @@ CREATE TABLE {schema}.task (
     ended_at        datetime2(6) NULL,
     error           nvarchar(max) NULL,
     result          nvarchar(max) NULL,
-    -- For a task with locks (parked.sql) ready_at is the end of time (the year 9999), so that claims of tasks without
+    -- For a task with locks (blocked_tasks.sql) ready_at is the end of time (the year 9999), so that claims of tasks without
     -- locks skip it.
     lock_count      int NULL,           -- how many; NULL: none
     locks_pending      int NULL,           -- how many are not granted yet; NULL: none is enqueued
@@ -410,7 +410,7 @@ CREATE TABLE {schema}.queue_wait (
     CONSTRAINT queue_wait_pk PRIMARY KEY NONCLUSTERED (queue_name, task_key)
 );
 
--- The locks of tasks (parked.sql).
+-- The locks of tasks (blocked_tasks.sql).
 CREATE TABLE {schema}.task_lock (
     task_id           bigint NOT NULL,
     number            int NOT NULL,
@@ -421,17 +421,17 @@ CREATE TABLE {schema}.task_lock (
     weight            int NOT NULL,
     queue_position    bigint NULL,                                                 -- of its row in the lock's queue; NULL: none
     waits             bit NOT NULL CONSTRAINT task_lock_waits_default DEFAULT 0,   -- that row is not granted yet
-    parked            bit NOT NULL CONSTRAINT task_lock_parked_default DEFAULT 0,  -- the task is pending
+    pending           bit NOT NULL CONSTRAINT task_lock_pending_default DEFAULT 0,  -- the task is pending
     CONSTRAINT task_lock_pk PRIMARY KEY (task_id, number) WITH (ALLOW_PAGE_LOCKS = OFF)
 );
-CREATE INDEX task_lock_parked ON {schema}.task_lock (queue_name, parked, resource_id, access_type, queue_position)
+CREATE INDEX task_lock_pending ON {schema}.task_lock (queue_name, pending, resource_id, access_type, queue_position)
     WITH (ALLOW_PAGE_LOCKS = OFF);
 
 -- The member that owns the lock requests of a queue's blocked tasks.
-CREATE TABLE {schema}.parking (
-    queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT parking_pk PRIMARY KEY,
+CREATE TABLE {schema}.queue_proxy (
+    queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT queue_proxy_pk PRIMARY KEY,
     member_id  bigint NULL,
-    claims     bigint NOT NULL CONSTRAINT parking_claims_default DEFAULT 0  -- every claim that polls writes it, so that they take turns
+    claims     bigint NOT NULL CONSTRAINT queue_proxy_claims_default DEFAULT 0  -- every claim that polls writes it, so that they take turns
 );
 
 -- Tasks that are put at the times of a cron expression, by one of the processes that watch for due schedules.

@@ -314,7 +314,7 @@ BEGIN
     -- rated: 2 if the rate is used up, 3 if there is nothing to start.
     DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY,
                          task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, rated int NOT NULL);
-    DECLARE @limited int = 0, @most int, @key_most int, @total int, @key nvarchar(255), @there int = 0, @id bigint, @plain bigint,
+    DECLARE @limited int = 0, @maximum int, @key_maximum int, @total int, @key nvarchar(255), @there int = 0, @id bigint, @plain bigint,
             @priority int, @place int = 0, @count int = 0, @rate int, @key_rate int, @code int = 1, @now bigint, @rated int,
             @lap int = 0, @first int = 1, @drawn int, @begin nvarchar(8), @turn nvarchar(263), @until nvarchar(8) = N':', @part float, @at nvarchar(263),
             @salt nvarchar(64) = CONVERT(nvarchar(64), NEWID());
@@ -333,7 +333,7 @@ BEGIN
         IF @limited = 1
             UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
     END;
-    SELECT @most = task_limit, @key_most = key_limit, @rate = task_rate, @key_rate = key_rate
+    SELECT @maximum = task_limit, @key_maximum = key_limit, @rate = task_rate, @key_rate = key_rate
     FROM {schema}.queue_setting WHERE @limited = 1 AND queue_name = @queue;
     SELECT TOP (1) @there = 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_hash >= N'';
@@ -346,7 +346,7 @@ BEGIN
     SELECT COALESCE(SUBSTRING(task_hash, 9, 255), N''), COUNT(*) FROM {schema}.task WITH (INDEX (task_fair))
     WHERE queue_name = @queue AND status = N'running' GROUP BY COALESCE(SUBSTRING(task_hash, 9, 255), N'');
     SELECT @total = COALESCE(SUM(many), 0) FROM @running;
-    IF @total >= @most
+    IF @total >= @maximum
         RETURN 0;
     IF @rate IS NOT NULL
         EXEC @code = {schema}.task_may_start @queue, N'', 0, 0, 0;
@@ -413,7 +413,7 @@ BEGIN
             ON w.queue_name = @queue
            AND w.task_key = CASE WHEN COALESCE(k.task_rate, @key_rate) IS NOT NULL AND h.task_key <> N'' THEN h.task_key END
         WHERE (w.task_key IS NULL OR @now < w.since_ms OR @now >= w.free_ms)
-          AND (h.task_key = N'' OR COALESCE(r.many, 0) < COALESCE(k.task_limit, @key_most, 2147483647))
+          AND (h.task_key = N'' OR COALESCE(r.many, 0) < COALESCE(k.task_limit, @key_maximum, 2147483647))
         ORDER BY COALESCE(r.many, 0) / CAST(COALESCE(k.weight, 1) AS float), -LOG(1 - h.lot) * h.part / COALESCE(k.weight, 1);
         SET @count = @count + @@ROWCOUNT;
         WHILE @task IS NULL AND @place < @count
@@ -577,7 +577,7 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET @status = NULL;
-    DECLARE @failures int, @most int, @backoff_ms int, @on_failure nvarchar(8), @pause float, @open bit,
+    DECLARE @failures int, @maximum int, @backoff_ms int, @on_failure nvarchar(8), @pause float, @open bit,
             @there int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000), @by nvarchar(128), @locks int,
             @count int;
     IF @outcome NOT IN (N'finished', N'failed', N'returned', N'cancelled') OR @outcome IS NULL
@@ -592,7 +592,7 @@ BEGIN
     SELECT @there = 1, @host = host, @pid = pid, @session_id = session_id
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     -- Only the last of these columns can change while the task runs; a later request to cancel comes too late.
-    SELECT @failures = failures, @most = max_attempts, @backoff_ms = backoff_ms, @on_failure = on_failure,
+    SELECT @failures = failures, @maximum = max_attempts, @backoff_ms = backoff_ms, @on_failure = on_failure,
            @by = cancel_asked_by, @locks = lock_count
     FROM {schema}.task WITH (UPDLOCK, ROWLOCK)
     WHERE @there = 1 AND task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
@@ -606,7 +606,7 @@ BEGIN
             IF @by IS NOT NULL
                 SET @error = CONCAT(N'cancelled by ', @by, NCHAR(10) + @error);
         END;
-        ELSE IF @outcome = N'returned' OR @failures + 1 < @most
+        ELSE IF @outcome = N'returned' OR @failures + 1 < @maximum
             SET @status = N'pending';
         ELSE
             SET @status = N'failed';
@@ -672,12 +672,12 @@ BEGIN
 END;
 GO
 
--- Claim up to @most tasks: the first ones, as long as they are calls or SQL whose worker has never died, and no more
+-- Claim up to @maximum tasks: the first ones, as long as they are calls or SQL whose worker has never died, and no more
 -- than a million characters of them. Any other task is claimed alone. Otherwise as claim_task: one row for each.
 IF OBJECT_ID(N'{schema}.claim_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_tasks
-    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0, @most int = 1
+    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0, @maximum int = 1
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -721,7 +721,7 @@ BEGIN
                 ORDER BY task_priority DESC, task_id;
             SET @last = @first;
             SET @alone = 1;  -- (in fair queueing each task is drawn by itself)
-            IF @most > 1 AND @turns = 0
+            IF @maximum > 1 AND @turns = 0
                 SELECT @alone = CASE WHEN losses > 0 OR kind NOT IN (N'call', N'sql') OR task_priority <> 0 THEN 1 ELSE 0 END
                 FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE task_id = @first;
             DELETE FROM @chosen;
@@ -733,7 +733,7 @@ BEGIN
                 -- free.
                 DELETE FROM @seen;
                 INSERT INTO @seen (task_id)
-                SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
+                SELECT TOP (@maximum) task_id FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
                   AND task_hash IS NULL AND task_priority = 0 AND task_id >= @first AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_id;
@@ -868,7 +868,7 @@ BEGIN
         COMMIT TRANSACTION;
         SET @count = @count + @rows;
     END;
-    IF EXISTS (SELECT 1 FROM {schema}.task_lock WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE queue_name = @queue AND parked = 1)
+    IF EXISTS (SELECT 1 FROM {schema}.task_lock WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE queue_name = @queue AND pending = 1)
         EXEC {schema}.check_lock_holders @queue;
     IF @answer = 1
         SELECT @count AS recovered;
@@ -937,7 +937,7 @@ GO
 -- reader sees only tasks that it put itself.
 IF OBJECT_ID(N'{schema}.show_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.show_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.show_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0
+ALTER PROCEDURE {schema}.show_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @maximum int = 100, @skip int = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -960,15 +960,15 @@ BEGIN
     -- The indexes first, the rows in another statement: see the head of this file.
     IF @queue IS NULL
         INSERT INTO @shown (task_id)
-        SELECT TOP (CAST(@skip AS bigint) + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
+        SELECT TOP (CAST(@skip AS bigint) + @maximum) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
         ORDER BY queue_name, task_order, task_priority DESC, task_id;
     ELSE
         INSERT INTO @shown (task_id)
-        SELECT TOP (CAST(@skip AS bigint) + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
+        SELECT TOP (CAST(@skip AS bigint) + @maximum) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
         ORDER BY task_order, task_priority DESC, task_id;
-    SELECT @left = CAST(@skip AS bigint) + @most - COUNT(*) FROM @shown;
+    SELECT @left = CAST(@skip AS bigint) + @maximum - COUNT(*) FROM @shown;
     IF @left > 0
         INSERT INTO @shown (task_id)
         SELECT TOP (@left) task_id FROM {schema}.task WITH (INDEX (task_ended))
@@ -1015,12 +1015,12 @@ GO
 -- Do show_tasks for the first page.
 IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100
+ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @maximum int = 100
 AS
 BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    EXEC {schema}.show_tasks @queue, @status, @most, 0;
+    EXEC {schema}.show_tasks @queue, @status, @maximum, 0;
 END TRY
 BEGIN CATCH
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
@@ -1255,7 +1255,7 @@ BEGIN TRY
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @code int, @before nvarchar(100), @after nvarchar(100) = CONCAT(@value, N' in ' + CONVERT(nvarchar(20), @per_ms) + N' ms'),
             @name nvarchar(255) = N'set_resource.sqlsem.{schema}', @message nvarchar(1000),
-            @least int = CASE WHEN @what IN (N'limit', N'key_limit') THEN 0 ELSE 1 END,
+            @minimum int = CASE WHEN @what IN (N'limit', N'key_limit') THEN 0 ELSE 1 END,
             @is_rate int = CASE WHEN @what IN (N'rate', N'key_rate') THEN 1 ELSE 0 END;
     EXEC {schema}.check_name N'queue', @queue;
     IF @key IS NOT NULL
@@ -1263,8 +1263,8 @@ BEGIN TRY
     IF @what IS NULL OR NOT (@what IN (N'limit', N'rate') OR (@key IS NULL AND @what IN (N'key_limit', N'key_rate'))
                              OR (@key IS NOT NULL AND @what = N'weight'))
         THROW 50000, N'sqlsem: of a queue limit, key_limit, rate and key_rate can be set, and of a key limit, rate and weight', 1;
-    IF @value < @least
-        SET @message = CONCAT(N'sqlsem: a ', @what, N' must be ', @least, N' or more, not ', @value);
+    IF @value < @minimum
+        SET @message = CONCAT(N'sqlsem: a ', @what, N' must be ', @minimum, N' or more, not ', @value);
     ELSE IF @per_ms < 1 OR CASE WHEN @per_ms IS NULL THEN 0 ELSE 1 END <> CASE WHEN @is_rate = 1 AND @value IS NOT NULL THEN 1 ELSE 0 END
         SET @message = CONCAT(N'sqlsem: a rate needs its window, per_ms, from 1 to 2147483647, and nothing else has one; not ',
             COALESCE(CONVERT(nvarchar(20), @per_ms), N'NULL'));
@@ -1375,10 +1375,10 @@ BEGIN
 END;
 GO
 
--- Remove ended tasks older than setting history_days, with their log, at most @most in one call. Returns their number.
+-- Remove ended tasks older than setting history_days, with their log, at most @maximum in one call. Returns their number.
 IF OBJECT_ID(N'{schema}.prune_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.prune_tasks @most int, @answer bit = 0
+ALTER PROCEDURE {schema}.prune_tasks @maximum int, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1391,7 +1391,7 @@ BEGIN
     SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
     SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
     INSERT INTO @old (task_id)
-    SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_ended))
+    SELECT TOP (@maximum) task_id FROM {schema}.task WITH (INDEX (task_ended))
     WHERE is_open = CAST(0 AS bit) AND ended_at < @before ORDER BY ended_at;
     BEGIN TRANSACTION;
     DELETE FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
@@ -1404,7 +1404,7 @@ BEGIN
     DELETE FROM {schema}.task_lock WHERE task_id IN (SELECT g.task_id FROM @gone AS g);
     COMMIT TRANSACTION;
     -- Of keys that are not used any more.
-    DELETE TOP (@most) FROM {schema}.queue_wait WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+    DELETE TOP (@maximum) FROM {schema}.queue_wait WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE free_ms < {schema}.clock_us() / 1000 - 86400000;
     IF @answer = 1
         SELECT @count AS pruned;

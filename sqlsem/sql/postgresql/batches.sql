@@ -445,7 +445,7 @@ $$;
 -- Batches, newest first, one row a part. The text of a callback is shown to putters, operators and readers, and to the
 -- login that stored it.
 CREATE OR REPLACE FUNCTION {schema}.list_batches(
-    p_name varchar DEFAULT NULL, p_batch bigint DEFAULT NULL, p_most integer DEFAULT 20)
+    p_name varchar DEFAULT NULL, p_batch bigint DEFAULT NULL, p_maximum integer DEFAULT 20)
 RETURNS TABLE (batch_id bigint, batch_name varchar, status varchar, window_seconds float, opened_at timestamptz,
                ended_at timestamptz, seconds float, callback_status varchar, callback_kind varchar, callback_body text,
                callback_attempt integer, callback_owner varchar, callback_started timestamptz, callback_ended timestamptz,
@@ -467,7 +467,7 @@ AS $$
            r.opened_by, p.login, r.callback_kept_by, r.callback_login
     FROM (SELECT * FROM {schema}.batch AS o
           WHERE (p_name IS NULL OR o.batch_name = p_name) AND (p_batch IS NULL OR o.batch_id = p_batch)
-          ORDER BY o.batch_id DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END) AS r
+          ORDER BY o.batch_id DESC LIMIT CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END) AS r
     JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
     LEFT JOIN {schema}.member_liveness() AS l ON l.member_id = p.member_id AND p.status = 'running'
     ORDER BY r.batch_id DESC, p.part

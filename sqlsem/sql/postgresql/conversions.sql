@@ -83,11 +83,11 @@ BEGIN
                                 WHERE access_type = 'read' AND granted_at IS NULL)
         ORDER BY queue_position FOR KEY SHARE;
         -- feature: queue
-        -- A parked task holds nothing, so it is not granted: it goes on waiting. A claim of such a task that is under
+        -- A blocked task holds nothing, so it is not granted: it goes on waiting. A claim of such a task that is under
         -- way comes first, and the task is then inside. From here on no claim finds its way free.
         PERFORM FROM {schema}.{table}
         WHERE resource_id = p_resource AND access_type = 'read' AND granted_at IS NULL AND queue_position > p_position
-          AND member_id IN (SELECT p.member_id FROM {schema}.parking AS p)
+          AND member_id IN (SELECT p.member_id FROM {schema}.queue_proxy AS p)
         ORDER BY queue_position FOR NO KEY UPDATE;
         -- end of feature: queue
         -- Apply the rule to the waiting readers behind: find the readers that fit now, and the readers that would fit
@@ -101,7 +101,7 @@ BEGIN
         CROSS JOIN (SELECT cap, paused_at IS NOT NULL AS paused FROM {schema}.effective_settings(p_resource)) AS o
         WHERE queue_position > p_position AND access_type = 'read' AND granted_at IS NULL AND revoked_at IS NULL
           -- feature: queue
-          AND NOT EXISTS (SELECT FROM {schema}.parking AS p WHERE p.member_id = r.member_id)
+          AND NOT EXISTS (SELECT FROM {schema}.queue_proxy AS p WHERE p.member_id = r.member_id)
           -- end of feature: queue
           AND coalesce(load + weight <= declared, true);  -- (also rows without a live client: they are removed as such)
         SELECT queue_position INTO v_other FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)

@@ -164,7 +164,7 @@ BEGIN
                 'once_run',
                 -- end of feature: once
                 -- feature: queue
-                'task', 'task_log', 'schedule', 'queue_setting', 'queue_key', 'queue_wait', 'task_lock', 'parking',
+                'task', 'task_log', 'schedule', 'queue_setting', 'queue_key', 'queue_wait', 'task_lock', 'queue_proxy',
                 -- end of feature: queue
                 -- feature: batches
                 'batch', 'batch_part',

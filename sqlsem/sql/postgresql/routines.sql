@@ -686,10 +686,10 @@ CREATE OR REPLACE FUNCTION {schema}.check_grace_or_lease(p_what text, p_ms integ
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_most text := (SELECT value FROM {schema}.setting WHERE name = 'max_' || p_what);
+    v_maximum text := (SELECT value FROM {schema}.setting WHERE name = 'max_' || p_what);
 BEGIN
-    IF p_ms > v_most::double precision * 1000 THEN
-        RAISE EXCEPTION 'sqlsem: a % of % s is longer than the % s that are allowed here', p_what, p_ms / 1000.0::float, v_most
+    IF p_ms > v_maximum::double precision * 1000 THEN
+        RAISE EXCEPTION 'sqlsem: a % of % s is longer than the % s that are allowed here', p_what, p_ms / 1000.0::float, v_maximum
             USING ERRCODE = '22023', HINT = format('Ask for less; the limit is setting max_%s.', p_what);
     ELSIF p_ms < 0 OR p_what = 'lease' AND p_ms = 0 OR p_what = 'grace' AND p_ms IS NULL THEN
         RAISE EXCEPTION 'sqlsem: a % of % ms makes no sense', p_what, coalesce(p_ms::text, 'NULL') USING ERRCODE = '22023';
@@ -703,10 +703,10 @@ CREATE OR REPLACE FUNCTION {schema}.check_members() RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_most bigint := (SELECT value::bigint FROM {schema}.setting WHERE name = 'max_members');
+    v_maximum bigint := (SELECT value::bigint FROM {schema}.setting WHERE name = 'max_members');
 BEGIN
-    IF (SELECT count(*) >= v_most FROM (SELECT FROM {schema}.member AS m WHERE m.login = session_user LIMIT v_most) AS m) THEN
-        RAISE EXCEPTION 'sqlsem: login % has % members, and no more are allowed (setting max_members)', session_user, v_most
+    IF (SELECT count(*) >= v_maximum FROM (SELECT FROM {schema}.member AS m WHERE m.login = session_user LIMIT v_maximum) AS m) THEN
+        RAISE EXCEPTION 'sqlsem: login % has % members, and no more are allowed (setting max_members)', session_user, v_maximum
             USING ERRCODE = '54000', HINT = format('An operator removes them: sqlsem revoke --login %s.', session_user);
     END IF;
 END
@@ -1229,7 +1229,7 @@ AS $$
 DECLARE
     v_position bigint;
     v_written  boolean := false;
-    v_most     integer := (SELECT greatest(64, max(coalesce(concurrency_limit, (SELECT cap FROM {schema}.effective_settings(p_resource)))))
+    v_maximum     integer := (SELECT greatest(64, max(coalesce(concurrency_limit, (SELECT cap FROM {schema}.effective_settings(p_resource)))))
                            FROM (SELECT concurrency_limit FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) LIMIT 64) AS r);
     v_stale    timestamptz := (SELECT clock_timestamp() - stale_after_ms * interval '1 millisecond'
                                FROM {schema}.resource WHERE resource_id = p_resource);
@@ -1237,7 +1237,7 @@ BEGIN
     FOR v_position IN
         SELECT min(queue_position)
         FROM (SELECT *, coalesce(waiter_lease_until < clock_timestamp(), false) AS unattended
-              FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) LIMIT v_most) AS r
+              FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) LIMIT v_maximum) AS r
         WHERE unattended
            OR member_id IS DISTINCT FROM p_mine
               AND (revoked_at IS NOT NULL
@@ -1802,7 +1802,7 @@ $$;
 -- id; or the login that ended it. `held` of a dead owner counts to its last heartbeat. (Planned for the given filters:
 -- each has an index of its own.)
 CREATE OR REPLACE FUNCTION {schema}.past(
-    p_resource varchar, p_most integer, p_since float, p_until float, p_outcome varchar, p_who varchar)
+    p_resource varchar, p_maximum integer, p_since float, p_until float, p_outcome varchar, p_who varchar)
 RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
                owner varchar, note varchar, requested_at timestamptz, granted_at timestamptz, ended_at timestamptz,
                waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
@@ -1825,19 +1825,19 @@ BEGIN
       AND (p_until IS NULL OR h.ended_at <= statement_timestamp() - least(greatest(p_until, 0), 3e9) * interval '1 second')
       AND (p_outcome IS NULL OR h.outcome = p_outcome)
       AND (p_who IS NULL OR p_who IN (h.login, h.host, h.host || ':' || h.pid, h.program, h.requesting_id, h.ended_by))
-    ORDER BY h.ended_at DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END;
+    ORDER BY h.ended_at DESC LIMIT CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END;
 END
 $$;
 
 -- The history of all logins.
 CREATE OR REPLACE FUNCTION {schema}.past(
-    p_resource varchar, p_most integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL)
+    p_resource varchar, p_maximum integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
                owner varchar, note varchar, requested_at timestamptz, granted_at timestamptz, ended_at timestamptz,
                waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
                program varchar, login name, ended_by name)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$ SELECT * FROM {schema}.past(p_resource, p_most, p_since, p_until, p_outcome, NULL) $$;
+AS $$ SELECT * FROM {schema}.past(p_resource, p_maximum, p_since, p_until, p_outcome, NULL) $$;
 
 -- Resources, and the patterns of limits, as 'tenant:*'. The cap is the one that counts, be it the resource's own or a
 -- pattern's.
@@ -2108,7 +2108,7 @@ $$;
 -- The calls of operators, newest first; of one resource or work queue, of one action, by one login. p_since and
 -- p_until: ages in seconds.
 CREATE OR REPLACE FUNCTION {schema}.operations(
-    p_name varchar DEFAULT NULL, p_most integer DEFAULT 100, p_since float DEFAULT NULL, p_until float DEFAULT NULL,
+    p_name varchar DEFAULT NULL, p_maximum integer DEFAULT 100, p_since float DEFAULT NULL, p_until float DEFAULT NULL,
     p_action varchar DEFAULT NULL, p_who varchar DEFAULT NULL)
 RETURNS TABLE (operation_id bigint, done_at timestamptz, login name, host varchar, pid integer, program varchar, action varchar,
                resource_id varchar, queue_position bigint, queue_name varchar, task_id bigint, old_value varchar, new_value varchar)
@@ -2122,15 +2122,15 @@ AS $$
       AND (p_until IS NULL OR o.done_at <= statement_timestamp() - least(greatest(p_until, 0), 3e9) * interval '1 second')
       AND (p_action IS NULL OR o.action = p_action)
       AND (p_who IS NULL OR p_who IN (o.login, o.host, o.host || ':' || o.pid, o.program))
-    ORDER BY o.operation_id DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END
+    ORDER BY o.operation_id DESC LIMIT CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END
 $$;
 
--- Delete records of calls that are too old, as prune does with the history: of the oldest p_most rows.
-CREATE OR REPLACE FUNCTION {schema}.prune_operations(p_most integer) RETURNS bigint
+-- Delete records of calls that are too old, as prune does with the history: of the oldest p_maximum rows.
+CREATE OR REPLACE FUNCTION {schema}.prune_operations(p_maximum integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     WITH oldest AS MATERIALIZED (
-        SELECT o.operation_id, o.done_at FROM {schema}.operation AS o ORDER BY o.operation_id LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED),
+        SELECT o.operation_id, o.done_at FROM {schema}.operation AS o ORDER BY o.operation_id LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED),
     gone AS (
         DELETE FROM {schema}.operation WHERE operation_id = ANY (ARRAY(
             SELECT o.operation_id FROM oldest AS o
@@ -2142,11 +2142,11 @@ AS $$
     SELECT count(*) FROM gone
 $$;
 
--- Delete history older than setting history_days, and rows beyond history_rows: of the oldest p_most rows. Rows are
+-- Delete history older than setting history_days, and rows beyond history_rows: of the oldest p_maximum rows. Rows are
 -- counted by their positions (few requests leave two rows, or none), as counting a million would take long. Now and
 -- then also delete low-water marks that a newer one replaces, or that were not raised for a day: that has to read all
 -- of them.
-CREATE OR REPLACE FUNCTION {schema}.prune(p_most integer) RETURNS bigint
+CREATE OR REPLACE FUNCTION {schema}.prune(p_maximum integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     DELETE FROM {schema}.low_water WHERE ctid = ANY (ARRAY(
@@ -2155,7 +2155,7 @@ AS $$
           AND (l.made_at < clock_timestamp() - interval '1 day'
                OR l.made_at < clock_timestamp() - interval '1 minute'
                   AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
-        LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
+        LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED));
     -- feature: rates
     -- (Use of rates more than a day old, which no longer counts; and rates that were not used for so long, when no use
     -- is left. The gates are taken, as a taker has read a window and records its use there. task_may_start locks the
@@ -2164,7 +2164,7 @@ AS $$
         SELECT s.ctid FROM {schema}.rate_slot AS s
         WHERE (SELECT random() < 0.1)
           AND (s.slot + 1) * ((s.window_ms + 99) / 100) + s.window_ms < (extract(epoch FROM clock_timestamp()) - 86400) * 1000
-        LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
+        LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED));
     DELETE FROM {schema}.rate_window WHERE ctid = ANY (ARRAY(
         SELECT w.ctid FROM {schema}.rate_window AS w
         WHERE (SELECT random() < 0.1)
@@ -2172,10 +2172,10 @@ AS $$
                         AND NOT EXISTS (SELECT FROM {schema}.rate_slot AS s
                                         WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms)
                    THEN pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(w.resource_id)) END
-        LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
+        LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED));
     -- end of feature: rates
     WITH oldest AS MATERIALIZED (
-        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT greatest(p_most, 0)),
+        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT greatest(p_maximum, 0)),
     gone AS (
         DELETE FROM {schema}.history WHERE ctid = ANY (ARRAY(
             SELECT h.ctid FROM {schema}.history AS h

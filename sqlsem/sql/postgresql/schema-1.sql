@@ -288,7 +288,7 @@ CREATE TABLE {schema}.task (
     ended_at          timestamptz,
     error             text,
     result            text,
-    -- For a task with locks (parked.sql). Its ready_at is the end of time, so that other claims skip it.
+    -- For a task with locks (blocked_tasks.sql). Its ready_at is the end of time, so that other claims skip it.
     lock_count        integer,                       -- how many; NULL: none
     locks_pending        integer,                       -- how many are not granted yet; NULL: it is in no lock queue
     enqueue_locks_at           timestamptz,                   -- when it may enter the lock queues
@@ -298,7 +298,7 @@ CREATE TABLE {schema}.task (
 CREATE INDEX task_open ON {schema}.task (queue_name, task_order, task_id) WHERE is_open;
 CREATE INDEX task_by_priority ON {schema}.task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 CREATE INDEX task_running ON {schema}.task (queue_name, task_order, task_id) WHERE status = 'running';
-CREATE INDEX task_parked ON {schema}.task (queue_name, task_order, locks_pending, task_priority DESC, task_id)
+CREATE INDEX task_blocked ON {schema}.task (queue_name, task_order, locks_pending, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
 -- (Without is_open: otherwise the planner may use task_open.)
 CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_hash, task_priority DESC, task_id)
@@ -405,12 +405,12 @@ CREATE INDEX task_lock_waits ON {schema}.task_lock (queue_name, resource_id, acc
     WHERE waits;
 COMMENT ON TABLE {schema}.task_lock IS 'sqlsem: the locks that tasks are put with, and where these stand in their lines';
 
--- The member to which the waiting rows of a queue's parked tasks belong.
-CREATE TABLE {schema}.parking (
+-- The member to which the waiting rows of a queue's blocked tasks belong.
+CREATE TABLE {schema}.queue_proxy (
     queue_name varchar(255) COLLATE "C" PRIMARY KEY,
     member_id  bigint
 );
-COMMENT ON TABLE {schema}.parking IS 'sqlsem: the member of each queue to which the rows of its parked tasks belong';
+COMMENT ON TABLE {schema}.queue_proxy IS 'sqlsem: the member of each queue to which the rows of its blocked tasks belong';
 
 -- Tasks that are put again and again, at the times of a cron expression, by one of the processes that watch.
 CREATE TABLE {schema}.schedule (

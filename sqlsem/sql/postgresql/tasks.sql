@@ -120,11 +120,11 @@ $$;
 
 -- Return true if a claim of a task that far beyond the mark writes one (NULL: there is no mark; a mark that says
 -- nothing is below 0).
-CREATE OR REPLACE FUNCTION {schema}.is_time_for_task_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.is_time_for_task_mark(p_mark bigint, p_task bigint, p_maximum integer) RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
     SELECT p_mark OPERATOR(pg_catalog.<) 0
-           OR pg_catalog.random() OPERATOR(pg_catalog.*) 16::double precision OPERATOR(pg_catalog.<) p_most::double precision
+           OR pg_catalog.random() OPERATOR(pg_catalog.*) 16::double precision OPERATOR(pg_catalog.<) p_maximum::double precision
               AND (p_mark IS NULL OR (p_task OPERATOR(pg_catalog.-) p_mark) OPERATOR(pg_catalog.>=) 32)
 $$;
 
@@ -181,9 +181,9 @@ END
 $$;
 
 -- The first task that may run now, locked; task_id is NULL if there is none. alone: it is never part of a group.
--- survivors, beyond: the tasks after it are among these, or from that number on. (p_most -1: return only these.)
+-- survivors, beyond: the tasks after it are among these, or from that number on. (p_maximum -1: return only these.)
 CREATE OR REPLACE FUNCTION {schema}.first_task(
-    p_queue varchar, p_most integer,
+    p_queue varchar, p_maximum integer,
     OUT task_order integer, OUT task_id bigint, OUT alone boolean, OUT survivors bigint[], OUT beyond bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -211,7 +211,7 @@ BEGIN
     task_order := CASE WHEN v_look.survivors IS NULL THEN v_look.next_order ELSE v_look.task_order END;
     survivors := v_look.survivors;
     beyond := CASE WHEN v_look.next_order = first_task.task_order THEN v_look.next_task END;
-    IF p_most < 0 THEN
+    IF p_maximum < 0 THEN
         RETURN;
     END IF;
     IF survivors IS NOT NULL THEN
@@ -228,7 +228,7 @@ BEGIN
           AND t.queue_name = p_queue AND t.task_order = first_task.task_order AND t.task_id >= beyond
         ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
-        IF {schema}.is_time_for_task_mark(v_look.mark, task_id, p_most) THEN
+        IF {schema}.is_time_for_task_mark(v_look.mark, task_id, p_maximum) THEN
             PERFORM {schema}.create_task_mark(p_queue, task_order, task_id);
         END IF;
     END IF;
@@ -374,8 +374,8 @@ AS $$
     SELECT lpad((('x' || left(encode(sha256(convert_to(p_key, 'UTF8')), 'hex'), 8))::bit(32)::bigint % 100000000)::text, 8, '0') || p_key
 $$;
 
--- The next keys after this one that have pending tasks, p_most at most.
-CREATE OR REPLACE FUNCTION {schema}.next_key_hashes(p_queue varchar, p_order integer, p_beyond varchar, p_most integer) RETURNS varchar[]
+-- The next keys after this one that have pending tasks, p_maximum at most.
+CREATE OR REPLACE FUNCTION {schema}.next_key_hashes(p_queue varchar, p_order integer, p_beyond varchar, p_maximum integer) RETURNS varchar[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -392,7 +392,7 @@ BEGIN
                       AND t.queue_name = p_queue AND t.task_order = p_order
                     ORDER BY t.queue_name, t.task_order, t.task_hash LIMIT 1)
             FROM turns AS k WHERE k.task_hash IS NOT NULL)
-        SELECT k.task_hash FROM turns AS k WHERE k.task_hash IS NOT NULL LIMIT p_most);
+        SELECT k.task_hash FROM turns AS k WHERE k.task_hash IS NOT NULL LIMIT p_maximum);
 END
 $$;
 
@@ -444,7 +444,7 @@ END
 $$;
 
 -- Pick the next task by fair queueing: locked, and counted as started; task_id is NULL if there is none.
-CREATE OR REPLACE FUNCTION {schema}.pick_fair_task(p_queue varchar, p_most integer, OUT task_id bigint)
+CREATE OR REPLACE FUNCTION {schema}.pick_fair_task(p_queue varchar, p_maximum integer, OUT task_id bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
     SET plan_cache_mode = force_generic_plan
@@ -500,7 +500,7 @@ BEGIN
         RETURN;
     END IF;
     v_now := {schema}.clock_ms();
-    IF v_look.beyond IS NOT NULL AND {schema}.is_time_for_task_mark(NULL, v_look.beyond, p_most) THEN
+    IF v_look.beyond IS NOT NULL AND {schema}.is_time_for_task_mark(NULL, v_look.beyond, p_maximum) THEN
         PERFORM {schema}.create_task_mark(p_queue, v_look.task_order, (
             SELECT t.task_id FROM {schema}.task AS t
             WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
@@ -1028,14 +1028,14 @@ BEGIN
 END
 $$;
 
--- End several attempts, all of different tasks, and claim up to p_most (may be 0) in the same call, between groups of
+-- End several attempts, all of different tasks, and claim up to p_maximum (may be 0) in the same call, between groups of
 -- short tasks of a worker. May be repeated: see end_task and claim_task.
 -- p_ends: [{"task": …, "attempt": …, "outcome": …, "result": …, "error": …}, …]
 -- ended: {task: its new status, …}, without tasks that were no longer this member's; claimed: [[task_id, task_order,
 -- kind, body, note, attempt, failures, max_attempts], …]. A group is the first tasks, up to one that must be claimed
 -- alone, and up to a megabyte.
 CREATE OR REPLACE FUNCTION {schema}.next_tasks(
-    p_member bigint, p_ends json, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean, p_most integer,
+    p_member bigint, p_ends json, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean, p_maximum integer,
     OUT ended text, OUT claimed text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -1090,7 +1090,7 @@ BEGIN
             WHERE l.member_id = p_member AND l.outcome = e.outcome;
         END IF;
     END IF;
-    IF p_most < 1 THEN
+    IF p_maximum < 1 THEN
         RETURN;
     END IF;
     PERFORM {schema}.require_member(p_member);
@@ -1107,9 +1107,9 @@ BEGIN
     v_turns := {schema}.uses_fair_queueing(p_queue, true);
     IF v_turns THEN
         -- Each task is drawn by itself.
-        SELECT w.task_id, true AS alone INTO v_first FROM {schema}.pick_fair_task(p_queue, p_most) AS w (task_id);
+        SELECT w.task_id, true AS alone INTO v_first FROM {schema}.pick_fair_task(p_queue, p_maximum) AS w (task_id);
     ELSIF NOT v_turns THEN
-        SELECT * INTO v_first FROM {schema}.first_task(p_queue, p_most);
+        SELECT * INTO v_first FROM {schema}.first_task(p_queue, p_maximum);
     ELSE
         RETURN;
     END IF;
@@ -1117,7 +1117,7 @@ BEGIN
         RETURN;
     END IF;
     v_ids := ARRAY[v_first.task_id];
-    IF p_most > 1 AND NOT v_first.alone THEN
+    IF p_maximum > 1 AND NOT v_first.alone THEN
         -- Find the end of the group without locks: a task that is not claimed must look free to other sessions
         -- meanwhile.
         SELECT array_agg(w.task_id) INTO v_ids
@@ -1135,8 +1135,8 @@ BEGIN
                        AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
                        AND t.queue_name = p_queue AND t.task_order = v_first.task_order
                        AND t.task_id >= greatest(v_first.beyond, v_first.task_id) AND v_first.beyond IS NOT NULL
-                     ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT p_most)
-                    ORDER BY task_id LIMIT p_most) AS n) AS w
+                     ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT p_maximum)
+                    ORDER BY task_id LIMIT p_maximum) AS n) AS w
         WHERE NOT w.barred AND coalesce(w.before, 0) <= 1000000;
     END IF;
     WITH chosen AS MATERIALIZED (
@@ -1349,7 +1349,7 @@ $$;
 -- the worker is dead, and the next session that tests it, and may write, makes the task pending again. A login that may
 -- only put, and not run or operate, sees its own tasks. (Times that a client's calendar does not have are shown as its
 -- last, or first, one.)
-CREATE OR REPLACE FUNCTION {schema}.show_tasks(p_queue varchar, p_status varchar, p_most integer, p_skip integer)
+CREATE OR REPLACE FUNCTION {schema}.show_tasks(p_queue varchar, p_status varchar, p_maximum integer, p_skip integer)
 RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
                on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
                ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
@@ -1371,20 +1371,20 @@ AS $$
            AND (p_status IS NULL OR t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
          ORDER BY t.queue_name, t.task_order, t.task_id
-         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE greatest(p_skip, 0)::bigint + CASE WHEN p_most < 0 THEN 0 ELSE p_most END END)
+         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE greatest(p_skip, 0)::bigint + CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END END)
         UNION ALL
         (SELECT t.* FROM {schema}.task AS t
          WHERE t.is_open AND t.task_priority <> 0 AND (p_queue IS NULL OR t.queue_name = p_queue)
            AND (p_status IS NULL OR t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
          ORDER BY t.queue_name, t.task_order, t.task_priority DESC, t.task_id
-         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE greatest(p_skip, 0)::bigint + CASE WHEN p_most < 0 THEN 0 ELSE p_most END END)
+         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE greatest(p_skip, 0)::bigint + CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END END)
         UNION ALL
         (SELECT t.* FROM {schema}.task AS t
          WHERE p_status IS DISTINCT FROM 'pending' AND NOT t.is_open AND (p_queue IS NULL OR t.queue_name = p_queue)
            AND (p_status IS NULL OR t.status = p_status)
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
-         ORDER BY t.ended_at DESC, t.task_id DESC LIMIT greatest(p_skip, 0)::bigint + CASE WHEN p_most < 0 THEN 0 ELSE p_most END))
+         ORDER BY t.ended_at DESC, t.task_id DESC LIMIT greatest(p_skip, 0)::bigint + CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END))
     SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, s.status, t.on_failure, t.attempt, t.failures, t.losses,
            t.max_attempts, t.put_at,
            greatest(least(CASE WHEN t.lock_count IS NULL THEN t.ready_at ELSE t.enqueue_locks_at END, '9999-12-30 UTC'), '0001-01-03 UTC'),
@@ -1403,11 +1403,11 @@ AS $$
     WHERE p_status IS NULL OR s.status = p_status
     ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
              CASE WHEN t.is_open THEN t.task_priority END DESC, CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
-    LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END OFFSET greatest(p_skip, 0)
+    LIMIT CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END OFFSET greatest(p_skip, 0)
 $$;
 
 -- The first page of the tasks.
-CREATE OR REPLACE FUNCTION {schema}.list_tasks(p_queue varchar DEFAULT NULL, p_status varchar DEFAULT NULL, p_most integer DEFAULT 100)
+CREATE OR REPLACE FUNCTION {schema}.list_tasks(p_queue varchar DEFAULT NULL, p_status varchar DEFAULT NULL, p_maximum integer DEFAULT 100)
 RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
                on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
                ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
@@ -1416,7 +1416,7 @@ RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varc
                task_priority integer, locks text)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT t.* FROM {schema}.show_tasks(p_queue, p_status, p_most, 0) AS t
+    SELECT t.* FROM {schema}.show_tasks(p_queue, p_status, p_maximum, 0) AS t
 $$;
 
 -- Each queue as counts: open tasks, ended ones that are kept, how long the oldest that may run has been waiting (NULL:
@@ -1570,7 +1570,7 @@ CREATE OR REPLACE FUNCTION {schema}.set_queue(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_least constant integer := CASE p_what WHEN 'limit' THEN 0 WHEN 'key_limit' THEN 0 ELSE 1 END;
+    v_minimum constant integer := CASE p_what WHEN 'limit' THEN 0 WHEN 'key_limit' THEN 0 ELSE 1 END;
     v_is_rate constant boolean := coalesce(p_what IN ('rate', 'key_rate'), false);
     v_queue {schema}.queue_setting;
     v_key   {schema}.queue_key;
@@ -1585,8 +1585,8 @@ BEGIN
                                              ELSE ARRAY['limit', 'rate', 'weight'] END) THEN
         RAISE EXCEPTION 'sqlsem: of a queue limit, key_limit, rate and key_rate can be set, and of a key limit, rate and weight; not %',
             {schema}.escape_control_chars(p_what) USING ERRCODE = '22023';
-    ELSIF p_value < v_least THEN
-        RAISE EXCEPTION 'sqlsem: a % must be % or more, not %', p_what, v_least, p_value USING ERRCODE = '22023';
+    ELSIF p_value < v_minimum THEN
+        RAISE EXCEPTION 'sqlsem: a % must be % or more, not %', p_what, v_minimum, p_value USING ERRCODE = '22023';
     ELSIF (p_per_ms IS NOT NULL) <> (v_is_rate AND p_value IS NOT NULL) OR p_per_ms < 1 THEN
         RAISE EXCEPTION 'sqlsem: a rate needs its window, per_ms, from 1 to 2147483647, and nothing else has one; not %',
             coalesce(p_per_ms::text, 'NULL') USING ERRCODE = '22023';
@@ -1673,8 +1673,8 @@ AS $$
     ORDER BY w.queue_name, w.task_key
 $$;
 
--- Delete ended tasks older than setting history_days, with their log, at most p_most a call.
-CREATE OR REPLACE FUNCTION {schema}.prune_tasks(p_most integer) RETURNS bigint
+-- Delete ended tasks older than setting history_days, with their log, at most p_maximum a call.
+CREATE OR REPLACE FUNCTION {schema}.prune_tasks(p_maximum integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     WITH gone AS (
@@ -1682,7 +1682,7 @@ AS $$
             SELECT task_id FROM {schema}.task
             WHERE NOT is_open
               AND ended_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
-            ORDER BY ended_at LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED))
+            ORDER BY ended_at LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED))
         RETURNING task_id),
     log AS (DELETE FROM {schema}.task_log AS l USING gone WHERE l.task_id = gone.task_id),
     -- Marks of queues that are no longer used. (Not marks that say nothing: there may be others below them.)
@@ -1692,7 +1692,7 @@ AS $$
     -- Waits of keys that no longer come.
     waits AS (DELETE FROM {schema}.queue_wait AS w WHERE (w.queue_name, w.task_key) IN (
                   SELECT v.queue_name, v.task_key FROM {schema}.queue_wait AS v WHERE v.free_ms < {schema}.clock_ms() - 86400000
-                  LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED))
+                  LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED))
     SELECT count(*) FROM gone
 $$;
 

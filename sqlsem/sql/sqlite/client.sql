@@ -95,7 +95,7 @@ SELECT coalesce({cap},
 SELECT queue_position, member_id FROM {table}
 WHERE resource_id = :resource AND queue_position >= :first AND queue_position < :position
   AND (:access = 'write' OR access_type <> :access)
-ORDER BY queue_position LIMIT :most
+ORDER BY queue_position LIMIT :maximum
 
 -- name: pass
 -- The columns that the rule needs of a resource's rows after a position, in order, as if one of the rows had left.
@@ -103,7 +103,7 @@ SELECT t.queue_position AS position, t.access_type AS access, t.concurrency_limi
        t.granted_at IS NOT NULL AS granted, t.revoked_at IS NOT NULL AS revoked, {cap} AS cap, o.paused_at IS NOT NULL AS paused
 FROM {table} AS t LEFT JOIN {schema}_resource AS o ON o.resource_id = t.resource_id
 WHERE t.resource_id = :resource AND t.queue_position > :position AND t.queue_position <> :without
-ORDER BY t.queue_position LIMIT :most
+ORDER BY t.queue_position LIMIT :maximum
 
 -- name: let_in
 -- Only rows of members with a beacon: a member with a lease must renew it in the transaction that grants its row.
@@ -251,7 +251,7 @@ FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight, member
      (SELECT coalesce({cap}, 9223372036854775807) AS cap, count(paused_at) > 0 AS paused
       FROM {schema}_resource WHERE resource_id = :resource)
 WHERE queue_position > :position AND access_type = 'read' AND granted_at IS NULL AND revoked_at IS NULL
-  AND load + weight <= declared AND member_id NOT IN (SELECT member_id FROM {schema}_parking WHERE member_id IS NOT NULL)
+  AND load + weight <= declared AND member_id NOT IN (SELECT member_id FROM {schema}_queue_proxy WHERE member_id IS NOT NULL)
 
 -- name: set_access
 UPDATE {table} SET access_type = :access WHERE resource_id = :resource AND queue_position = :position
@@ -470,7 +470,7 @@ FROM {schema}_history INDEXED BY {schema}_history_outcome
 WHERE outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
   AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (a blob sorts after all numbers)
   AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
-ORDER BY ended_at DESC, rowid DESC LIMIT :most
+ORDER BY ended_at DESC, rowid DESC LIMIT :maximum
 
 -- name: past_of_resource
 SELECT resource_id AS resource, queue_position AS position, access_type AS access, weight, requesting_id, owner, note,
@@ -481,7 +481,7 @@ FROM {schema}_history INDEXED BY {schema}_history_resource
 WHERE resource_id = :resource AND outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
   AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (a blob sorts after all numbers)
   AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
-ORDER BY ended_at DESC, rowid DESC LIMIT :most
+ORDER BY ended_at DESC, rowid DESC LIMIT :maximum
 
 -- name: resources
 SELECT resource_id AS resource FROM {table} UNION SELECT resource_id FROM {schema}_resource
@@ -585,7 +585,7 @@ FROM {schema}_operation
 WHERE (:name IS NULL OR :name IN (resource_id, queue_name)) AND (:since IS NULL OR done_at >= {clock} - :since)
   AND (:until IS NULL OR done_at <= {clock} - :until) AND (:action IS NULL OR action = :action)
   AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program))
-ORDER BY operation_id DESC LIMIT :most
+ORDER BY operation_id DESC LIMIT :maximum
 
 -- name: prune_operations
 DELETE FROM {schema}_operation WHERE operation_id IN (
@@ -676,7 +676,7 @@ SELECT task_id, kind, losses FROM {schema}_task INDEXED BY {schema}_task_plain
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL
   AND ready_at <= max({clock}, put_at)
   AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
-ORDER BY task_id LIMIT :most
+ORDER BY task_id LIMIT :maximum
 
 -- name: uses_fair_queueing
 -- Does the queue have limits, or tasks with keys? PostgreSQL's tasks.sql explains how these are claimed.
@@ -703,15 +703,15 @@ WITH RECURSIVE turns (task_hash) AS (
             WHERE t.queue_name = :queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NULL AND t.task_hash > k.task_hash
               AND t.task_hash < :until AND t.task_order = :order)
     FROM turns AS k WHERE k.task_hash IS NOT NULL
-    LIMIT :most)
+    LIMIT :maximum)
 SELECT task_hash FROM turns WHERE task_hash IS NOT NULL
 
 -- name: heavy_keys
-SELECT task_key FROM {schema}_queue_key WHERE queue_name = :queue AND weight > 1 ORDER BY weight DESC LIMIT :most
+SELECT task_key FROM {schema}_queue_key WHERE queue_name = :queue AND weight > 1 ORDER BY weight DESC LIMIT :maximum
 
 -- name: keys_in_turn
 -- The settings of these keys, without the keys whose rate is used up.
-SELECT k.value AS task_key, coalesce(s.weight, 1) AS weight, CASE WHEN k.value <> '' THEN coalesce(s.task_limit, q.key_limit) END AS most
+SELECT k.value AS task_key, coalesce(s.weight, 1) AS weight, CASE WHEN k.value <> '' THEN coalesce(s.task_limit, q.key_limit) END AS maximum
 FROM json_each(:keys) AS k
 LEFT JOIN {schema}_queue_key AS s ON s.queue_name = :queue AND s.task_key = k.value
 LEFT JOIN {schema}_queue_setting AS q ON q.queue_name = :queue
@@ -744,7 +744,7 @@ ORDER BY queue, task_key
 
 -- name: start_rates
 -- The rates of starts: of the queue (task_key ''), and of this key.
-SELECT '' AS task_key, task_rate AS most, task_ms AS ms FROM {schema}_queue_setting
+SELECT '' AS task_key, task_rate AS maximum, task_ms AS ms FROM {schema}_queue_setting
 WHERE queue_name = :queue AND task_rate IS NOT NULL
 UNION ALL
 SELECT :key, coalesce(k.task_rate, s.key_rate), CASE WHEN k.task_rate IS NULL THEN s.key_ms ELSE k.task_ms END
@@ -804,28 +804,28 @@ DELETE FROM {schema}_queue_setting
 WHERE queue_name = :queue AND task_limit IS NULL AND key_limit IS NULL AND task_rate IS NULL AND key_rate IS NULL
   AND NOT EXISTS (SELECT 1 FROM {schema}_queue_key WHERE queue_name = :queue)
 
--- Tasks with locks: see the comments of PostgreSQL's parked.sql.
+-- Tasks with locks: see the comments of PostgreSQL's blocked_tasks.sql.
 
--- name: parked
-SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_parked
+-- name: has_blocked_tasks
+SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_blocked
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL LIMIT 1
 
--- name: parking
+-- name: queue_proxy
 -- left: seconds of the lease; NULL: its member was removed.
 SELECT p.member_id, m.lease_until - {clock} AS left
-FROM {schema}_parking AS p LEFT JOIN {schema}_member AS m ON m.member_id = p.member_id WHERE p.queue_name = :queue
+FROM {schema}_queue_proxy AS p LEFT JOIN {schema}_member AS m ON m.member_id = p.member_id WHERE p.queue_name = :queue
 
--- name: enrol_parking
+-- name: register_proxy
 INSERT INTO {schema}_member (beacon, program, login, grace_ms, lease_ms, heartbeat_at, lease_until)
-VALUES (NULL, 'parked tasks', '', 0, :lease, {clock}, {clock} + :lease / 1000.0)
+VALUES (NULL, 'blocked tasks', '', 0, :lease, {clock}, {clock} + :lease / 1000.0)
 
--- name: set_parking
-INSERT INTO {schema}_parking (queue_name, member_id) VALUES (:queue, :member)
+-- name: set_proxy
+INSERT INTO {schema}_queue_proxy (queue_name, member_id) VALUES (:queue, :member)
 ON CONFLICT (queue_name) DO UPDATE SET member_id = :member
 
 -- name: forget_lines
 UPDATE {schema}_task_lock SET queue_position = NULL, waits = 0
-WHERE task_id IN (SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_parked
+WHERE task_id IN (SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_blocked
                   WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL)
 
 -- name: forget_asked
@@ -865,13 +865,13 @@ FROM {schema}_task_lock WHERE task_id = ? ORDER BY number
 -- name: key_of
 SELECT coalesce(task_key, '') AS task_key FROM {schema}_task WHERE task_id = ?
 
--- name: parked_in_turn
-SELECT task_id, task_order, task_key FROM {schema}_task INDEXED BY {schema}_task_parked
+-- name: enqueued_blocked_tasks
+SELECT task_id, task_order, task_key FROM {schema}_task INDEXED BY {schema}_task_blocked
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending = 0
 ORDER BY task_order, task_priority DESC, task_id
 
--- name: parked_to_ask
-SELECT task_id, task_key, note FROM {schema}_task INDEXED BY {schema}_task_parked
+-- name: unqueued_blocked_tasks
+SELECT task_id, task_key, note FROM {schema}_task INDEXED BY {schema}_task_blocked
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending IS NULL
   AND enqueue_locks_at <= max({clock}, put_at)
   AND task_order = (SELECT min(task_order) FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open)
@@ -966,7 +966,7 @@ next AS (
     SELECT max(0.0, coalesce((SELECT free_at FROM waits WHERE task_key = ''),
                              (SELECT min(free_at) FROM (SELECT free_at FROM waits UNION ALL SELECT ready_at FROM later))) - {clock})
            AS seconds)
-SELECT CASE WHEN EXISTS (SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_parked
+SELECT CASE WHEN EXISTS (SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_blocked
                          WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL)
             THEN min(0.25, coalesce(seconds, 0.25)) ELSE seconds END AS seconds
 FROM next
@@ -1021,21 +1021,21 @@ FROM (-- A page of open tasks (those with a priority have an index of their own)
       SELECT * FROM (SELECT * FROM {schema}_task
                      WHERE is_open AND task_priority = 0 AND (:queue IS NULL OR queue_name = :queue)
                        AND (:status IS NULL OR status = :status)
-                     ORDER BY queue_name, task_order, task_id LIMIT :most)
+                     ORDER BY queue_name, task_order, task_id LIMIT :maximum)
       UNION ALL
       SELECT * FROM (SELECT * FROM {schema}_task
                      WHERE is_open AND task_priority <> 0 AND (:queue IS NULL OR queue_name = :queue)
                        AND (:status IS NULL OR status = :status)
-                     ORDER BY queue_name, task_order, task_priority DESC, task_id LIMIT :most)
+                     ORDER BY queue_name, task_order, task_priority DESC, task_id LIMIT :maximum)
       UNION ALL
       SELECT * FROM (SELECT * FROM {schema}_task
                      WHERE :status IS NOT 'pending' AND NOT is_open AND (:queue IS NULL OR queue_name = :queue)
                        AND (:status IS NULL OR status = :status)
-                     ORDER BY ended_at DESC, task_id DESC LIMIT :most)) AS t
+                     ORDER BY ended_at DESC, task_id DESC LIMIT :maximum)) AS t
 LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
          CASE WHEN t.is_open THEN t.task_priority END DESC, CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
-LIMIT :most
+LIMIT :maximum
 
 -- name: task_attempts
 SELECT task_id, attempt, outcome, member_id, owner, host, pid, started_at, ended_at,
@@ -1087,19 +1087,19 @@ WHERE t.member_id = :member AND t.status = 'running' AND (t.time_limit_ms IS NOT
 DELETE FROM {schema}_task_log WHERE task_id IN (
     SELECT task_id FROM {schema}_task
     WHERE NOT is_open AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
-    ORDER BY ended_at LIMIT :most)
+    ORDER BY ended_at LIMIT :maximum)
 
 -- name: prune_task_locks
 DELETE FROM {schema}_task_lock WHERE task_id IN (
     SELECT task_id FROM {schema}_task
     WHERE NOT is_open AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
-    ORDER BY ended_at LIMIT :most)
+    ORDER BY ended_at LIMIT :maximum)
 
 -- name: prune_tasks
 DELETE FROM {schema}_task WHERE task_id IN (
     SELECT task_id FROM {schema}_task
     WHERE NOT is_open AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
-    ORDER BY ended_at LIMIT :most)
+    ORDER BY ended_at LIMIT :maximum)
 
 -- name: clock
 SELECT {clock} AS now
@@ -1270,7 +1270,7 @@ SELECT r.batch_id, r.batch_name AS name, r.status, r.window_ms / 1000.0 AS windo
        CAST(m.missing_since AS REAL) AS missing_since, CAST(m.heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
 FROM (SELECT * FROM {schema}_batch
       WHERE (:name IS NULL OR batch_name = :name) AND (:batch IS NULL OR batch_id = :batch)
-      ORDER BY batch_id DESC LIMIT :most) AS r
+      ORDER BY batch_id DESC LIMIT :maximum) AS r
 JOIN {schema}_batch_part AS p ON p.batch_id = r.batch_id
 LEFT JOIN {schema}_member AS m ON m.member_id = p.member_id
 ORDER BY r.batch_id DESC, p.part

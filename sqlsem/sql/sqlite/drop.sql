@@ -11,7 +11,7 @@ DROP TABLE IF EXISTS {schema}_batch;
 DROP TABLE IF EXISTS {schema}_queue_wait;
 DROP TABLE IF EXISTS {schema}_queue_key;
 DROP TABLE IF EXISTS {schema}_queue_setting;
-DROP TABLE IF EXISTS {schema}_parking;
+DROP TABLE IF EXISTS {schema}_queue_proxy;
 DROP TABLE IF EXISTS {schema}_task_lock;
 DROP TABLE IF EXISTS {schema}_task_log;
 DROP TABLE IF EXISTS {schema}_task;

@@ -248,7 +248,7 @@ CREATE TABLE {schema}_task (
 CREATE INDEX {schema}_task_open ON {schema}_task (queue_name, task_order, task_id) WHERE is_open;
 CREATE INDEX {schema}_task_by_priority ON {schema}_task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 CREATE INDEX {schema}_task_running ON {schema}_task (queue_name) WHERE status = 'running';
-CREATE INDEX {schema}_task_parked ON {schema}_task (queue_name, task_order, locks_pending, task_priority DESC, task_id)
+CREATE INDEX {schema}_task_blocked ON {schema}_task (queue_name, task_order, locks_pending, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
 CREATE INDEX {schema}_task_fair ON {schema}_task (queue_name, task_order, task_hash, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL;
@@ -317,7 +317,7 @@ CREATE TABLE {schema}_queue_wait (
     PRIMARY KEY (queue_name, task_key)
 ) WITHOUT ROWID;
 
--- The locks of tasks: see the comments of PostgreSQL's parked.sql.
+-- The locks of tasks: see the comments of PostgreSQL's blocked_tasks.sql.
 CREATE TABLE {schema}_task_lock (
     task_id           INTEGER NOT NULL,
     number            INTEGER NOT NULL,
@@ -334,7 +334,7 @@ CREATE INDEX {schema}_task_lock_waits
     ON {schema}_task_lock (queue_name, resource_id, access_type, weight, concurrency_limit, queue_position) WHERE waits;
 
 -- The member that owns the lock requests of a queue's blocked tasks.
-CREATE TABLE {schema}_parking (
+CREATE TABLE {schema}_queue_proxy (
     queue_name TEXT PRIMARY KEY,
     member_id  INTEGER NOT NULL
 ) WITHOUT ROWID;
@@ -342,7 +342,7 @@ CREATE TABLE {schema}_parking (
 -- An attempt at a task with locks has ended, by any statement, or a blocked task was cancelled or is pending again: its
 -- rows are removed, and a pending task is blocked again. (A lock that was handed over and adopted is not the task's any
 -- more.)
-CREATE TRIGGER {schema}_task_parks AFTER UPDATE OF status ON {schema}_task
+CREATE TRIGGER {schema}_on_task_blocked AFTER UPDATE OF status ON {schema}_task
 WHEN OLD.lock_count IS NOT NULL AND OLD.status <> NEW.status AND NOT (OLD.status = 'pending' AND NEW.status = 'running')
 BEGIN
     INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
@@ -356,7 +356,7 @@ BEGIN
     LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
     WHERE l.task_id = OLD.task_id
       AND t.member_id = CASE OLD.status WHEN 'running' THEN OLD.member_id
-                                        ELSE (SELECT member_id FROM {schema}_parking WHERE queue_name = OLD.queue_name) END
+                                        ELSE (SELECT member_id FROM {schema}_queue_proxy WHERE queue_name = OLD.queue_name) END
       AND (OLD.status <> 'running' OR t.request_uid = OLD.claim_uid || '.' || l.number);
     DELETE FROM {table}
     WHERE queue_position IN (SELECT l.queue_position FROM {schema}_task_lock AS l
@@ -364,7 +364,7 @@ BEGIN
                              WHERE l.task_id = OLD.task_id
                                AND (OLD.status <> 'running' OR t.request_uid = OLD.claim_uid || '.' || l.number))
       AND member_id = CASE OLD.status WHEN 'running' THEN OLD.member_id
-                                      ELSE (SELECT member_id FROM {schema}_parking WHERE queue_name = OLD.queue_name) END;
+                                      ELSE (SELECT member_id FROM {schema}_queue_proxy WHERE queue_name = OLD.queue_name) END;
     UPDATE {schema}_task_lock SET queue_position = NULL, waits = 0 WHERE task_id = OLD.task_id;
     UPDATE {schema}_task SET locks_pending = NULL WHERE task_id = OLD.task_id;
     UPDATE {schema}_task
@@ -385,10 +385,10 @@ BEGIN
     FROM {schema}_task_lock AS l
     JOIN {table} AS t ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
     WHERE l.task_id = OLD.task_id
-      AND t.member_id = (SELECT member_id FROM {schema}_parking WHERE queue_name = OLD.queue_name);
+      AND t.member_id = (SELECT member_id FROM {schema}_queue_proxy WHERE queue_name = OLD.queue_name);
     DELETE FROM {table}
     WHERE queue_position IN (SELECT queue_position FROM {schema}_task_lock WHERE task_id = OLD.task_id)
-      AND member_id = (SELECT member_id FROM {schema}_parking WHERE queue_name = OLD.queue_name);
+      AND member_id = (SELECT member_id FROM {schema}_queue_proxy WHERE queue_name = OLD.queue_name);
     DELETE FROM {schema}_task_lock WHERE task_id = OLD.task_id;
 END;
 

@@ -19,7 +19,7 @@ KINDS = {"mutex": [("write", 1)], "limit": [("write", 2)], "table": [("read", 1)
 
 class Machine(RuleBasedStateMachine):
     database = None
-    name = "parked"
+    name = "blocked"
     examples = itertools.count()
 
     wanted = st.dictionaries(st.sampled_from(sorted(KINDS)), st.integers(0, 1), min_size=1)
@@ -51,11 +51,11 @@ class Machine(RuleBasedStateMachine):
         wanted=wanted,
         order=st.sampled_from([0, 0, 0, 1]),
         key=st.sampled_from([None, None, "a"]),
-        most=st.integers(1, 3),
+        maximum=st.integers(1, 3),
     )
-    def put(self, wanted, order, key, most):
+    def put(self, wanted, order, key, maximum):
         locks = tuple(self.lock(*item) for item in wanted.items())
-        new = NewTask("json", "1", order, 0.0, most, 0.0, "continue", key=key, locks=locks)
+        new = NewTask("json", "1", order, 0.0, maximum, 0.0, "continue", key=key, locks=locks)
         self.session.put_tasks(self.queue, self.uid(), [new])
 
     @rule(kind=st.sampled_from(sorted(KINDS)), which=st.integers(0, 1), wait=st.booleans())
@@ -185,7 +185,7 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(600)
 @pytest.mark.leaves_rows
-def test_parked_tasks_follow_the_model(database, name):
+def test_blocked_tasks_follow_the_model(database, name):
     if not database.make_engine().has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
     run(database, name, max_examples=2 if database.engine == "mssql" else 25, stateful_step_count=30)
@@ -194,7 +194,7 @@ def test_parked_tasks_follow_the_model(database, name):
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.leaves_rows
-def test_parked_tasks_follow_the_model_for_long(database, name):
+def test_blocked_tasks_follow_the_model_for_long(database, name):
     if not database.make_engine().has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
     run(database, name, max_examples=1500, stateful_step_count=60)

@@ -32,7 +32,7 @@ log = voice
 #: Seconds between two checks for the commit: at first, and at most.
 FIRST_SECONDS, LONGEST_SECONDS = 0.005, 0.25
 #: If a grant was to be released by more transactions than this, only the latest markers are checked.
-MOST_WORDS = 16
+MAX_WORDS = 16
 
 
 def here(client: DatabaseClient, where: Callable[[], str], what: str) -> None:
@@ -79,7 +79,7 @@ class ReleaseOnCommit:
     def __init__(self, client: DatabaseClient, grant: BaseGrant, word: str) -> None:
         self._client = client
         self._grant = grant
-        self._words = deque([word], MOST_WORDS)
+        self._words = deque([word], MAX_WORDS)
         self._lock = runtime.lock()  # of the decision which caller releases; never held during I/O
         self._settled = False
         self._left = False

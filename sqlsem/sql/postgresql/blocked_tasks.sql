@@ -1,26 +1,26 @@
 -- sqlsem, tasks with locks, for PostgreSQL. May be run again at any time, after tasks.sql. Described in docs/tasks.md.
 --
--- A task with locks is parked: it is pending, and ready at the end of time (end_of_time), so that no other claim takes
+-- A task with locks is blocked: it is pending, and ready at the end of time (end_of_time), so that no other claim takes
 -- it. No process waits for its locks: rows of the task stand in the queues of its locks (task_lock), inserted in one
--- transaction. The rows belong to the parking member of the task's queue, which lives by a lease. A claim finds the
+-- transaction. The rows belong to the proxy member of the task's queue, which lives by a lease. A claim finds the
 -- task whose rows can all be granted, and starts it: claim_blocked.
 --
--- Invariant: a parked task holds nothing. The transaction that claims it grants its rows, and makes them the worker's;
--- the one that ends the attempt deletes them. So no held lock is ever without an owner, whatever dies, and a parked
+-- Invariant: a blocked task holds nothing. The transaction that claims it grants its rows, and makes them the worker's;
+-- the one that ends the attempt deletes them. So no held lock is ever without an owner, whatever dies, and a blocked
 -- task can block others only by its position in a queue. It keeps a position only while it can use it:
 --   * Only claims renew the lease. If no worker was free to start anything for LEASE, a waiter behind such a row
 --     removes the member with its rows, like a dead member's. The tasks enqueue their locks again at the next claim.
 --   * A task whose locks are free but that may not start (a lower order was opened, a limit is reached) leaves the lock
 --     queues, and enqueues again when it may.
 --   * A task enqueues its locks when its time has come, its order is the lowest that is open, and its limits and rates
---     have room. So a waiter behind a parked task waits for locks and a free worker only.
+--     have room. So a waiter behind a blocked task waits for locks and a free worker only.
 -- A task that has lost one of its rows (an operator revoked it) leaves the other queues, too, and enqueues again. A
--- trigger (on_task_blocked) notes each statement that ends an attempt or removes a parked task, so no statement can
+-- trigger (on_task_blocked) notes each statement that ends an attempt or removes a blocked task, so no statement can
 -- bypass it.
 --
 -- locks_pending: how many of the rows still wait; NULL: the task is not in the lock queues. A row that no row ahead
 -- blocks stays so, except for a pause or another limit: so a claim checks all rows again.
--- Order of locks: the queue's row of parking, which one claim at a time has; members; gates, without waiting; tasks,
+-- Order of locks: the queue's row of queue_proxy, which one claim at a time has; members; gates, without waiting; tasks,
 -- skipping locked ones; rows of the queue.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
@@ -105,7 +105,7 @@ $$;
 
 -- Delete the rows of a task that belong to this member. Rows that the member handed over, and adopted again, are no
 -- longer the task's.
--- A row that an open transaction has pinned stays with its owner, which finds it later. The parking member never looks
+-- A row that an open transaction has pinned stays with its owner, which finds it later. The proxy member never looks
 -- for its rows, so the deletion waits for pinned ones.
 -- p_claim: the beginning of the uids of rows that were claimed with the task; NULL: the task is in the lock queues.
 CREATE OR REPLACE FUNCTION {schema}.end_task_rows(p_task bigint, p_member bigint, p_claim text, p_outcome text) RETURNS void
@@ -148,23 +148,23 @@ BEGIN
 END
 $$;
 
--- Remove a parked task from all lock queues. (The caller sets locks_pending.)
+-- Remove a blocked task from all lock queues. (The caller sets locks_pending.)
 CREATE OR REPLACE FUNCTION {schema}.leave_lock_queues(p_task bigint, p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM {schema}.end_task_rows(p_task, (SELECT p.member_id FROM {schema}.parking AS p WHERE p.queue_name = p_queue), NULL, 'cancelled');
+    PERFORM {schema}.end_task_rows(p_task, (SELECT p.member_id FROM {schema}.queue_proxy AS p WHERE p.queue_name = p_queue), NULL, 'cancelled');
     UPDATE {schema}.task_lock SET queue_position = NULL, waits = false WHERE task_id = p_task AND queue_position IS NOT NULL;
 END
 $$;
 
--- An attempt at a task with locks has ended, by whatever statement; or a parked task is removed, or pending again.
+-- An attempt at a task with locks has ended, by whatever statement; or a blocked task is removed, or pending again.
 CREATE OR REPLACE FUNCTION {schema}.on_task_blocked() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF OLD.status = 'running' THEN
-        PERFORM {schema}.end_task_rows(OLD.task_id, OLD.member_id, concat(coalesce(OLD.claim_uid, 'parked ' || OLD.task_id), '.'), 'released');
+        PERFORM {schema}.end_task_rows(OLD.task_id, OLD.member_id, concat(coalesce(OLD.claim_uid, 'blocked ' || OLD.task_id), '.'), 'released');
         UPDATE {schema}.task_lock SET queue_position = NULL, waits = false WHERE task_id = OLD.task_id;
     ELSIF OLD.status = 'pending' AND NEW.status <> 'running' THEN
         PERFORM {schema}.leave_lock_queues(OLD.task_id, OLD.queue_name);
@@ -189,7 +189,7 @@ BEGIN
 END
 $$;
 
--- A parked task is deleted by hand.
+-- A blocked task is deleted by hand.
 CREATE OR REPLACE FUNCTION {schema}.on_task_removed() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -208,8 +208,8 @@ BEGIN
 END
 $$;
 
--- Return the parking member of a queue, with a lease renewed of late. The caller has locked the queue's row of parking.
-CREATE OR REPLACE FUNCTION {schema}.parking_member(p_queue varchar, p_member bigint) RETURNS bigint
+-- Return the proxy member of a queue, with a lease renewed of late. The caller has locked the queue's row of queue_proxy.
+CREATE OR REPLACE FUNCTION {schema}.proxy_member(p_queue varchar, p_member bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -224,9 +224,9 @@ BEGIN
     PERFORM {schema}.check_origin();
     -- It belongs to no login: only these routines can renew it or release its rows.
     INSERT INTO {schema}.member (program, login, grace_ms, lease_ms, lease_until)
-    VALUES ('parked tasks', '', 0, v_lease, clock_timestamp() + v_lease * interval '1 millisecond')
+    VALUES ('blocked tasks', '', 0, v_lease, clock_timestamp() + v_lease * interval '1 millisecond')
     RETURNING member_id INTO p_member;
-    UPDATE {schema}.parking AS p SET member_id = p_member WHERE p.queue_name = p_queue;
+    UPDATE {schema}.queue_proxy AS p SET member_id = p_member WHERE p.queue_name = p_queue;
     -- The rows in the lock queues went with the member before.
     UPDATE {schema}.task_lock AS l SET queue_position = NULL, waits = false
     FROM {schema}.task AS t
@@ -246,7 +246,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_setting {schema}.queue_setting;
-    v_most    integer;
+    v_maximum    integer;
     v_all     bigint;
     v_key     bigint;
     v_asks    bigint;
@@ -256,7 +256,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN true;
     END IF;
-    v_most := CASE WHEN p_key <> '' THEN coalesce((SELECT k.task_limit FROM {schema}.queue_key AS k
+    v_maximum := CASE WHEN p_key <> '' THEN coalesce((SELECT k.task_limit FROM {schema}.queue_key AS k
                                                    WHERE k.queue_name = p_queue AND k.task_key = p_key), v_setting.key_limit) END;
     SELECT count(*), count(*) FILTER (WHERE t.task_key = p_key), count(*) FILTER (WHERE t.asks),
            count(*) FILTER (WHERE t.asks AND t.task_key = p_key)
@@ -266,14 +266,14 @@ BEGIN
           SELECT t.task_key, true FROM {schema}.task AS t
           WHERE p_asked AND t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL
             AND t.locks_pending IS NOT NULL) AS t;
-    RETURN coalesce(v_all < v_setting.task_limit, true) AND coalesce(v_key < v_most, true)
+    RETURN coalesce(v_all < v_setting.task_limit, true) AND coalesce(v_key < v_maximum, true)
            AND {schema}.task_may_start(p_queue, coalesce(p_key, ''), v_asks, v_key_asks, false);
 END
 $$;
 
--- Put the rows of parked tasks into the queues of their locks: the first of the tasks that lack only their locks.
+-- Put the rows of blocked tasks into the queues of their locks: the first of the tasks that lack only their locks.
 -- Return their number.
-CREATE OR REPLACE FUNCTION {schema}.enqueue_locks(p_queue varchar, p_parking bigint, p_order integer) RETURNS integer
+CREATE OR REPLACE FUNCTION {schema}.enqueue_locks(p_queue varchar, p_proxy bigint, p_order integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -310,8 +310,8 @@ BEGIN
             INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
                                           request_uid, note)
             VALUES (v_lock.resource_id, format('task %s', v_task.task_id), v_lock.access_type, v_lock.concurrency_limit,
-                    v_lock.weight, p_parking, left(format('task %s of %s', v_task.task_id, p_queue), 255),
-                    format('parked %s.%s.%s', v_task.task_id, v_lock.number, pg_current_xact_id()), v_task.note)
+                    v_lock.weight, p_proxy, left(format('task %s of %s', v_task.task_id, p_queue), 255),
+                    format('blocked %s.%s.%s', v_task.task_id, v_lock.number, pg_current_xact_id()), v_task.note)
             RETURNING queue_position INTO v_position;
             DELETE FROM {schema}.low_water WHERE resource_id = v_lock.resource_id AND mark > v_position;  -- numbers went back
             UPDATE {schema}.task_lock SET queue_position = v_position, waits = true
@@ -355,9 +355,9 @@ BEGIN
 END
 $$;
 
--- Return the first parked task whose locks can all be granted, locked, if it may start. Other such tasks leave the lock
+-- Return the first blocked task whose locks can all be granted, locked, if it may start. Other such tasks leave the lock
 -- queues.
-CREATE OR REPLACE FUNCTION {schema}.next_blocked_task(p_queue varchar, p_parking bigint, p_order integer) RETURNS bigint
+CREATE OR REPLACE FUNCTION {schema}.next_blocked_task(p_queue varchar, p_proxy bigint, p_order integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -377,7 +377,7 @@ BEGIN
         -- for.
         PERFORM FROM {schema}.task_lock AS l
         JOIN {schema}.{table} AS t ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
-        WHERE l.task_id = v_task.task_id AND t.member_id = p_parking
+        WHERE l.task_id = v_task.task_id AND t.member_id = p_proxy
         FOR NO KEY UPDATE OF t SKIP LOCKED;
         GET DIAGNOSTICS v_locked = ROW_COUNT;
         SELECT count(*) AS there, count(*) FILTER (WHERE r.revoked_at IS NULL) AS count,
@@ -385,7 +385,7 @@ BEGIN
         FROM (SELECT a.eligible, t.revoked_at FROM {schema}.task_lock AS l
               JOIN {schema}.{table} AS t ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
               CROSS JOIN LATERAL {schema}.eligibility(l.resource_id, l.queue_position, l.access_type, l.concurrency_limit, l.weight, NULL) AS a
-              WHERE l.task_id = v_task.task_id AND t.member_id = p_parking) AS r;
+              WHERE l.task_id = v_task.task_id AND t.member_id = p_proxy) AS r;
         CONTINUE WHEN v_locked < v_rows.there;
         IF v_rows.count < v_task.lock_count OR v_task.task_order <> p_order
            OR NOT {schema}.has_room(p_queue, v_task.task_key, false) THEN
@@ -402,7 +402,7 @@ BEGIN
 END
 $$;
 
--- Claim a parked task whose locks can all be granted; task_id is NULL if there is none, or another claim is under way.
+-- Claim a blocked task whose locks can all be granted; task_id is NULL if there is none, or another claim is under way.
 -- From then on its locks are this member's: [[resource, position, access, limit, weight], …], with this requesting_id,
 -- and p_row_owner as their owner in that process. With p_again (the first reply may have been lost) the claim of the
 -- same p_uid is found again.
@@ -414,7 +414,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    v_parking bigint;
+    v_proxy bigint;
     v_order   integer;
     v_task    bigint;
     v_lease   integer;
@@ -425,7 +425,7 @@ BEGIN
                    WHERE r.member_id = p_member AND r.claim_uid = p_uid AND t.lock_count IS NOT NULL);
     END IF;
     IF v_task IS NULL THEN
-        -- (The member is not read yet: if nothing is parked, this costs no more.)
+        -- (The member is not read yet: if no task is blocked, this costs no more.)
         IF NOT EXISTS (SELECT FROM {schema}.task AS t WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending'
                        AND t.lock_count IS NOT NULL) THEN
             RETURN;
@@ -435,8 +435,8 @@ BEGIN
             RAISE EXCEPTION 'sqlsem: bad request: requesting_id and uid must be printable text' USING ERRCODE = '22023';
         END IF;
         PERFORM {schema}.require_member(p_member);
-        INSERT INTO {schema}.parking (queue_name) VALUES (p_queue) ON CONFLICT DO NOTHING;
-        SELECT p.member_id INTO v_parking FROM {schema}.parking AS p WHERE p.queue_name = p_queue FOR UPDATE SKIP LOCKED;
+        INSERT INTO {schema}.queue_proxy (queue_name) VALUES (p_queue) ON CONFLICT DO NOTHING;
+        SELECT p.member_id INTO v_proxy FROM {schema}.queue_proxy AS p WHERE p.queue_name = p_queue FOR UPDATE SKIP LOCKED;
         IF NOT FOUND OR NOT {schema}.block_first_limit() THEN
             RETURN;
         END IF;
@@ -449,12 +449,12 @@ BEGIN
         IF NOT pg_try_advisory_xact_lock({schema}.lock_class(7), {schema}.lock_key(p_member)) THEN
             RETURN;
         END IF;
-        v_parking := {schema}.parking_member(p_queue, v_parking);
+        v_proxy := {schema}.proxy_member(p_queue, v_proxy);
         v_order := (SELECT f.task_order FROM {schema}.first_task(p_queue, -1) AS f);
         FOR v_look IN 1..2 LOOP
             PERFORM {schema}.poll_lock_queues(p_queue);
-            v_task := {schema}.next_blocked_task(p_queue, v_parking, v_order);
-            EXIT WHEN v_task IS NOT NULL OR v_look = 2 OR {schema}.enqueue_locks(p_queue, v_parking, v_order) = 0;
+            v_task := {schema}.next_blocked_task(p_queue, v_proxy, v_order);
+            EXIT WHEN v_task IS NOT NULL OR v_look = 2 OR {schema}.enqueue_locks(p_queue, v_proxy, v_order) = 0;
         END LOOP;
         IF v_task IS NULL OR NOT {schema}.task_may_start(
             p_queue, (SELECT coalesce(t.task_key, '') FROM {schema}.task AS t WHERE t.task_id = v_task), 0, 0, true) THEN
@@ -464,7 +464,7 @@ BEGIN
         DELETE FROM {schema}.low_water AS l WHERE l.resource_id = {schema}.member_key(p_member);
         UPDATE {schema}.{table} AS t
         SET member_id = p_member, requesting_id = p_requesting_id, owner = p_row_owner,
-            request_uid = concat(coalesce(p_uid, 'parked ' || v_task), '.', l.number, CASE WHEN p_uid IS NULL THEN '.' || pg_current_xact_id() END),
+            request_uid = concat(coalesce(p_uid, 'blocked ' || v_task), '.', l.number, CASE WHEN p_uid IS NULL THEN '.' || pg_current_xact_id() END),
             granted_at = clock_timestamp(), waiter_lease_until = NULL
         FROM {schema}.task_lock AS l
         WHERE l.task_id = v_task AND t.resource_id = l.resource_id AND t.queue_position = l.queue_position;
@@ -491,7 +491,7 @@ BEGIN
 END
 $$;
 
--- Test the holders that block parked tasks of a queue, on 16 resources at most: no process waits for these locks and
+-- Test the holders that block blocked tasks of a queue, on 16 resources at most: no process waits for these locks and
 -- would test them.
 CREATE OR REPLACE FUNCTION {schema}.check_lock_holders(p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp

@@ -1,7 +1,7 @@
--------------------------------------- MODULE Parked ------------------------------------
+-------------------------------------- MODULE Blocked ------------------------------------
 (***************************************************************************************)
-(* Tasks with locks (sql/postgresql/parked.sql): a blocked task waits in the queues of *)
-(* its locks, by rows of a member of its work queue (the parking member), whose lease  *)
+(* Tasks with locks (sql/postgresql/blocked_tasks.sql): a blocked task waits in the queues of *)
+(* its locks, by rows of a member of its work queue (the proxy member), whose lease  *)
 (* only claims renew. The claim that starts the task grants all of its rows, and moves *)
 (* them to the worker. Beside the tasks one process requests a lock for itself. The    *)
 (* queues are of mutexes, and each step is a transaction, whose parts are in           *)
@@ -14,11 +14,11 @@ CONSTANTS
     Wants,          \* of each task: its locks
     Wanted,         \* the lock that the process requests for itself
     MaxAttempts,
-    Lease,          \* ticks without a claim after which the parking member is over
+    Lease,          \* ticks without a claim after which the proxy member is over
     MaxFaults,      \* workers that are removed, rows that an operator revokes
     Mutant
 
-Parking == "parking"
+Proxy == "proxy"
 Process == "process"
 Nobody == "nobody"
 
@@ -28,7 +28,7 @@ VARIABLES
     asked,          \* TRUE if it has rows in the queues
     attempt,
     runner,         \* the worker that claimed it
-    age,            \* of the parking member's lease; above Lease it may be removed
+    age,            \* of the proxy member's lease; above Lease it may be removed
     works,          \* the attempts that workers believe to run: [worker, task, attempt]
     there,          \* TRUE while a worker is a member (not removed, not dead)
     alive,
@@ -59,9 +59,9 @@ AskForLocks(w, t) ==
     /\ LET now == IF Mutant = "asked apart" THEN {s \in Wants[t] : s \notin Rows(t)} ELSE Wants[t]
        IN IF Mutant = "asked apart"
           THEN \E s \in now :
-                /\ queue' = [queue EXCEPT ![s] = Append(@, Row(t, Parking))]
+                /\ queue' = [queue EXCEPT ![s] = Append(@, Row(t, Proxy))]
                 /\ asked' = [asked EXCEPT ![t] = now = {s}]
-          ELSE /\ queue' = [s \in Resource |-> IF s \in now THEN Append(queue[s], Row(t, Parking)) ELSE queue[s]]
+          ELSE /\ queue' = [s \in Resource |-> IF s \in now THEN Append(queue[s], Row(t, Proxy)) ELSE queue[s]]
                /\ asked' = [asked EXCEPT ![t] = TRUE]
     /\ age' = 0
     /\ UNCHANGED <<status, attempt, runner, works, there, alive, pc, faults>>
@@ -143,10 +143,10 @@ Enrol(w) ==
     /\ there' = [there EXCEPT ![w] = TRUE]
     /\ UNCHANGED <<queue, status, asked, attempt, runner, age, works, alive, pc, faults>>
 
-(* No worker has claimed for long: the waiters behind a row of the parking member remove it, with its rows. *)
+(* No worker has claimed for long: the waiters behind a row of the proxy member remove it, with its rows. *)
 LeaseOver ==
     /\ age > Lease /\ Mutant # "no lease" /\ \E t \in Task : status[t] = "pending" /\ Rows(t) # {}
-    /\ queue' = [s \in Resource |-> Without(queue[s], LAMBDA o : o.member = Parking)]
+    /\ queue' = [s \in Resource |-> Without(queue[s], LAMBDA o : o.member = Proxy)]
     /\ asked' = [t \in Task |-> FALSE]
     /\ UNCHANGED <<status, attempt, runner, age, works, there, alive, pc, faults>>
 

@@ -73,7 +73,7 @@ def test_queue_without_workers_blocks_no_lock(coordinator, database, name):
     assert not after.acquire(timeout=0)
     # The last poll of a free worker was long ago.
     member, past = database.beside("member"), PAST[database.engine]
-    database.rows(f"UPDATE {member} SET lease_until = {past} WHERE program = 'parked tasks'")
+    database.rows(f"UPDATE {member} SET lease_until = {past} WHERE program = 'blocked tasks'")
     assert after.acquire(timeout=PATIENCE)
     assert queue.try_claim() is None  # it requests its locks again, behind the others
     assert [entry.state for entry in coordinator.admin.entries(name)] == ["holds", "waits"]

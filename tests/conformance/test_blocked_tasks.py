@@ -98,7 +98,7 @@ def test_blocked_task_queues_without_a_worker(queue, other, name):
 
 def test_blocked_task_is_overtaken_in_its_queue(queue, other, name):
     with other.mutex(name):
-        queue.put(Json("parked"), locks=[sqlsem.mutex(name)])
+        queue.put(Json("blocked"), locks=[sqlsem.mutex(name)])
         queue.put_many([Json("a"), Json("b")])
         bodies = []
         while (task := queue.try_claim()) is not None:
@@ -106,16 +106,16 @@ def test_blocked_task_is_overtaken_in_its_queue(queue, other, name):
                 bodies.append(task.body)
         assert bodies == ["a", "b"]
     with queue.try_claim() as task:
-        assert task.body == "parked"
+        assert task.body == "blocked"
 
 
 def test_later_order_waits_for_a_blocked_task(queue, other, name):
     with other.mutex(name):
-        queue.put(Json("parked"), locks=[sqlsem.mutex(name)])
+        queue.put(Json("blocked"), locks=[sqlsem.mutex(name)])
         queue.put(Json("late"), order=1)
         assert queue.try_claim() is None
     with queue.try_claim() as task:
-        assert task.body == "parked"
+        assert task.body == "blocked"
         assert queue.try_claim() is None
     with queue.try_claim() as task:
         assert task.body == "late"
@@ -123,20 +123,20 @@ def test_later_order_waits_for_a_blocked_task(queue, other, name):
 
 def test_a_later_order_does_not_stand_in_the_lines(queue, other, name):
     first = queue.put(Json("first"))
-    queue.put(Json("parked"), order=1, locks=[sqlsem.mutex(name)])
+    queue.put(Json("blocked"), order=1, locks=[sqlsem.mutex(name)])
     with queue.try_claim() as task:
         assert task.id == first
         assert queue.try_claim() is None
         assert takes(other, name)
     with queue.try_claim() as task:
-        assert task.body == "parked"
+        assert task.body == "blocked"
 
 
 def test_blocked_task_yields_to_a_lower_order(queue, other, name):
     """A blocked task leaves its queues when a lower order opens, so that no client waits behind it meanwhile."""
     held = other.mutex(name)
     assert held.acquire()
-    queue.put(Json("parked"), order=1, locks=[sqlsem.mutex(name)])
+    queue.put(Json("blocked"), order=1, locks=[sqlsem.mutex(name)])
     assert queue.try_claim() is None
     assert len(rows(other, name)) == 2
     queue.put(Json("first"), order=0)
@@ -147,7 +147,7 @@ def test_blocked_task_yields_to_a_lower_order(queue, other, name):
         assert rows(other, name) == []
         assert takes(other, name)
     with queue.try_claim() as task:
-        assert task.body == "parked"
+        assert task.body == "blocked"
 
 
 def test_a_retry_asks_again_and_holds_nothing_meanwhile(queue, other, name):
@@ -316,11 +316,11 @@ def test_workers_hold_the_locks_of_their_tasks(patient, queue, other, name):
     for thread in running:
         thread.join(PATIENCE)
     assert sum(worker.finished for worker in workers) == 12
-    for resource, most in ((name, 1), (pg, 2)):
-        held = [hold for hold in other.admin.history(resource, most=100) if hold.granted_at is not None]
+    for resource, maximum in ((name, 1), (pg, 2)):
+        held = [hold for hold in other.admin.history(resource, maximum=100) if hold.granted_at is not None]
         assert len(held) == 6
         assert all(
-            sum(overlapping.granted_at <= row.granted_at < overlapping.ended_at for overlapping in held) <= most
+            sum(overlapping.granted_at <= row.granted_at < overlapping.ended_at for overlapping in held) <= maximum
             for row in held
         )
 
@@ -422,7 +422,7 @@ def test_queued_claim_hides_no_orphan_row_from_heartbeat(queue, monkeypatch):
 
 
 @pytest.mark.engines("postgresql")
-def test_other_claims_do_not_meet_the_parked(database, name):
+def test_other_claims_do_not_read_blocked_tasks(database, name):
     def rows_read():
         count = "SELECT sum(idx_tup_fetch + seq_tup_read) FROM pg_stat_all_tables WHERE relname = 'task'"
         return int(database.rows(count)[0][0])
@@ -546,7 +546,7 @@ def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between):
     assert rows(holder, first) == rows(holder, second) == []
 
 
-def test_a_parked_task_that_is_deleted_by_hand_leaves_its_lines(database, queue, other, name):
+def test_blocked_task_deleted_by_hand_leaves_its_queues(database, queue, other, name):
     """Other tasks of the queue stay blocked, so their waiter leases are renewed."""
     with other.mutex(name):
         gone, stays = (queue.put(Json(body), locks=[sqlsem.mutex(name)]) for body in ("gone", "stays"))

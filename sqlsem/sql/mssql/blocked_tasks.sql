@@ -1,9 +1,9 @@
 -- sqlsem, tasks with locks, for SQL Server. May be run again at any time, after tasks.sql. Described in docs/tasks.md;
--- PostgreSQL's parked.sql explains blocked tasks, and their invariants.
+-- PostgreSQL's blocked_tasks.sql explains blocked tasks, and their invariants.
 --
--- task_lock.parked is 1 while the task is pending: so one index finds the blocked tasks of a queue, without those that
+-- task_lock.pending is 1 while the task is pending: so one index finds the blocked tasks of a queue, without those that
 -- have ended. A statement that makes such a task pending again calls block_task in the same transaction.
--- One claim at a time polls the blocked tasks of a queue: it first writes the queue's row of parking.
+-- One claim at a time polls the blocked tasks of a queue: it first writes the queue's row of queue_proxy.
 -- The locks of an attempt are released right before its end is written, as the wakeup locks of rows must be freed after
 -- the removal of the rows.
 
@@ -21,7 +21,7 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @asked TABLE (number int NOT NULL PRIMARY KEY, a_resource nvarchar(400), an_access nvarchar(100), a_limit bigint, a_weight bigint);
-    DECLARE @number int = 0, @most int, @resource nvarchar(400), @access nvarchar(100), @limit bigint, @weight bigint,
+    DECLARE @number int = 0, @maximum int, @resource nvarchar(400), @access nvarchar(100), @limit bigint, @weight bigint,
             @message nvarchar(1000), @is_json int = ISJSON(@locks), @names int;
     IF COALESCE(@is_json, 0) = 0 OR LEFT(LTRIM(@locks), 1) <> N'['
         THROW 50000, N'sqlsem: the locks of a task are a JSON list, such as [{"resource": "customers", "access": "write", "limit": 1}]', 1;
@@ -30,11 +30,11 @@ BEGIN
     FROM OPENJSON(@locks) AS j
     CROSS APPLY OPENJSON(j.value) WITH (a_resource nvarchar(400) '$.resource', an_access nvarchar(100) '$.access',
         a_limit bigint '$.limit', a_weight bigint '$.weight') AS r;
-    SELECT @most = COUNT(*) FROM @asked;
+    SELECT @maximum = COUNT(*) FROM @asked;
     SELECT @names = COUNT(*) FROM (SELECT DISTINCT a_resource COLLATE Latin1_General_100_BIN2 AS name FROM @asked) AS d;
-    IF @most < 1 OR @most > 100
+    IF @maximum < 1 OR @maximum > 100
         THROW 50000, N'sqlsem: a task takes 1 to 100 locks, each an object such as {"resource": "customers", "access": "write", "limit": 1}', 1;
-    WHILE @number < @most
+    WHILE @number < @maximum
     BEGIN
         SET @number = @number + 1;
         SELECT @resource = a_resource, @access = an_access, @limit = a_limit, @weight = a_weight FROM @asked WHERE number = @number;
@@ -57,7 +57,7 @@ BEGIN
         IF @message IS NOT NULL
             EXEC {schema}.raise_error 50000, @message;
     END;
-    IF @names < @most
+    IF @names < @maximum
         THROW 50000, N'sqlsem: the locks of a task name a resource twice; ask for it once, with a weight', 1;
 END;
 GO
@@ -90,7 +90,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    INSERT INTO {schema}.task_lock (task_id, number, queue_name, resource_id, access_type, concurrency_limit, weight, parked)
+    INSERT INTO {schema}.task_lock (task_id, number, queue_name, resource_id, access_type, concurrency_limit, weight, pending)
     SELECT @task, CAST(j.[key] AS int) + 1, @queue, r.a_resource, COALESCE(r.an_access, N'write'), r.a_limit, COALESCE(r.a_weight, 1), 1
     FROM OPENJSON(@locks) AS j
     CROSS APPLY OPENJSON(j.value) WITH (a_resource nvarchar(255) '$.resource', an_access nvarchar(64) '$.access',
@@ -113,7 +113,7 @@ BEGIN
         ready_at = N'99990101', locks_pending = NULL
     WHERE task_id = @task AND status = N'pending' AND lock_count IS NOT NULL;
     IF @@ROWCOUNT > 0
-        UPDATE {schema}.task_lock SET parked = 1, waits = 0, queue_position = NULL WHERE task_id = @task;
+        UPDATE {schema}.task_lock SET pending = 1, waits = 0, queue_position = NULL WHERE task_id = @task;
 END;
 GO
 
@@ -156,57 +156,57 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @parking bigint;
-    SELECT @parking = p.member_id FROM {schema}.parking AS p
+    DECLARE @proxy bigint;
+    SELECT @proxy = p.member_id FROM {schema}.queue_proxy AS p
     JOIN {schema}.task_lock AS l ON l.queue_name = p.queue_name WHERE l.task_id = @task AND l.number = 1;
-    EXEC {schema}.end_task_rows @task, @parking, N'cancelled';
+    EXEC {schema}.end_task_rows @task, @proxy, N'cancelled';
     UPDATE {schema}.task_lock
     SET queue_position = NULL, waits = 0,
-        parked = (SELECT CASE WHEN t.status = N'pending' THEN 1 ELSE 0 END FROM {schema}.task AS t WHERE t.task_id = @task)
+        pending = (SELECT CASE WHEN t.status = N'pending' THEN 1 ELSE 0 END FROM {schema}.task AS t WHERE t.task_id = @task)
     WHERE task_id = @task;
     UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = NULL WHERE task_id = @task;
 END;
 GO
 
--- In the transaction of a claim, which has the queue's row of parking: return the member that owns the lock requests of
+-- In the transaction of a claim, which has the queue's row of queue_proxy: return the member that owns the lock requests of
 -- the queue's blocked tasks, with a lease that has just begun.
-IF OBJECT_ID(N'{schema}.parking_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parking_member AS RETURN 0');
+IF OBJECT_ID(N'{schema}.proxy_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.proxy_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.parking_member @queue nvarchar(400), @parking bigint OUTPUT
+ALTER PROCEDURE {schema}.proxy_member @queue nvarchar(400), @proxy bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @lease int = 60000, @count int, @gone bigint;  -- ms
-    SELECT @parking = member_id FROM {schema}.parking WHERE queue_name = @queue;
+    SELECT @proxy = member_id FROM {schema}.queue_proxy WHERE queue_name = @queue;
     UPDATE {schema}.member
     SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease, SYSUTCDATETIME())
-    WHERE member_id = @parking AND lease_until < DATEADD(millisecond, @lease / 8 * 7, SYSUTCDATETIME());
+    WHERE member_id = @proxy AND lease_until < DATEADD(millisecond, @lease / 8 * 7, SYSUTCDATETIME());
     SET @count = @@ROWCOUNT;
     -- Now and then: the lock rows of tasks that were deleted by hand.
     WHILE @count > 0
     BEGIN
         SET @gone = NULL;
         SELECT TOP (1) @gone = l.task_id FROM {schema}.task_lock AS l
-        WHERE l.queue_name = @queue AND l.parked = 1
+        WHERE l.queue_name = @queue AND l.pending = 1
           AND NOT EXISTS (SELECT 1 FROM {schema}.task AS t WHERE t.task_id = l.task_id);
         IF @gone IS NULL
             RETURN 0;
-        EXEC {schema}.end_task_rows @gone, @parking, N'cancelled';
+        EXEC {schema}.end_task_rows @gone, @proxy, N'cancelled';
         DELETE FROM {schema}.task_lock WHERE task_id = @gone;
     END;
-    IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @parking)
+    IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @proxy)
         RETURN 0;
     -- It belongs to no login: only these procedures can renew it, or release its rows.
     INSERT INTO {schema}.member (beacon, session_id, program, login, grace_ms, lease_ms, lease_until)
-    VALUES (NULL, NULL, N'parked tasks', N'', 0, @lease, DATEADD(millisecond, @lease, SYSUTCDATETIME()));
-    SET @parking = SCOPE_IDENTITY();
-    UPDATE {schema}.parking SET member_id = @parking WHERE queue_name = @queue;
+    VALUES (NULL, NULL, N'blocked tasks', N'', 0, @lease, DATEADD(millisecond, @lease, SYSUTCDATETIME()));
+    SET @proxy = SCOPE_IDENTITY();
+    UPDATE {schema}.queue_proxy SET member_id = @proxy WHERE queue_name = @queue;
     -- The rows of the previous member were removed with it.
     UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = NULL
-    WHERE task_id IN (SELECT l.task_id FROM {schema}.task_lock AS l WHERE l.queue_name = @queue AND l.parked = 1)
+    WHERE task_id IN (SELECT l.task_id FROM {schema}.task_lock AS l WHERE l.queue_name = @queue AND l.pending = 1)
       AND locks_pending IS NOT NULL;
-    UPDATE {schema}.task_lock SET queue_position = NULL, waits = 0 WHERE queue_name = @queue AND parked = 1;
+    UPDATE {schema}.task_lock SET queue_position = NULL, waits = 0 WHERE queue_name = @queue AND pending = 1;
 END;
 GO
 
@@ -219,19 +219,19 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @limited int = 0, @most int, @key_most int, @all int, @of_key int, @ask int = 0, @ask_of_key int = 0, @code int,
+    DECLARE @limited int = 0, @maximum int, @key_maximum int, @all int, @of_key int, @ask int = 0, @ask_of_key int = 0, @code int,
             @name nvarchar(255) = COALESCE(@key, N'');
-    SELECT @limited = 1, @most = task_limit, @key_most = key_limit FROM {schema}.queue_setting WHERE queue_name = @queue;
+    SELECT @limited = 1, @maximum = task_limit, @key_maximum = key_limit FROM {schema}.queue_setting WHERE queue_name = @queue;
     IF @limited = 0
         RETURN 1;
-    SELECT @key_most = COALESCE(task_limit, @key_most) FROM {schema}.queue_key WHERE queue_name = @queue AND task_key = @key;
+    SELECT @key_maximum = COALESCE(task_limit, @key_maximum) FROM {schema}.queue_key WHERE queue_name = @queue AND task_key = @key;
     SELECT @all = COUNT(*), @of_key = COALESCE(SUM(CASE WHEN SUBSTRING(task_hash, 9, 255) = @key THEN 1 ELSE 0 END), 0)
     FROM {schema}.task WITH (INDEX (task_fair)) WHERE queue_name = @queue AND status = N'running';
     IF @asked = 1
         SELECT @ask = COUNT(*), @ask_of_key = COALESCE(SUM(CASE WHEN t.task_key = @key THEN 1 ELSE 0 END), 0)
         FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
-        WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.locks_pending IS NOT NULL;
-    IF @all + @ask >= @most OR (@name <> N'' AND @of_key + @ask_of_key >= @key_most)
+        WHERE l.queue_name = @queue AND l.pending = 1 AND l.number = 1 AND t.locks_pending IS NOT NULL;
+    IF @all + @ask >= @maximum OR (@name <> N'' AND @of_key + @ask_of_key >= @key_maximum)
         RETURN 0;
     EXEC @code = {schema}.task_may_start @queue, @name, @ask, @ask_of_key, 0;
     RETURN @code;
@@ -242,7 +242,7 @@ GO
 -- Returns the number of these tasks.
 IF OBJECT_ID(N'{schema}.enqueue_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.enqueue_locks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.enqueue_locks @queue nvarchar(400), @parking bigint, @order int
+ALTER PROCEDURE {schema}.enqueue_locks @queue nvarchar(400), @proxy bigint, @order int
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -256,7 +256,7 @@ BEGIN
     INSERT INTO @line (task_id, task_key, note, lock_count)
     SELECT t.task_id, t.task_key, t.note, t.lock_count
     FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
-    WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_pending IS NULL
+    WHERE l.queue_name = @queue AND l.pending = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_pending IS NULL
       AND t.task_order = @order AND t.enqueue_locks_at <= SYSUTCDATETIME()
     ORDER BY t.task_priority DESC, t.task_id;
     WHILE @count < 100
@@ -309,7 +309,7 @@ BEGIN
             SET @number = @number + 1;
             INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
                                         request_uid, requested_at, granted_at, note)
-            SELECT resource_id, CONCAT(N'task ', @task), access_type, concurrency_limit, weight, @parking,
+            SELECT resource_id, CONCAT(N'task ', @task), access_type, concurrency_limit, weight, @proxy,
                    LEFT(CONCAT(N'task ', @task, N' of ', @queue), 255), CONVERT(nvarchar(64), NEWID()), SYSUTCDATETIME(), NULL, @note
             FROM {schema}.task_lock WHERE task_id = @task AND number = @number;
             SET @position = SCOPE_IDENTITY();
@@ -339,7 +339,7 @@ BEGIN
     INSERT INTO @line (task_id, number, resource_id, access_type, concurrency_limit, weight, queue_position, kind)
     SELECT task_id, number, resource_id, access_type, concurrency_limit, weight, queue_position,
            CONCAT(resource_id, N'|', access_type, N'|', weight, N'|', concurrency_limit)
-    FROM {schema}.task_lock WHERE queue_name = @queue AND parked = 1 AND waits = 1
+    FROM {schema}.task_lock WHERE queue_name = @queue AND pending = 1 AND waits = 1
     ORDER BY resource_id, access_type, weight, concurrency_limit, queue_position;
     WHILE 1 = 1
     BEGIN
@@ -365,23 +365,23 @@ GO
 -- (NULL: none); tasks that may not start leave the queues of their locks.
 IF OBJECT_ID(N'{schema}.next_blocked_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.next_blocked_task AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.next_blocked_task @queue nvarchar(400), @parking bigint, @order int, @task bigint OUTPUT
+ALTER PROCEDURE {schema}.next_blocked_task @queue nvarchar(400), @proxy bigint, @order int, @task bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL, task_key nvarchar(255) NULL,
                          lock_count int NOT NULL, task_order int NOT NULL);
-    DECLARE @place int = 0, @most int, @one bigint, @key nvarchar(255), @locks int, @number int, @there int, @free int, @of int,
+    DECLARE @place int = 0, @maximum int, @one bigint, @key nvarchar(255), @locks int, @number int, @there int, @free int, @of int,
             @room int, @resource nvarchar(255), @access nvarchar(64), @limit int, @weight int, @position bigint, @eligible int;
     SET @task = NULL;
     INSERT INTO @line (task_id, task_key, lock_count, task_order)
     SELECT t.task_id, t.task_key, t.lock_count, t.task_order
     FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
-    WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_pending = 0
+    WHERE l.queue_name = @queue AND l.pending = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_pending = 0
     ORDER BY t.task_order, t.task_priority DESC, t.task_id;
-    SET @most = @@ROWCOUNT;
-    WHILE @place < @most AND @task IS NULL
+    SET @maximum = @@ROWCOUNT;
+    WHILE @place < @maximum AND @task IS NULL
     BEGIN
         SET @place = @place + 1;
         SELECT @one = task_id, @key = task_key, @locks = lock_count, @of = task_order FROM @line WHERE place = @place;
@@ -396,7 +396,7 @@ BEGIN
                    @position = t.queue_position
             FROM {schema}.task_lock AS l
             JOIN {schema}.entry AS t WITH (READCOMMITTEDLOCK) ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
-            WHERE l.task_id = @one AND l.number = @number AND t.member_id = @parking AND t.revoked_at IS NULL;
+            WHERE l.task_id = @one AND l.number = @number AND t.member_id = @proxy AND t.revoked_at IS NULL;
             IF @position IS NOT NULL
             BEGIN
                 SELECT @eligible = eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL);
@@ -437,7 +437,7 @@ BEGIN
         THROW 50001, N'sqlsem: claim_blocked must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @parking bigint, @order int, @look int = 0, @asked int = 1, @count int, @limited int = 0, @host nvarchar(255), @pid int,
+    DECLARE @proxy bigint, @order int, @look int = 0, @asked int = 1, @count int, @limited int = 0, @host nvarchar(255), @pid int,
             @lease int, @number int = 0, @locks int, @name nvarchar(255), @code int, @found bigint, @resource nvarchar(255),
             @position bigint, @access nvarchar(64), @limit int, @weight int, @eligible int, @written int, @key nvarchar(255),
             @row_uid nvarchar(64) = COALESCE(@uid, CONVERT(nvarchar(64), NEWID()));
@@ -446,31 +446,31 @@ BEGIN
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
           AND status = N'running' AND member_id = @member AND claim_uid = @uid
           AND EXISTS (SELECT 1 FROM {schema}.task_lock AS l WHERE l.task_id = task.task_id);
-    IF @task IS NULL AND EXISTS (SELECT 1 FROM {schema}.task_lock WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE queue_name = @queue AND parked = 1)
+    IF @task IS NULL AND EXISTS (SELECT 1 FROM {schema}.task_lock WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE queue_name = @queue AND pending = 1)
     BEGIN
         IF @requesting_id IS NULL OR CONCAT(@requesting_id, @row_owner, @uid) COLLATE Latin1_General_100_BIN2
            LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
             THROW 50000, N'sqlsem: bad request: requesting_id and uid must be printable text', 1;
         EXEC {schema}.touch_worker @member, @host OUTPUT, @pid OUTPUT;
         BEGIN TRY
-            IF NOT EXISTS (SELECT 1 FROM {schema}.parking WHERE queue_name = @queue)
-                INSERT INTO {schema}.parking (queue_name) VALUES (LEFT(@queue, 255));
+            IF NOT EXISTS (SELECT 1 FROM {schema}.queue_proxy WHERE queue_name = @queue)
+                INSERT INTO {schema}.queue_proxy (queue_name) VALUES (LEFT(@queue, 255));
             BEGIN TRANSACTION;
-            UPDATE {schema}.parking WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;  -- so that claims take turns
+            UPDATE {schema}.queue_proxy WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;  -- so that claims take turns
             -- The limits stay the same until the end of this transaction: as in pick_fair_task.
             SELECT @limited = 1 FROM {schema}.queue_setting WITH (HOLDLOCK) WHERE queue_name = @queue;
             IF @limited = 1
                 UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
-            EXEC {schema}.parking_member @queue, @parking OUTPUT;
+            EXEC {schema}.proxy_member @queue, @proxy OUTPUT;
             SELECT TOP (1) @order = task_order FROM {schema}.task WITH (INDEX (task_open))
             WHERE queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_order;
             WHILE @found IS NULL AND @look < 2 AND @asked > 0
             BEGIN
                 SET @look = @look + 1;
                 EXEC {schema}.poll_lock_queues @queue;
-                EXEC {schema}.next_blocked_task @queue, @parking, @order, @found OUTPUT;
+                EXEC {schema}.next_blocked_task @queue, @proxy, @order, @found OUTPUT;
                 IF @found IS NULL AND @look = 1
-                    EXEC @asked = {schema}.enqueue_locks @queue, @parking, @order;
+                    EXEC @asked = {schema}.enqueue_locks @queue, @proxy, @order;
             END;
             IF @found IS NOT NULL
             BEGIN
@@ -485,7 +485,7 @@ BEGIN
                     UPDATE {schema}.entry
                     SET member_id = @member, requesting_id = @requesting_id, owner = @row_owner,
                         request_uid = CONCAT(@row_uid, N'.', @number), granted_at = SYSUTCDATETIME(), waiter_lease_until = NULL
-                    WHERE resource_id = @resource AND queue_position = @position AND member_id = @parking AND revoked_at IS NULL;
+                    WHERE resource_id = @resource AND queue_position = @position AND member_id = @proxy AND revoked_at IS NULL;
                     SET @written = @@ROWCOUNT;
                     -- Check again whether it may be granted: a reader ahead that has begun to upgrade since sees the
                     -- grant, or this check sees that reader (begin_upgrade).
@@ -499,7 +499,7 @@ BEGIN
                         claimed_at = SYSUTCDATETIME(), host = @host, pid = @pid, login = ORIGINAL_LOGIN()
                     WHERE task_id = @found AND status = N'pending';
                     SET @count = @@ROWCOUNT;
-                    UPDATE {schema}.task_lock SET parked = 0 WHERE task_id = @found;
+                    UPDATE {schema}.task_lock SET pending = 0 WHERE task_id = @found;
                     EXEC @code = {schema}.task_may_start @queue, @key, 0, 0, 1;
                     IF @code = 0
                         SET @count = 0;
@@ -556,14 +556,14 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @some TABLE (place int IDENTITY NOT NULL PRIMARY KEY, resource_id nvarchar(255) NOT NULL);
-    DECLARE @place int = 0, @most int, @resource nvarchar(255), @code int;
+    DECLARE @place int = 0, @maximum int, @resource nvarchar(255), @code int;
     INSERT INTO @some (resource_id)
     SELECT TOP (8) w.resource_id
     FROM (SELECT DISTINCT resource_id FROM {schema}.task_lock WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
-          WHERE queue_name = @queue AND parked = 1 AND waits = 1) AS w
+          WHERE queue_name = @queue AND pending = 1 AND waits = 1) AS w
     ORDER BY NEWID();
-    SET @most = @@ROWCOUNT;
-    WHILE @place < @most
+    SET @maximum = @@ROWCOUNT;
+    WHILE @place < @maximum
     BEGIN
         SET @place = @place + 1;
         SELECT @resource = resource_id FROM @some WHERE place = @place;
