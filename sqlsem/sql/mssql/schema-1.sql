@@ -18,7 +18,9 @@ GO
 IF SCHEMA_ID(N'{schema}') IS NULL EXEC (N'CREATE SCHEMA {schema}');
 GO
 
--- schema_version, oldest_client (the oldest client that still works), history_days, history_rows
+-- The settings of this database. oldest_client: the oldest client that still works. history_days, history_rows: how
+-- much history is kept. max_grace, max_lease: the longest that a member may ask for, in seconds. max_members: of one
+-- login. max_server_waiters: the number of sessions that may wait in a procedure. features: the installed features.
 CREATE TABLE {schema}.setting (
     name  nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT setting_pk PRIMARY KEY,
     value nvarchar(255) NOT NULL
@@ -31,17 +33,16 @@ VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'
 -- Members -----------------------------------------------------------------------------------------------------------
 
 -- One row for each process or session that takes part. It is dead if its beacon is missing and heartbeat_at is older
--- than its grace, or if its lease is over. The numbers are bigint, as 2^31 would be used up in months if sessions come
--- and go quickly.
+-- than its grace, or if its lease is over. The numbers are bigint: short sessions would use up 2^31 in months.
 CREATE SEQUENCE {schema}.beacon AS int START WITH 1 MINVALUE 1 CYCLE;
--- (READPAST skips locked rows, but not locked pages. So the indexes of the tables on which it is used allow no page
--- locks. Rows come and go fast in these tables and in the queue, and every statement there uses a key: new statistics
--- would change no plan, and make all of them compile again.)
+-- (ALLOW_PAGE_LOCKS = OFF: the routines read these tables with READPAST, which skips locked rows, but waits for locked
+-- pages. STATISTICS_NORECOMPUTE = ON: rows come and go fast, and every statement uses a key. New statistics would
+-- change no plan, but make the server compile all plans again.)
 CREATE TABLE {schema}.member (
     member_id     bigint IDENTITY NOT NULL CONSTRAINT member_pk PRIMARY KEY
         WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON),
     beacon        int NULL,  -- the application lock that its session holds; NULL for a lease
-    session_id    int NULL,  -- the session that held it when this was written
+    session_id    int NULL,  -- the session that held the beacon when the row was written
     host          nvarchar(255) NULL,
     pid           int NULL,
     program       nvarchar(255) NULL,
@@ -51,7 +52,7 @@ CREATE TABLE {schema}.member (
     lease_ms      int NULL CONSTRAINT member_lease_ms_check CHECK (lease_ms > 0),
     joined_at     datetime2(6) NOT NULL CONSTRAINT member_joined_at_default DEFAULT SYSUTCDATETIME(),
     -- Time of the last heartbeat.
-    heartbeat_at       datetime2(6) NOT NULL CONSTRAINT member_seen_at_default DEFAULT SYSUTCDATETIME(),
+    heartbeat_at  datetime2(6) NOT NULL CONSTRAINT member_seen_at_default DEFAULT SYSUTCDATETIME(),
     lease_until   datetime2(6) NULL,  -- dead when past; NULL for a member with a beacon
     missing_since datetime2(6) NULL   -- when the beacon was first found missing; cleared when the member returns
 );
@@ -69,10 +70,10 @@ GO
 
 -- Resources and their queues ----------------------------------------------------------------------------------------
 
--- The decisions of operators about a resource. No row means: nothing special.
+-- The settings of operators for a resource. No row: no setting.
 CREATE TABLE {schema}.resource (
     resource_id    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT resource_pk PRIMARY KEY,
-    cap            int NULL CONSTRAINT resource_cap_check CHECK (cap >= 1),  -- an upper bound on whatever limit is declared
+    cap            int NULL CONSTRAINT resource_cap_check CHECK (cap >= 1),  -- an upper bound on declared limits
     cap_by         nvarchar(128) NULL,                                       -- the login of the operator that set the cap
     paused_at      datetime2(6) NULL,                                        -- no request is granted while set
     paused_by      nvarchar(128) NULL,                                       -- the operator's login, while paused_at is set
@@ -91,8 +92,9 @@ CREATE TABLE {schema}.limit_pattern (
 );
 
 -- The queue. A row is a request, waiting or granted; the rows ahead of it alone decide whether it may be granted.
--- {table} is a view of it, so that its trigger numbers the rows of bare participants and costs the routines nothing.
--- Columns that such a row may leave out are nullable, and checked, as a view's NOT NULL columns cannot be left out.
+-- Bare participants insert into {table}, a view of this table: its trigger numbers their rows, and costs the routines
+-- nothing. An INSERT into a view must name its NOT NULL columns. So the columns that a bare participant may leave out
+-- are nullable, and a CHECK takes the place of NOT NULL.
 CREATE TABLE {schema}.entry (
     queue_position    bigint IDENTITY NOT NULL CONSTRAINT entry_pk PRIMARY KEY NONCLUSTERED
         WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON),
@@ -105,18 +107,19 @@ CREATE TABLE {schema}.entry (
     weight            int NULL CONSTRAINT entry_weight_check CHECK (weight IS NOT NULL),
     member_id         bigint NULL,
     owner             nvarchar(255) NULL,
-    -- Bare rows get one; for several requests of one call it is the uid of the call (64) and a number.
+    -- Made by the client; by the trigger for a bare row. If one call makes several requests: the call's uid (at most 64
+    -- characters), a dot and a number.
     request_uid       nvarchar(80) COLLATE Latin1_General_100_BIN2 NULL
         CONSTRAINT entry_request_uid_unique UNIQUE WITH (ALLOW_PAGE_LOCKS = OFF, STATISTICS_NORECOMPUTE = ON),
     requested_at      datetime2(6) NULL CONSTRAINT entry_requested_at_check CHECK (requested_at IS NOT NULL),
     granted_at        datetime2(6) NULL,
     revoked_at        datetime2(6) NULL,
     revoked_by        nvarchar(128) NULL,  -- the operator's login, while revoked_at is set
-    waiter_lease_until    datetime2(6) NULL,   -- when past, a waiting row whose client does not return is removed
+    waiter_lease_until datetime2(6) NULL,  -- when past, the waiting row is removed: its client no longer polls
     note              nvarchar(1000) NULL,
-    -- No row was between that position and this one at its registration, nor can one come. If that row is released, its
-    -- release grants this one. (The check refuses numbers that went back: a number that was set, or rows that were
-    -- inserted by hand.)
+    -- The position of the last row ahead of this one at its registration, or a mark (low_water) if no row was ahead. No
+    -- row is or can come between the two. So if that row is alone inside, its release grants this one. NULL: not known.
+    -- (The constraint finds numbers that went back: the number was set, or rows were inserted by hand.)
     behind            bigint NULL,
     CONSTRAINT entry_behind_check CHECK (behind < queue_position)
 );
@@ -136,7 +139,7 @@ CREATE TABLE {schema}.low_water (
 );
 GO
 CREATE VIEW {schema}.{table} AS
-SELECT NULLIF(queue_position, CAST(0 AS bigint)) AS queue_position, -- so that it may be left out
+SELECT NULLIF(queue_position, CAST(0 AS bigint)) AS queue_position,  -- nullable, so that an INSERT may leave it out
        resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner, request_uid,
        requested_at, granted_at, revoked_at, note, waiter_lease_until
 FROM {schema}.entry;
@@ -160,8 +163,8 @@ CREATE TABLE {schema}.history (
     granted_at        datetime2(6) NULL,
     ended_at          datetime2(6) NOT NULL CONSTRAINT history_ended_at_default DEFAULT SYSUTCDATETIME(),
     outcome           nvarchar(16) NOT NULL,
-    ended_by          nvarchar(128) NULL,  -- the login that ended it, where that was not the owner
-    heartbeat_at           datetime2(6) NULL    -- the last heartbeat of an owner that died
+    ended_by          nvarchar(128) NULL,  -- the login that ended it, if not the owner's
+    heartbeat_at      datetime2(6) NULL    -- the last heartbeat of an owner that died
 );
 CREATE CLUSTERED INDEX history_ended_at ON {schema}.history (ended_at);
 CREATE INDEX history_resource ON {schema}.history (resource_id, ended_at);  -- a page of a resource's history
@@ -171,13 +174,13 @@ CREATE TABLE {schema}.operation (
     operation_id   bigint IDENTITY NOT NULL CONSTRAINT operation_pk PRIMARY KEY,
     done_at        datetime2(6) NOT NULL CONSTRAINT operation_done_at_default DEFAULT SYSUTCDATETIME(),
     login          nvarchar(128) NOT NULL CONSTRAINT operation_login_default DEFAULT ORIGINAL_LOGIN(),
-    host           nvarchar(255) NULL,  -- where it was done, as the client says; as are pid and program
+    host           nvarchar(255) NULL,  -- where the call came from, as the client says; so are pid and program
     pid            int NULL,
     program        nvarchar(255) NULL,
     action         nvarchar(16) NOT NULL,  -- pause, resume, cap, stale_after, revoke, reap; retry, cancel, ...
-    resource_id    nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,  -- its object: a resource, and a row of its queue;
+    resource_id    nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,  -- the object of the call: a resource, or a row of its queue;
     queue_position bigint NULL,
-    queue_name     nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,  -- or a work queue, and a task of it
+    queue_name     nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,  -- or a work queue, or a task of it
     task_id        bigint NULL,
     old_value      nvarchar(1000) NULL,
     new_value      nvarchar(1000) NULL
@@ -189,21 +192,21 @@ GO
 -- feature: rates
 -- Rates -------------------------------------------------------------------------------------------------------------
 
--- The state of a rate, for each window that a client has declared for it. Times are of the server's clock, since 1970.
+-- One row for each window that a client has declared for a rate. Times count from 1970, by the server's clock.
 CREATE TABLE {schema}.rate_window (
     resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,  -- N'rate:' and the rate's name
     window_ms   bigint NOT NULL CONSTRAINT rate_window_window_ms_check CHECK (window_ms >= 1),
-    -- In one window, as it counted at the last take; and so the burst.
+    -- The limit in one window that was in effect at the last use; and the burst.
     rate_limit  bigint NOT NULL CONSTRAINT rate_window_rate_limit_check CHECK (rate_limit >= 1),
     burst       bigint NULL,
     -- An operator's upper bound for rate_limit, and its default.
     cap         bigint NULL CONSTRAINT rate_window_cap_check CHECK (cap >= 1),
     cap_by      nvarchar(128) NULL,
-    seen_ms     bigint NOT NULL,  -- when it was last taken from
+    seen_ms     bigint NOT NULL,  -- the time of the last use
     full_us     bigint NULL,      -- with a burst: when the whole burst is available again
     -- Counters since the window was first declared.
     taken       bigint NOT NULL CONSTRAINT rate_window_taken_default DEFAULT 0,
-    returned    bigint NOT NULL CONSTRAINT rate_window_returned_default DEFAULT 0,  -- of that, where the cost was less in the end
+    returned    bigint NOT NULL CONSTRAINT rate_window_returned_default DEFAULT 0,  -- of that, as the cost was less in the end
     waits       bigint NOT NULL CONSTRAINT rate_window_waits_default DEFAULT 0,     -- requests that were not granted at once
     CONSTRAINT rate_window_pk PRIMARY KEY (resource_id, window_ms)
 );
@@ -213,8 +216,8 @@ CREATE TABLE {schema}.rate_window (
 CREATE TABLE {schema}.rate_slot (
     resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     window_ms   bigint NOT NULL,
-    slot        bigint NOT NULL,  -- since 1970
-    login       nvarchar(128) NOT NULL,  -- only this login adjusts the use; N'' of the starts of tasks
+    slot        bigint NOT NULL,  -- the number of the hundredth part since 1970
+    login       nvarchar(128) NOT NULL,  -- only this login can adjust the use; N'' for starts of tasks
     used        bigint NOT NULL CONSTRAINT rate_slot_used_check CHECK (used >= 0),
     rate_limit  bigint NULL,      -- NULL: no limit was declared for this window
     burst       bigint NULL,
@@ -229,7 +232,7 @@ GO
 -- The last run of each name that runs once per period (once.sql).
 CREATE TABLE {schema}.once_run (
     once_name      nvarchar(250) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT once_run_pk PRIMARY KEY,
-    granted_at     datetime2(6) NOT NULL,  -- when that run was granted, which tells the period; it never goes back
+    granted_at     datetime2(6) NOT NULL,  -- the grant of that run: it decides the period, and never goes back
     done_at        datetime2(6) NOT NULL,
     queue_position bigint NOT NULL,  -- of that run: its fence
     requesting_id  nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -239,24 +242,25 @@ GO
 -- end of feature: once
 
 -- feature: handovers
--- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
+-- Locks that end with a transaction, and locks that are handed over -------------------------------------------------
 
 -- A transaction that releases a lock inserts a row here. Other sessions see the row once the transaction has committed.
 -- Only the owner of the lock knows the marker.
 CREATE TABLE {schema}.commit_marker (
-    marker  varchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT commit_marker_pk PRIMARY KEY,
-    login   nvarchar(128) NOT NULL CONSTRAINT commit_marker_login_default DEFAULT ORIGINAL_LOGIN(),
+    marker    varchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT commit_marker_pk PRIMARY KEY,
+    login     nvarchar(128) NOT NULL CONSTRAINT commit_marker_login_default DEFAULT ORIGINAL_LOGIN(),
     marked_at datetime2(6) NOT NULL CONSTRAINT commit_marker_marked_at_default DEFAULT SYSUTCDATETIME()
 );
 CREATE INDEX commit_marker_login ON {schema}.commit_marker (login);
 
--- Between hand_over and adopt the rows belong to a member of their own, in transit (member_id), with a lease of ttl_ms.
--- The token itself is not stored. Old rows are kept for a day, so that a failed adopt can give the reason.
+-- One row for each hand-over. Until adopt, the handed-over rows of the queue belong to a member that exists only for
+-- this hand-over (member_id), with a lease of ttl_ms. The token itself is not stored. Old rows are kept for a day, so
+-- that a failed adopt can give the reason.
 CREATE TABLE {schema}.handover (
     -- SHA-256, in hexadecimal digits.
     token_hash     varchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT handover_pk PRIMARY KEY,
     member_id      bigint NOT NULL,
-    row_count      int NOT NULL,                                            -- how many rows it has
+    row_count      int NOT NULL,                                            -- how many rows were handed over
     resource_id    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,  -- the first of them, for messages
     queue_position bigint NOT NULL,
     given_by       nvarchar(128) NOT NULL,  -- the giver's login
@@ -311,7 +315,7 @@ CREATE TABLE {schema}.task (
         CONSTRAINT task_backoff_ms_check CHECK (backoff_ms >= 0),
     -- An attempt that runs for longer is ended, and has failed.
     time_limit_ms   bigint NULL CONSTRAINT task_time_limit_ms_check CHECK (time_limit_ms > 0),
-    -- How often it was claimed: a worker that ends an attempt must name it.
+    -- The number of claims. A worker that ends an attempt must name it.
     attempt         int NOT NULL CONSTRAINT task_attempt_default DEFAULT 0,
     failures        int NOT NULL CONSTRAINT task_failures_default DEFAULT 0,
     losses          int NOT NULL CONSTRAINT task_losses_default DEFAULT 0,  -- attempts whose worker died
@@ -328,7 +332,7 @@ CREATE TABLE {schema}.task (
     login           nvarchar(128) NULL,
     claim_uid       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL,  -- made by the client: a repeated claim finds its row
     claimed_at      datetime2(6) NULL,
-    cancel_asked_at datetime2(6) NULL,  -- its worker ends it, and then it is cancelled
+    cancel_asked_at datetime2(6) NULL,  -- set: the worker ends the task, which is then cancelled
     cancel_asked_by nvarchar(128) NULL,
     ended_at        datetime2(6) NULL,
     error           nvarchar(max) NULL,
@@ -336,8 +340,8 @@ CREATE TABLE {schema}.task (
     -- For a task with locks (blocked_tasks.sql) ready_at is the end of time (the year 9999), so that claims of tasks without
     -- locks skip it.
     lock_count      int NULL,           -- how many; NULL: none
-    locks_pending      int NULL,           -- how many are not granted yet; NULL: none is enqueued
-    enqueue_locks_at         datetime2(6) NULL,  -- when its locks may be enqueued
+    locks_pending   int NULL,           -- how many are not granted yet; NULL: none is enqueued
+    enqueue_locks_at datetime2(6) NULL, -- when its locks may be enqueued
     CONSTRAINT task_turn_of_key CHECK (task_key IS NULL AND task_hash IS NULL OR task_key IS NOT NULL AND task_hash IS NOT NULL)
 );
 -- Open tasks are few. Claims read only one index of them, and its keys do not change from put to end. No index is
@@ -374,14 +378,14 @@ CREATE TABLE {schema}.task_log (
 -- The limits and rates of a queue. There is a row if anything is set for the queue or one of its keys.
 CREATE TABLE {schema}.queue_setting (
     queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT queue_setting_pk PRIMARY KEY,
-    task_limit int NULL CONSTRAINT queue_setting_task_limit_check CHECK (task_limit >= 0),  -- of all tasks
-    key_limit  int NULL CONSTRAINT queue_setting_key_limit_check CHECK (key_limit >= 0),    -- of each key
-    -- How many tasks may be started in so many milliseconds: of all, and of each key.
+    task_limit int NULL CONSTRAINT queue_setting_task_limit_check CHECK (task_limit >= 0),  -- running tasks: of the queue,
+    key_limit  int NULL CONSTRAINT queue_setting_key_limit_check CHECK (key_limit >= 0),    -- and of each key
+    -- How many tasks may start within task_ms (of the queue), and within key_ms (of each key).
     task_rate  int NULL CONSTRAINT queue_setting_task_rate_check CHECK (task_rate >= 1),
     task_ms    int NULL CONSTRAINT queue_setting_task_ms_check CHECK (task_ms >= 1),
     key_rate   int NULL CONSTRAINT queue_setting_key_rate_check CHECK (key_rate >= 1),
     key_ms     int NULL CONSTRAINT queue_setting_key_ms_check CHECK (key_ms >= 1),
-    claims     bigint NOT NULL CONSTRAINT queue_setting_claims_default DEFAULT 0,  -- every claim writes it, so that claims take turns
+    claims     bigint NOT NULL CONSTRAINT queue_setting_claims_default DEFAULT 0,  -- every claim writes it, so that one claims at a time
     set_at     datetime2(6) NOT NULL CONSTRAINT queue_setting_set_at_default DEFAULT SYSUTCDATETIME(),
     set_by     nvarchar(128) NOT NULL CONSTRAINT queue_setting_set_by_default DEFAULT ORIGINAL_LOGIN()
 );
@@ -398,14 +402,14 @@ CREATE TABLE {schema}.queue_key (
     set_by     nvarchar(128) NOT NULL CONSTRAINT queue_key_set_by_default DEFAULT ORIGINAL_LOGIN(),
     CONSTRAINT queue_key_pk PRIMARY KEY NONCLUSTERED (queue_name, task_key)
 );
--- The heavy keys: every claim reads them, at whatever key it begins.
+-- The keys with the greatest weights. Every claim reads them, whatever key it begins with.
 CREATE INDEX queue_key_heavy ON {schema}.queue_key (queue_name, weight DESC, task_key);
 
 -- A queue or key whose rate a claim found used up: claims skip it until free_ms. (The use itself is in rate_slot.)
 CREATE TABLE {schema}.queue_wait (
     queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     task_key   nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,  -- N'': the queue itself
-    since_ms   bigint NOT NULL,                                         -- by the server's clock, since 1970
+    since_ms   bigint NOT NULL,                                         -- from 1970, by the server's clock
     free_ms    bigint NOT NULL,
     CONSTRAINT queue_wait_pk PRIMARY KEY NONCLUSTERED (queue_name, task_key)
 );
@@ -474,8 +478,8 @@ CREATE TABLE {schema}.batch (
     callback_uid     nvarchar(64) NULL,  -- made by the client: a repeated claim finds its row
     callback_member  bigint NULL,
     callback_owner   nvarchar(255) NULL,
-    callback_kept_by nvarchar(128) NULL,  -- the login that stored the callback; and the login that ran it last
-    callback_login   nvarchar(128) NULL,
+    callback_kept_by nvarchar(128) NULL,  -- the login that stored the callback
+    callback_login   nvarchar(128) NULL,  -- the login that ran it last
     callback_started datetime2(6) NULL,
     callback_ended   datetime2(6) NULL,
     callback_error   nvarchar(max) NULL
@@ -488,9 +492,9 @@ CREATE TABLE {schema}.batch_part (
     part       nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     status     nvarchar(16) NOT NULL CONSTRAINT batch_part_status_default DEFAULT N'expected'
         CONSTRAINT batch_part_status_check CHECK (status IN (N'expected', N'running', N'succeeded', N'failed')),
-    attempt    int NOT NULL CONSTRAINT batch_part_attempt_default DEFAULT 0,  -- how often it was started in this batch
+    attempt    int NOT NULL CONSTRAINT batch_part_attempt_default DEFAULT 0,  -- the number of starts in this batch
     start_uid  nvarchar(64) NULL,  -- made by the client for each start: a call that ends the part must name it
-    is_last    bit NOT NULL CONSTRAINT batch_part_is_last_default DEFAULT 0,  -- its success was the batch's
+    is_last    bit NOT NULL CONSTRAINT batch_part_is_last_default DEFAULT 0,  -- its success completed the batch
     member_id  bigint NULL,
     owner      nvarchar(255) NULL,
     host       nvarchar(255) NULL,

@@ -1,7 +1,7 @@
 -- sqlsem, schema version 1, for SQLite 3.35 and later. One host only: never on a network file system.
 -- FROZEN once released: later changes go into schema-2.sql.
--- Times are seconds since 1970 by the host's clock, which is the server's clock here. There are no logins: the names of
--- the system's users are used instead.
+-- Times are seconds since 1970, by the host's clock. SQLite has no logins: the names of the host's users stand in the
+-- columns for logins.
 
 CREATE TABLE {schema}_setting (
     name  TEXT PRIMARY KEY,
@@ -23,18 +23,18 @@ CREATE TABLE {schema}_member (
     grace_ms      INTEGER NOT NULL CHECK (grace_ms >= 0),
     lease_ms      INTEGER CHECK (lease_ms > 0),
     joined_at     REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
-    -- The last heartbeat that was written here; the time of the beacon's file may be a later one.
-    heartbeat_at       REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
+    -- The last heartbeat that was written here. The time of the beacon's file may show a later one.
+    heartbeat_at  REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
     lease_until   REAL,
     missing_since REAL
 );
 
 -- Resources and their queues ----------------------------------------------------------------------------------------
 
--- The decisions of operators about a resource. No row means: nothing special.
+-- The settings of operators for a resource. No row: no setting.
 CREATE TABLE {schema}_resource (
     resource_id    TEXT PRIMARY KEY,
-    cap            INTEGER CHECK (cap >= 1),            -- an upper bound on whatever limit is declared
+    cap            INTEGER CHECK (cap >= 1),            -- an upper bound on declared limits
     cap_by         TEXT,                                -- the login of the operator that set the cap
     paused_at      REAL,                                -- no request is granted while set
     paused_by      TEXT,                                -- the operator's login, while paused_at is set
@@ -71,7 +71,8 @@ CREATE TABLE {table} (
 );
 CREATE INDEX {table}_queue ON {table} (resource_id, queue_position);
 CREATE UNIQUE INDEX {table}_member ON {table} (member_id, request_uid);  -- also finds all rows of a member
--- Bare participants insert rows themselves (rows of the client carry a request_uid): none may cut in, or name an owner.
+-- Bare participants insert rows themselves, without a request_uid. The trigger refuses a row that would be ahead of
+-- others, or that names a member.
 CREATE TRIGGER {table}_bare AFTER INSERT ON {table} WHEN NEW.request_uid IS NULL
 BEGIN
     SELECT RAISE(ABORT, 'sqlsem: the table gives the number: leave out queue_position, member_id and granted_at')
@@ -100,10 +101,10 @@ CREATE TABLE {schema}_history (
     granted_at        REAL,
     ended_at          REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
     outcome           TEXT NOT NULL,
-    ended_by          TEXT,  -- the login that ended it, where that was not the owner
-    heartbeat_at           REAL   -- the last heartbeat of an owner that died
+    ended_by          TEXT,  -- the login that ended it, if not the owner's
+    heartbeat_at      REAL   -- the last heartbeat of an owner that died
 );
--- Any page of the history; the newest end first. (Beside the wanted outcome there are few others: each is read.)
+-- For pages of the history, newest first. (A page of all outcomes reads each of the few outcomes by itself.)
 CREATE INDEX {schema}_history_resource ON {schema}_history (resource_id, outcome, ended_at);
 CREATE INDEX {schema}_history_outcome ON {schema}_history (outcome, ended_at);
 
@@ -116,9 +117,9 @@ CREATE TABLE {schema}_operation (
     pid            INTEGER,
     program        TEXT,
     action         TEXT NOT NULL,  -- pause, resume, cap, stale_after, revoke, reap; retry, cancel, …
-    resource_id    TEXT,           -- its object: a resource, and a row of its queue;
+    resource_id    TEXT,           -- the object of the call: a resource, or a row of its queue;
     queue_position INTEGER,
-    queue_name     TEXT,           -- or a work queue, and a task of it
+    queue_name     TEXT,           -- or a work queue, or a task of it
     task_id        INTEGER,
     old_value      TEXT,
     new_value      TEXT
@@ -127,19 +128,19 @@ CREATE INDEX {schema}_operation_done ON {schema}_operation (done_at);
 
 -- Rates and periods -------------------------------------------------------------------------------------------------
 
--- The state of a rate, for each window that a client has declared for it. Times are of the host's clock, since 1970.
+-- One row for each window that a client has declared for a rate. Times count from 1970, by the host's clock.
 CREATE TABLE {schema}_rate_window (
     resource_id TEXT NOT NULL,  -- 'rate:' and the rate's name
     window_ms   INTEGER NOT NULL CHECK (window_ms >= 1),
-    rate_limit  INTEGER NOT NULL CHECK (rate_limit >= 1),  -- in one window, as it counted at the last take
-    burst       INTEGER,                                   -- the same
+    rate_limit  INTEGER NOT NULL CHECK (rate_limit >= 1),  -- in one window; the limit in effect at the last use
+    burst       INTEGER,                                   -- the burst in effect at the last use
     cap         INTEGER CHECK (cap >= 1),                  -- an operator's upper bound for rate_limit, and its default
     cap_by      TEXT,
-    seen_ms     INTEGER NOT NULL,                          -- when it was last taken from
+    seen_ms     INTEGER NOT NULL,                          -- the time of the last use
     full_us     INTEGER,                                   -- with a burst: when the whole burst is available again
     -- Counters since the window was first declared.
     taken       INTEGER NOT NULL DEFAULT 0,
-    returned    INTEGER NOT NULL DEFAULT 0,                -- of that, where the cost was less in the end
+    returned    INTEGER NOT NULL DEFAULT 0,                -- of that, as the cost was less in the end
     waits       INTEGER NOT NULL DEFAULT 0,                -- requests that were not granted at once
     PRIMARY KEY (resource_id, window_ms)
 ) WITHOUT ROWID;
@@ -149,7 +150,7 @@ CREATE TABLE {schema}_rate_window (
 CREATE TABLE {schema}_rate_slot (
     resource_id TEXT NOT NULL,
     window_ms   INTEGER NOT NULL,
-    slot        INTEGER NOT NULL,  -- since 1970
+    slot        INTEGER NOT NULL,  -- the number of the hundredth part since 1970
     used        INTEGER NOT NULL CHECK (used >= 0),
     rate_limit  INTEGER,           -- NULL: no limit was declared for this window
     burst       INTEGER,
@@ -159,14 +160,14 @@ CREATE TABLE {schema}_rate_slot (
 -- The last run of each name that runs once per period (see PostgreSQL's once.sql).
 CREATE TABLE {schema}_once_run (
     once_name      TEXT PRIMARY KEY,
-    granted_at     REAL NOT NULL,     -- when that run was granted, which tells the period; it never goes back
+    granted_at     REAL NOT NULL,     -- the grant of that run: it decides the period, and never goes back
     done_at        REAL NOT NULL,
     queue_position INTEGER NOT NULL,  -- of that run: its fence
     requesting_id  TEXT NOT NULL,
     login          TEXT
 ) WITHOUT ROWID;
 
--- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
+-- Locks that end with a transaction, and locks that are handed over -------------------------------------------------
 
 -- A transaction that releases a lock inserts a row here. Other sessions see the row once the transaction has committed.
 -- Only the owner of the lock knows the marker.
@@ -175,12 +176,13 @@ CREATE TABLE {schema}_commit_marker (
     marked_at REAL NOT NULL
 ) WITHOUT ROWID;
 
--- Between hand_over and adopt the rows belong to a member of their own, in transit (member_id), with a lease of ttl_ms.
--- The token itself is not stored. Old rows are kept for a day, so that a failed adopt can give the reason.
+-- One row for each hand-over. Until adopt, the handed-over rows of the queue belong to a member that exists only for
+-- this hand-over (member_id), with a lease of ttl_ms. The token itself is not stored. Old rows are kept for a day, so
+-- that a failed adopt can give the reason.
 CREATE TABLE {schema}_handover (
     token_hash     TEXT PRIMARY KEY,  -- SHA-256, in hexadecimal digits
     member_id      INTEGER NOT NULL,
-    row_count      INTEGER NOT NULL,  -- how many rows it has
+    row_count      INTEGER NOT NULL,  -- how many rows were handed over
     resource_id    TEXT NOT NULL,     -- the first of them, for messages
     queue_position INTEGER NOT NULL,
     given_by       TEXT NOT NULL,     -- the giver's login
@@ -218,7 +220,7 @@ CREATE TABLE {schema}_task (
     max_attempts    INTEGER NOT NULL DEFAULT 1 CHECK (max_attempts >= 1),
     backoff_ms      INTEGER NOT NULL DEFAULT 1000 CHECK (backoff_ms >= 0),
     time_limit_ms   INTEGER CHECK (time_limit_ms > 0),  -- an attempt that runs for longer is ended, and has failed
-    attempt         INTEGER NOT NULL DEFAULT 0,  -- how often it was claimed: a worker that ends an attempt must name it
+    attempt         INTEGER NOT NULL DEFAULT 0,  -- the number of claims; a worker that ends an attempt must name it
     failures        INTEGER NOT NULL DEFAULT 0,
     losses          INTEGER NOT NULL DEFAULT 0,  -- attempts whose worker died
     put_uid         TEXT,                        -- made by the client: a repeated put finds its rows
@@ -232,7 +234,7 @@ CREATE TABLE {schema}_task (
     login           TEXT,
     claim_uid       TEXT,                        -- made by the client: a repeated claim finds its row
     claimed_at      REAL,
-    cancel_asked_at REAL,                        -- its worker ends it, and then it is cancelled
+    cancel_asked_at REAL,                        -- set: the worker ends the task, which is then cancelled
     cancel_asked_by TEXT,
     ended_at        REAL,
     error           TEXT,
@@ -240,8 +242,8 @@ CREATE TABLE {schema}_task (
     -- For a task with locks ready_at is the end of time (253370764800, the year 9999), so that claims of tasks without
     -- locks skip it.
     lock_count      INTEGER,                     -- how many; NULL: none
-    locks_pending      INTEGER,                     -- how many are not granted yet; NULL: none is enqueued
-    enqueue_locks_at         REAL,                        -- when its locks may be enqueued
+    locks_pending   INTEGER,                     -- how many are not granted yet; NULL: none is enqueued
+    enqueue_locks_at REAL,                       -- when its locks may be enqueued
     CHECK ((task_key IS NULL) = (task_hash IS NULL))
 );
 -- Claims read only these indexes of open tasks. Their keys do not change from put to end.
@@ -281,9 +283,9 @@ CREATE TABLE {schema}_task_log (
 -- The limits and rates of a queue. There is a row if anything is set for the queue or one of its keys.
 CREATE TABLE {schema}_queue_setting (
     queue_name TEXT PRIMARY KEY,
-    task_limit INTEGER CHECK (task_limit >= 0),  -- of all tasks
-    key_limit  INTEGER CHECK (key_limit >= 0),   -- of each key
-    -- How many tasks may be started in so many milliseconds: of all, and of each key.
+    task_limit INTEGER CHECK (task_limit >= 0),  -- running tasks: of the queue,
+    key_limit  INTEGER CHECK (key_limit >= 0),   -- and of each key
+    -- How many tasks may start within task_ms (of the queue), and within key_ms (of each key).
     task_rate  INTEGER CHECK (task_rate >= 1),
     task_ms    INTEGER CHECK (task_ms >= 1),
     key_rate   INTEGER CHECK (key_rate >= 1),
@@ -305,14 +307,14 @@ CREATE TABLE {schema}_queue_key (
     PRIMARY KEY (queue_name, task_key),
     CHECK ((task_rate IS NULL) = (task_ms IS NULL))
 ) WITHOUT ROWID;
--- The heavy keys: every claim reads them, at whatever key it begins.
+-- The keys with a weight. Every claim reads them, whatever key it begins with.
 CREATE INDEX {schema}_queue_key_heavy ON {schema}_queue_key (queue_name, weight DESC) WHERE weight > 1;
 
 -- A queue or key whose rate a claim found used up: claims skip it until free_ms. (The use itself is in rate_slot.)
 CREATE TABLE {schema}_queue_wait (
     queue_name TEXT NOT NULL,
     task_key   TEXT NOT NULL,     -- '': the queue itself
-    since_ms   INTEGER NOT NULL,  -- by the host's clock, since 1970
+    since_ms   INTEGER NOT NULL,  -- from 1970, by the host's clock
     free_ms    INTEGER NOT NULL,
     PRIMARY KEY (queue_name, task_key)
 ) WITHOUT ROWID;
@@ -339,9 +341,9 @@ CREATE TABLE {schema}_queue_proxy (
     member_id  INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- An attempt at a task with locks has ended, by any statement, or a blocked task was cancelled or is pending again: its
--- rows are removed, and a pending task is blocked again. (A lock that was handed over and adopted is not the task's any
--- more.)
+-- Remove the lock requests of a task when an attempt at it ends, by whatever statement, or when a task that waits for
+-- locks is cancelled or becomes pending anew. A pending task then waits for its locks again. (A lock that was handed
+-- over and adopted no longer belongs to the task, and stays.)
 CREATE TRIGGER {schema}_on_task_blocked AFTER UPDATE OF status ON {schema}_task
 WHEN OLD.lock_count IS NOT NULL AND OLD.status <> NEW.status AND NOT (OLD.status = 'pending' AND NEW.status = 'running')
 BEGIN
@@ -373,7 +375,7 @@ BEGIN
     WHERE task_id = OLD.task_id AND status = 'pending';
 END;
 
--- A blocked task was deleted by hand.
+-- Remove the lock requests of a task that waits for locks and was deleted by hand.
 CREATE TRIGGER {schema}_task_goes BEFORE DELETE ON {schema}_task
 WHEN OLD.lock_count IS NOT NULL AND OLD.status = 'pending'
 BEGIN
@@ -401,7 +403,7 @@ CREATE TABLE {schema}_schedule (
     kind          TEXT NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
     body          TEXT NOT NULL,
     options       TEXT NOT NULL DEFAULT '{}',   -- JSON; of each task: order, note, max_attempts, …
-    next_due      REAL NOT NULL,  -- the next time
+    next_due      REAL NOT NULL,                -- the next time
     last_due      REAL,                         -- the latest time for which a task was put
     put_at        REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
     put_by        TEXT,
@@ -429,8 +431,8 @@ CREATE TABLE {schema}_batch (
     callback_uid     TEXT,                        -- made by the client: a repeated claim finds its row
     callback_member  INTEGER,
     callback_owner   TEXT,
-    callback_kept_by TEXT,                        -- the login that stored the callback; and the login that ran it last
-    callback_login   TEXT,
+    callback_kept_by TEXT,                        -- the login that stored the callback
+    callback_login   TEXT,                        -- the login that ran it last
     callback_started REAL,
     callback_ended   REAL,
     callback_error   TEXT
@@ -443,9 +445,9 @@ CREATE TABLE {schema}_batch_part (
     part       TEXT NOT NULL,
     status     TEXT NOT NULL DEFAULT 'expected'
         CHECK (status IN ('expected', 'running', 'succeeded', 'failed')),
-    attempt    INTEGER NOT NULL DEFAULT 0,    -- how often it was started in this batch
+    attempt    INTEGER NOT NULL DEFAULT 0,    -- the number of starts in this batch
     start_uid  TEXT,                          -- made by the client for each start: a call that ends the part must name it
-    is_last    INTEGER NOT NULL DEFAULT 0,    -- its success was the batch's
+    is_last    INTEGER NOT NULL DEFAULT 0,    -- its success completed the batch
     member_id  INTEGER,
     owner      TEXT,
     host       TEXT,
