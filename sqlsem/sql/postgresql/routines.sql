@@ -11,9 +11,9 @@
 --   class + 6, hash of the queue      put      shared by each put of tasks, for its length (tasks.sql)
 --   class + 7, member                 number   shared by the member's registrations, each for its length (advance_low_water_marks)
 -- Any login can compute these numbers, and take such a lock. So each wait for one is bounded, and kept_locks names the
--- sessions that keep one. A lock that need not be quick is one on a table instead, which strangers cannot take:
+-- sessions that keep one. Where speed does not matter the lock is one on a table instead, which strangers cannot take:
 --   installer      SHARE ROW EXCLUSIVE: one installer at a time (client.sql, is_upgraded)
---   setting        its row schema_version, while numbers are set forward after a promotion (check_origin)
+--   setting        row schema_version: locked while numbers are set forward after a promotion (check_origin)
 --   limit_pattern  ROW SHARE: a request uses the server's limit; EXCLUSIVE: a limit is raised or removed
 --                  (check_registration, set_resource)
 --   queue_key      ROW SHARE: a claim reads a queue without limits; EXCLUSIVE: limits of queues are set
@@ -23,11 +23,12 @@
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
+-- Return the first key of a lock, for a class of the list above.
 CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (pg_catalog.hashtext('sqlsem.{schema}'::pg_catalog.text) OPERATOR(pg_catalog.&) 2147483640) OPERATOR(pg_catalog.+) p_kind $$;
 
--- The second key of a lock; of numbers that go beyond 2^31 the lower half.
+-- Return the second key of a lock, for a number: its lowest 31 bits.
 CREATE OR REPLACE FUNCTION {schema}.lock_key(p_number bigint) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (p_number OPERATOR(pg_catalog.&) 2147483647)::pg_catalog.int4 $$;
@@ -48,7 +49,7 @@ AS $$
 DECLARE
     v_done boolean;
 BEGIN
-    -- (As expressions, which need no query.)
+    -- (Assignments, as PL/pgSQL evaluates an expression without a query.)
     v_done := set_config('lock_timeout', p_timeout_ms::text, true) IS NULL;
     v_done := pg_advisory_lock_shared(p_class, p_key) IS NULL;
     RETURN pg_advisory_unlock_shared(p_class, p_key);
@@ -67,8 +68,8 @@ AS $$
                       FROM regexp_split_to_table(p_text, '') WITH ORDINALITY AS u (c, n)) END
 $$;
 
--- Take a lock exclusively to the transaction's end. Any login can keep it: if the session does not bound its waits,
--- this wait ends after a minute, with an error that names the sessions.
+-- Take a lock exclusively, until the transaction ends. Any login can keep such a lock. So this wait ends after a minute
+-- if the session has no lock_timeout, and with an error that names the sessions that have the lock.
 CREATE OR REPLACE FUNCTION {schema}.take_exclusive_lock(p_class integer, p_key integer, p_what text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -121,9 +122,9 @@ AS $$
                      AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 $$;
 
--- Return true if an upgrade of the tables is under way: a session that waits pauses then. (The sequence is written
--- outside of transactions, and read without a query. An installer that failed leaves it unchanged, so the lock is
--- tested then.)
+-- Return true if an upgrade of the tables is under way: waiting sessions then pause. (The installer has written its
+-- number into the sequence, outside of its transaction, and a session reads a sequence without a query. A failed
+-- installer leaves its number there, so the lock is tested, too.)
 CREATE OR REPLACE FUNCTION {schema}.is_upgraded() RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
@@ -132,8 +133,8 @@ AS $$
 $$;
 
 
--- Refuse a schema in which logins other than its owner, the installer, can replace an object of sqlsem: any caller of
--- the object would run theirs. (Superusers are trusted anyway.)
+-- Refuse a schema in which logins other than its owner, the installer, can replace an object of sqlsem: every caller of
+-- the object would run that login's code. (Superusers are trusted anyway.)
 DO $$
 DECLARE
     v_owner name;
@@ -192,9 +193,9 @@ END
 $$;
 
 
--- The origin of numbers and heartbeats: the cluster; its timeline, which every promotion and every recovery to a point
--- in time changes (the control file shows it too late); the table, which is another one after a restore from a dump;
--- and the time when the server was started.
+-- Return where numbers and heartbeats come from. place: the cluster; its timeline, which every promotion and every
+-- recovery to a point in time changes (the control file shows it too late); the table, which a restore from a dump
+-- creates anew. started: when the server was started.
 CREATE OR REPLACE FUNCTION {schema}.origin(OUT place text, OUT started text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -204,13 +205,13 @@ BEGIN
     BEGIN
         SELECT format('%s %s', system_identifier, place) INTO place FROM pg_control_system();
     EXCEPTION WHEN insufficient_privilege THEN
-        RETURN;  -- a service that hides it: the rest has to do
+        RETURN;  -- a hosted service hides the cluster's identifier: the rest must suffice
     END;
 END
 $$;
 
--- The identity of this database on this running server: no copy of it has the same, nor has a server that has taken
--- over.
+-- Return the identity of this database on this running server. A copy of the database has another one, and so has the
+-- database after a failover.
 CREATE OR REPLACE FUNCTION {schema}.database_identity() RETURNS text
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -218,7 +219,7 @@ AS $$
     FROM {schema}.origin() AS o CROSS JOIN pg_database AS d WHERE d.datname = current_database()
 $$;
 
--- Return true if the origin is still the recorded one.
+-- Return true if the origin is the one that settings `origin` and `started` record.
 CREATE OR REPLACE FUNCTION {schema}.same_origin() RETURNS boolean
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -227,15 +228,14 @@ AS $$
 $$;
 
 -- Set numbers forward, and restart all leases and graces, if the origin has changed; return true if it had.
--- A standby that is promoted without having received everything, and a database that is restored, would give numbers
--- again that were given before: fences would repeat, and a removed member would find another one under its number. So
--- from then on numbers begin at the next multiple of 10^10, at least 10^9 further (10^6 and 10^5 while numbers are
--- small).
--- There, and after a restart of the server too, all beacons are missing. The last heartbeats may be missing, too, as
--- they are not made durable at once, and times may be those of another clock. So every member begins its life anew,
--- with its lease, and so does every notice of a revocation.
--- Called before a session that is new to sqlsem gets a number, and before any member is removed. Costs next to nothing
--- while the origin is unchanged.
+-- A restored database, and a standby that was promoted before it had received everything, would hand out numbers for a
+-- second time: fences would repeat, and a removed member would find another member under its number. So from then on
+-- numbers begin at the next multiple of 10^10, at least 10^9 further (10^6 and 10^5 for numbers of type integer).
+-- After each of these events, and after a restart of the server, all beacons are missing. The last heartbeats may be
+-- missing, too, as they are not made durable at once, and the clock may be another one. So the grace and the lease of
+-- each member begin anew, and so does the time that a holder has after a revocation.
+-- Called before a session that is new to sqlsem gets a number, and before any member is removed. While the origin is
+-- unchanged, a call costs next to nothing.
 CREATE OR REPLACE FUNCTION {schema}.check_origin() RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -254,8 +254,8 @@ BEGIN
     SELECT * INTO v_origin FROM {schema}.origin();
     SELECT value INTO v_known FROM {schema}.setting WHERE name = 'origin';
     IF v_known IS NULL THEN
-        -- The tables are new, perhaps in place of dropped ones: a member of the old ones must not find another member
-        -- under its number.
+        -- The tables are new, perhaps in place of dropped ones: a process that was a member there must not find another
+        -- member under its number.
         PERFORM setval(pg_get_serial_sequence('{schema}.member', 'member_id'),
                        coalesce((SELECT max(member_id) FROM {schema}.member), 0) + (random() * 1000000000)::bigint + 1);
     ELSIF v_known <> v_origin.place THEN
@@ -279,7 +279,7 @@ BEGIN
                 ELSE ((coalesce(v_number.last, 0) + 100000) / 1000000 + 1) * 1000000 END);
         END LOOP;
     END IF;
-    DELETE FROM {schema}.low_water;  -- they may not be true of the rows that replaced the old ones
+    DELETE FROM {schema}.low_water;  -- the marks may not be true of the restored rows
     UPDATE {schema}.member
     SET heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', missing_since = NULL;
     UPDATE {schema}.{table} SET revoked_at = clock_timestamp()
@@ -295,19 +295,20 @@ $$;
 --
 -- An old snapshot (a long report, a dump, a prepared transaction, a standby's feedback) keeps deleted rows, and their
 -- entries in the indexes: a search for the first row of a resource would have to pass all rows that left since. But
--- positions only grow, registrations on a resource follow each other (the gate), and rows ahead only leave. So once it
--- is true that "below this position nothing lives but these survivors", it stays true for ever. Each read begins at the
--- newest mark: its index entry comes first. The rows of a member have such marks as well, under a key that no
--- resource can have.
+-- positions only grow, registrations on a resource follow each other (the gate), and rows ahead only leave. So if at
+-- some time no row below a position lives except a few survivors, that stays true for ever. A mark records it. Each
+-- read begins at the newest mark: its index entry comes first. The rows of a member have such marks as well, under a
+-- key that no resource can have.
 --
--- A mark of a resource is written under the gate, by a registration, a waiter that is granted, or one that is about to
--- wait, and is never above the position of that row. A mark of a member is written by its registrations alone; a
--- session that gives rows to the member (adopt) waits for these. If numbers ever go back (rows are restored, or the
--- sequence is set), the first registration below a resource's mark deletes all marks above its own number, and reads
--- again.
--- Registrations do not read the marks of members, which only serve to list a member's rows. A mark that hides a row
--- makes the member believe that the row is gone, and grants nothing.
+-- A mark of a resource is written under the gate: by a registration, by a waiter that is granted, or by a waiter that
+-- is about to wait. It is never above the position of that row. A mark of a member is written only by its
+-- registrations; a session that gives rows to the member (adopt) waits for these. If numbers ever go back (rows are
+-- restored, or the sequence is set), the first registration below a resource's mark deletes all marks above its own
+-- number, and begins again.
+-- Registrations do not read the marks of members: these only serve to list a member's rows. If such a mark wrongly
+-- hides a row, the member believes that the row is gone, and nothing is granted by mistake.
 
+-- Return the key of a member's marks. (No resource has a name with a tab.)
 CREATE OR REPLACE FUNCTION {schema}.member_key(p_member bigint) RETURNS varchar
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (E'\tmember '::pg_catalog.text OPERATOR(pg_catalog.||) p_member::pg_catalog.text)::varchar $$;
@@ -372,14 +373,13 @@ AS $$
      ORDER BY queue_position)
 $$;
 
--- Return true if a mark should be written now: so rarely that it costs nothing, so often that reads pass few rows in
--- between.
+-- Return true if a mark should be written now: once in 40 calls. That costs little, and leaves few dead rows to read.
 CREATE OR REPLACE FUNCTION {schema}.is_time_for_row_mark() RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$ SELECT pg_catalog.random() OPERATOR(pg_catalog.<) 0.025::double precision $$;
 
--- Write a mark: p_live are the first 201 rows that live below p_position, or all of them. The mark before goes. (No
--- other session is waited for: a mark that another session is removing is left to that session, or to prune.)
+-- Write a mark in place of the last one. p_live: the first 201 living rows below p_position, or all if they are fewer.
+-- (Waits for no session: if another one is removing the last mark, that is left to it, or to prune.)
 CREATE OR REPLACE FUNCTION {schema}.advance_low_water_mark(p_key varchar, p_position bigint, p_live bigint[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -397,10 +397,10 @@ BEGIN
 END
 $$;
 
--- Write the marks of a resource and of a member at a row that was there before the caller had the gate, or was inserted
--- under it; NULL for a member: the mark of the resource alone. A registration of the member may be under way on an
--- older session, with a lower number that is not visible yet: then the member's mark has to wait. (A registration that
--- begins after this test has a higher number.)
+-- Write the marks of a resource and of a member up to a row: one that is older than the caller's hold of the gate, or
+-- that the caller has inserted under the gate. p_member NULL: only the mark of the resource. While another session of
+-- the member registers, perhaps with a lower number that is not visible yet, no mark of the member is written. (A
+-- registration that begins after this test gets a higher number.)
 CREATE OR REPLACE FUNCTION {schema}.advance_low_water_marks(p_resource varchar, p_position bigint, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -415,7 +415,7 @@ BEGIN
     v_alone := CASE WHEN pg_try_advisory_lock({schema}.lock_class(7), {schema}.lock_key(p_member))
                     THEN pg_advisory_unlock({schema}.lock_class(7), {schema}.lock_key(p_member)) END;
     IF v_alone THEN
-        DELETE FROM {schema}.low_water  -- numbers went back, and no mark of a resource showed it before
+        DELETE FROM {schema}.low_water  -- the numbers went back, and no resource's mark has shown that yet
         WHERE resource_id = {schema}.member_key(p_member) AND mark > p_position;
         PERFORM {schema}.advance_low_water_mark({schema}.member_key(p_member), p_position,
                                     ARRAY(SELECT queue_position FROM {schema}.member_rows(p_member)
@@ -425,7 +425,7 @@ END
 $$;
 
 
--- The longest pattern that a name matches. (Of the prefixes of one text, the longest sorts last.)
+-- Return the longest pattern that a name matches. (Of the prefixes of one text, the longest sorts last.)
 CREATE OR REPLACE FUNCTION {schema}.pattern_of(p_resource varchar) RETURNS {schema}.limit_pattern
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -437,9 +437,10 @@ CREATE OR REPLACE FUNCTION {schema}.pattern_cap(p_resource varchar) RETURNS inte
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT ({schema}.pattern_of(p_resource)).cap $$;
 
--- The settings of a resource: its own limit, or else that of the longest pattern; and a pause. Always one row. While
--- there is any pattern, table resource has a row '*': so patterns cost a read only if there are some. (Simple enough
--- for the planner to inline it, like the functions above; OFFSET keeps the planner from computing it at each use.)
+-- Return the settings of a resource, always as one row: its own limit, or else that of the longest pattern, and since
+-- when it is paused. While there is any pattern, table resource has a row '*': without that row the patterns are not
+-- read. (Simple enough for the planner to inline it, like the functions above. OFFSET 0 keeps the planner from
+-- evaluating it at each use.)
 CREATE OR REPLACE FUNCTION {schema}.effective_settings(p_resource varchar) RETURNS TABLE (cap integer, paused_at timestamptz)
 LANGUAGE sql STABLE
 AS $$
@@ -452,13 +453,13 @@ AS $$
     OFFSET 0
 $$;
 
--- The rule: whether a row may be granted, by the conflicting rows ahead of its position; if not, the row to wait for,
--- and for what:
---   'leave'    that row must leave
---   'grant'    an earlier request still waits: nothing changes for this row before that one is granted
---   'any'      next in line: any of several holders may leave first; the blocker is the oldest of these
---   'paused'   an operator paused the resource, or set a limit below this row's weight
--- A row weighs at least 1: so with a limit of N the last N conflicting rows decide, whatever is before them.
+-- The rule. A row may be granted (eligible) if there is room for it beside all conflicting rows ahead of its position.
+-- If not, `blocker` is the row to wait for, and `until` says what must happen:
+--   'leave'    the blocker must leave
+--   'grant'    the blocker waits itself: nothing changes for this row before it is granted
+--   'any'      this row is next: one of several holders must leave, whichever; the blocker is the oldest of them
+--   'paused'   an operator must resume the resource, or raise a limit that is below this row's weight
+-- Each row weighs at least 1, so with a limit of N the last N conflicting rows decide, whatever is ahead of them.
 -- `mine`: the row of the resource with this uid.
 CREATE OR REPLACE FUNCTION {schema}.eligibility(
     p_resource varchar, p_position bigint, p_access varchar, p_limit integer, p_weight integer, p_uid varchar)
@@ -502,8 +503,9 @@ AS $$
 $$;
 
 
--- All members at one instant: true if the beacon is missing, and true if the member is dead by that (or its lease is
--- over). Writes nothing. On a standby no beacon can be seen, and only leases count.
+-- Return the state of all members at one instant, and write nothing. missing: the beacon is missing, or the lease is
+-- over. dead: besides, the last heartbeat is older than the grace. since: when the member was first missed, as far as
+-- known. On a standby no beacon can be seen, and only leases count.
 CREATE OR REPLACE FUNCTION {schema}.member_liveness()
 RETURNS TABLE (member_id bigint, missing boolean, dead boolean, since timestamptz)
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -533,7 +535,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.delete_member_rows(p_member {schema}.member, p_outcome text) RETURNS bigint
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    -- A row that an open transaction has pinned (pin) stays until that ends; a later call finds it.
+    -- A row that an open transaction has pinned (pin) stays until the transaction ends; a later call deletes it.
     WITH free AS (SELECT resource_id, queue_position FROM {schema}.{table}
                   WHERE member_id = p_member.member_id
                     AND queue_position = ANY (ARRAY(SELECT queue_position FROM {schema}.member_rows(p_member.member_id)))
@@ -605,9 +607,9 @@ END
 $$;
 
 
--- Test if the owner of a blocking row is alive, and act on the result (check_liveness). Stale rows go. So does a row
--- after its waiter lease (it waits, or was granted unseen by a reader ahead that upgrades), even if its member lives or
--- is p_mine.
+-- Test if the owner of a blocking row is alive, and act on the result (check_liveness). Remove a stale row. Remove also
+-- a row whose waiter lease is over, even if its member is alive or is p_mine. (Such a row waits, or was granted by a
+-- reader ahead that upgraded, and its client has not noticed.)
 -- Return true if something was written: the caller should then end its transaction, so that other sessions see it.
 CREATE OR REPLACE FUNCTION {schema}.check_if_dead(p_resource varchar, p_position bigint, p_mine bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -638,7 +640,7 @@ BEGIN
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = v_row.member_id;
     IF NOT FOUND THEN
         v_member.member_id := v_row.member_id;
-        -- (A row of a removed member gets no new owner; before that, another member may have adopted it.)
+        -- (The row may have gone to another member before its own was removed: member_id is compared once more.)
         RETURN {schema}.delete_member_rows(v_member, 'reaped') > 0
                OR EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = p_position
                           AND member_id = v_row.member_id) AND {schema}.remove(p_resource, p_position, 'reaped');
@@ -680,8 +682,8 @@ END
 $$;
 
 
--- Refuse a grace or lease that is longer than an operator allows (settings max_grace and max_lease, in seconds). It is
--- refused and not cut short: the caller counts on the time that it asked for.
+-- Raise for a grace or lease that is longer than an operator allows (settings max_grace and max_lease, in seconds). It
+-- is not shortened silently: the caller counts on the time that it asked for.
 CREATE OR REPLACE FUNCTION {schema}.check_grace_or_lease(p_what text, p_ms integer) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -698,7 +700,7 @@ END
 $$;
 
 
--- Refuse more members than an operator allows for a login (setting max_members).
+-- Raise if this login has as many members as an operator allows (setting max_members).
 CREATE OR REPLACE FUNCTION {schema}.check_members() RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -756,9 +758,10 @@ END
 $$;
 
 
--- The login decides if a session may act for a member: for another login the member does not exist (here and below).
--- Reattach a member to a new session: take a new beacon (the old session may still linger on the server, and protects
--- the member until then) and the wakeup locks of its rows. Return false if the member was removed meanwhile.
+-- Reattach a member to a new session: take a new beacon, and the wakeup locks of its rows. (The server may not have
+-- ended the old session yet: that session's locks protect the member meanwhile.) Return false if the member was
+-- removed.
+-- Here and below, a session may act only for members of its login: other members do not exist for it.
 CREATE OR REPLACE FUNCTION {schema}.reattach_member(p_member bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -785,7 +788,7 @@ BEGIN
         RETURN false;
     END IF;
     IF v_lease IS NULL THEN
-        -- 'try': while the old session lingers, its lock serves for this one.
+        -- 'try': until the server ends the old session, the old session's lock serves as well.
         PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(r.queue_position))
         FROM (SELECT resource_id, array_agg(queue_position ORDER BY queue_position) AS positions
               FROM {schema}.member_rows(p_member) GROUP BY resource_id) AS a
@@ -797,10 +800,10 @@ END
 $$;
 
 
--- The waiting rows of a member for whose end no session needs to wait: right behind each is a row of the same member
--- with the same request, which shares with no other. The second row also blocks each request behind both, and for
--- longer. (A waiter that believes otherwise polls. Simple enough for the planner to inline it, like the functions
--- above.)
+-- Return the waiting rows of a member that need no wakeup lock: right behind each is a row of the same member, and both
+-- make the same request for `write`. Whatever the first row blocks, the second blocks as well, and for longer. So no
+-- session needs to wait for the end of the first. (A session that does so polls. Simple enough for the planner to
+-- inline it, like the functions above.)
 CREATE OR REPLACE FUNCTION {schema}.rows_ahead_of_own_row(p_member bigint, p_resource varchar, p_positions bigint[]) RETURNS SETOF bigint
 LANGUAGE sql STABLE
 AS $$
@@ -818,7 +821,8 @@ AS $$
                                                         OR n.concurrency_limit IS NULL AND t.concurrency_limit IS NULL)
 $$;
 
--- The rows of this session's member, of these (NULL: of all), without a wakeup lock of this session.
+-- Return those of a member's rows for which this session, the member's own, has no wakeup lock. p_positions NULL: look
+-- at all rows of the member.
 CREATE OR REPLACE FUNCTION {schema}.missing_wakeup_locks(p_member bigint, p_positions bigint[] DEFAULT NULL) RETURNS SETOF bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -831,8 +835,8 @@ AS $$
             AND classid::bigint = {schema}.lock_class(2))
 $$;
 
--- Drop the wakeup locks of the rows that need none. The table of locks is the whole server's, and a session with many
--- locks pays for each at the end of every transaction. May be repeated.
+-- Drop the wakeup locks of the rows that need none (rows_ahead_of_own_row). The server has one table for the locks of
+-- all its sessions, and a session pays for each of its locks at the end of every transaction. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.drop_wakeup_locks(p_member bigint, p_resource varchar, p_positions bigint[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -845,7 +849,7 @@ BEGIN
 END
 $$;
 
--- Restore wakeup locks before these rows are next to be granted, or before they leave. May be repeated.
+-- Take again the wakeup locks of rows that are soon the first to be granted, or are about to leave. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.restore_wakeup_locks(p_member bigint, p_positions bigint[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -867,8 +871,8 @@ AS $$
 DECLARE
     v_member {schema}.member;
 BEGIN
-    -- A heartbeat is not made durable at once, nor does it wait for a standby: after a restart, or a promotion, every
-    -- member begins its life anew (check_origin).
+    -- A heartbeat is not made durable at once, and waits for no standby: after a restart or a promotion the grace and
+    -- lease of every member begin anew (check_origin).
     PERFORM set_config('synchronous_commit', 'off', true);
     -- The usual case in one statement.
     UPDATE {schema}.member SET heartbeat_at = clock_timestamp()
@@ -918,10 +922,10 @@ DECLARE
 BEGIN
     DELETE FROM {schema}.member WHERE member_id = p_member AND login = session_user RETURNING * INTO v_member;
     IF NOT FOUND THEN
-        RETURN;  -- removed before; the next session that tests its rows deletes them
+        RETURN;  -- removed before; the next session that finds rows of it deletes them
     END IF;
     PERFORM {schema}.delete_member_rows(v_member, 'released');
-    -- Rows that a wait of this member is writing this instant were skipped, too.
+    -- Some rows may be left, which a wait of this member was writing at that instant. So try again.
     FOR v_look IN 1..20 LOOP
         EXIT WHEN NOT EXISTS (SELECT FROM {schema}.member_rows(p_member));
         PERFORM pg_sleep(0.005);
@@ -932,8 +936,8 @@ END
 $$;
 
 
--- Register a request, and draw its number. One transaction: gate, eligibility, insert, wakeup lock. A request that is
--- not blocked is granted at once. With p_try nothing is inserted if it is blocked.
+-- Register a request, and draw its number. One transaction: gate, rule, insert, wakeup lock. A request that is not
+-- blocked is granted at once. With p_try a blocked request is not inserted.
 -- A second call with the same p_uid (its first reply was lost) finds the row of the first.
 CREATE OR REPLACE FUNCTION {schema}.register(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
@@ -946,15 +950,15 @@ DECLARE
     v_placed record;
     v_gated  boolean;
 BEGIN
-    -- Tested here as well, to save the usual case a call.
+    -- (The same tests as in require_outside_transaction: the usual case saves a call.)
     IF pg_current_xact_id_if_assigned() IS NOT NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM {schema}.require_outside_transaction('register');
     END IF;
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);  -- any login can take the gate's lock, and keep it
     END IF;
-    -- (An expression is evaluated without a query, as often below.)
-    -- ('=', unlike AND, always evaluates both.)
+    -- Take both locks. (In one expression, which PL/pgSQL evaluates without a query. '=' evaluates both sides; AND
+    -- might evaluate only one.)
     v_gated := (pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member)) IS NULL)
                = (pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) IS NULL);
     v_placed := {schema}.insert_request(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note, false);
@@ -965,8 +969,8 @@ $$;
 
 
 -- Record a heartbeat in each transaction that grants, claims or starts something for a member, before it locks a row.
--- It is skipped if the last one is younger than an eighth of the grace, or of the lease, which is renewed with it. So a
--- grant has a lease that has just begun, and a session that is about to remove the member finds the lease renewed.
+-- It also renews the lease. It is skipped if the last one is younger than an eighth of the grace or lease. So a granted
+-- row has a lease that has just begun, and a session that is about to remove the member finds the lease renewed.
 -- Return false if the member was removed, or is another login's.
 CREATE OR REPLACE FUNCTION {schema}.touch_member(p_member bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -979,7 +983,7 @@ BEGIN
            CASE WHEN lease_ms IS NOT NULL THEN lease_until > clock_timestamp() + lease_ms * interval '0.875 millisecond'
                 ELSE grace_ms = 0 OR heartbeat_at > clock_timestamp() - grace_ms * interval '0.125 millisecond' END
     INTO v_leased, v_fresh FROM {schema}.member WHERE member_id = p_member AND login = session_user;
-    -- (With a lease the session may be a pooler's, and on another server than at the last call.)
+    -- (A member with a lease may call through a pooler, and so reach another server than at its last call.)
     IF v_leased AND {schema}.check_origin() OR NOT v_fresh THEN
         UPDATE {schema}.member
         SET heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
@@ -1002,7 +1006,7 @@ BEGIN
 END
 $$;
 
--- Return true if this login has one of these roles, or the owner's.
+-- Return true if this login is a member of one of these roles of sqlsem, or of the role that owns the schema.
 CREATE OR REPLACE FUNCTION {schema}.has_role(VARIADIC p_roles text[]) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1012,8 +1016,8 @@ AS $$
 $$;
 
 
--- Raise for an invalid request. A request may leave its limit to the server, if the server has one for the resource:
--- until the end of the transaction that limit cannot be removed.
+-- Raise for an invalid request. A request may name no limit if an operator has set one for the resource; that limit
+-- then cannot be removed before the transaction ends.
 CREATE OR REPLACE FUNCTION {schema}.check_registration(
     p_resource varchar, p_access varchar, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_limit integer, p_weight integer)
 RETURNS void
@@ -1044,13 +1048,14 @@ END
 $$;
 
 
--- The milliseconds of waiting that one step of priority is worth, if an operator has set priorities for a resource.
+-- Return the milliseconds of waiting that one step of priority is worth; NULL if the resource has no priorities.
 CREATE OR REPLACE FUNCTION {schema}.ageing_of(p_resource varchar) RETURNS integer
 LANGUAGE sql STABLE
 AS $$
     SELECT o.ageing_ms FROM {schema}.resource AS o WHERE o.resource_id::pg_catalog.text OPERATOR(pg_catalog.=) p_resource::pg_catalog.text
 $$;
 
+-- Raise for a request without a priority, on a resource that has priorities.
 CREATE OR REPLACE FUNCTION {schema}.require_priority(p_resource varchar) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1062,9 +1067,9 @@ END
 $$;
 
 
--- Insert a request under the gate and the member's lock, which the caller has taken in a statement before: the
--- statements in here see every earlier registration. p_ranked: called by acquire_by_priority, the only caller allowed
--- if priorities are set.
+-- Insert a request. The caller has taken the gate and the lock of the member in an earlier statement, so the statements
+-- here see every earlier registration. p_ranked: true if acquire_by_priority calls, the only caller that may register
+-- on a resource with priorities.
 CREATE OR REPLACE FUNCTION {schema}.insert_request(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar, p_ranked boolean,
@@ -1075,10 +1080,9 @@ DECLARE
     v_ahead  record;
     v_leased boolean;
     v_fresh  boolean;
-    v_mark   bigint;  -- the resource's
+    v_mark   bigint;  -- the resource's low-water mark
 BEGIN
-    -- Checked here and not by constraints of the table, which would cost a tenth of the whole call; and in one
-    -- expression, as each costs.
+    -- (Constraints of the table would cost a tenth of the whole call; so would several expressions in place of one.)
     IF (p_resource <> '' AND p_resource = btrim(p_resource) AND p_weight >= 1 AND p_uid IS NOT NULL AND p_access <> 'upgrade' AND p_limit IS NOT NULL
         AND concat(p_resource, p_access, p_requesting_id, p_owner) !~ '[[:cntrl:]]') IS NOT TRUE OR p_limit < p_weight THEN
         PERFORM {schema}.check_registration(p_resource, p_access, p_requesting_id, p_owner, p_uid, p_limit, p_weight);
@@ -1100,7 +1104,7 @@ BEGIN
             RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
                 USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
         END IF;
-        -- Any session may delete a row without a member: no client must believe that it holds such a row.
+        -- (Any session may delete a row whose member is gone: no client must believe that it holds such a row.)
         RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
             USING ERRCODE = 'P0002', HINT = 'Enrol again.';
     END IF;
@@ -1113,17 +1117,17 @@ BEGIN
             SELECT t.queue_position, t.granted_at IS NOT NULL AND t.revoked_at IS NULL INTO queue_position, granted FROM {schema}.{table} AS t
             WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine AND t.member_id = p_member;
             IF FOUND THEN
-                -- A caller that was cut off while its commit waited for a standby has committed here and nowhere else.
-                -- This call writes, so that it waits again.
+                -- The first call's session may have ended while its commit waited for a standby: the row is committed
+                -- here, but perhaps not there. This call writes the row, so that its own commit waits for the standby.
                 UPDATE {schema}.{table} AS t SET note = t.note
                 WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine;
                 RETURN;
-            END IF;  -- else another member's, and the insert will fail
+            END IF;  -- else the row is another member's, and the insert below fails
         END IF;
         granted := v_ahead.eligible;
         IF p_try AND NOT granted THEN
-            -- (The blocker is tested once more by itself: any login can hold its wakeup lock, which would hide a dead
-            -- owner.)
+            -- (reap_dead_members passes rows whose wakeup lock is held, and any login can hold it. So the blocker is
+            -- tested by itself, too.)
             IF {schema}.reap_dead_members(p_resource, p_member) OR {schema}.check_if_dead(p_resource, v_ahead.blocker, p_member) THEN
                 SELECT eligible INTO granted FROM {schema}.eligibility(p_resource, 9223372036854775807, p_access, p_limit, p_weight, NULL);
             END IF;
@@ -1138,7 +1142,7 @@ BEGIN
             p_uid, CASE WHEN granted THEN clock_timestamp() END, p_note)
     RETURNING {schema}.{table}.queue_position INTO queue_position;
     IF queue_position < v_mark THEN
-        -- Numbers went back (rows were restored, or the sequence was set). The rows below the mark were not read:
+        -- Numbers went back (rows were restored, or the sequence was set), and rows below the mark were not read:
         -- delete the marks above this number, and insert the request again, with another number.
         DELETE FROM {schema}.low_water AS l WHERE l.mark > insert_request.queue_position;
         DELETE FROM {schema}.{table} AS t WHERE t.resource_id = p_resource AND t.queue_position = insert_request.queue_position;
@@ -1220,9 +1224,10 @@ END
 $$;
 
 
--- Test the owners of the first rows on a resource whose sessions look gone, and the rows whose waiter lease is over (at
--- most 32 in all). Return true if something was written. A dead owner further behind is tested when its row comes to
--- the front; a waiter for that row tests it before. With a limit, all rows count that may be inside.
+-- Test the owners of the first rows of a resource if their sessions look gone, and remove rows whose waiter lease is
+-- over (at most 32 in all). Return true if something was written. As many rows are looked at as the limit admits, and
+-- at least 64. A dead owner further behind is tested when its row comes to the front, or before by a waiter for that
+-- row.
 CREATE OR REPLACE FUNCTION {schema}.reap_dead_members(p_resource varchar, p_mine bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1243,7 +1248,7 @@ BEGIN
               AND (revoked_at IS NOT NULL
                    OR CASE WHEN member_id IS NULL THEN requested_at <= v_stale
                            ELSE {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(queue_position))
-                                AND NOT EXISTS (SELECT FROM {schema}.member AS m  -- it has a lease that lasts
+                                AND NOT EXISTS (SELECT FROM {schema}.member AS m  -- its lease is not over
                                                 WHERE m.member_id = r.member_id AND m.lease_until >= clock_timestamp()) END)
         GROUP BY CASE WHEN unattended OR member_id IS NULL THEN -queue_position ELSE member_id END, revoked_at IS NULL
         ORDER BY 1 LIMIT 32
@@ -1255,9 +1260,10 @@ END
 $$;
 
 
--- The milliseconds until the next poll of a waiter that no lock is sure to wake: as long as nothing has changed ahead
--- of it (p_since), but 40 at least and 800 at most. Up to three waiters behind it divide that by up to four: so a
--- waiting session polls at most twice a second on average, and the first polls come soon.
+-- Return the milliseconds until the next poll of a waiter that may not be woken by a lock. The pause is as long as the
+-- time since something last changed ahead of it (p_since), but 40 at least and 800 at most. One waiter behind it halves
+-- the pause, three or more quarter it. So the first polls come soon, and later a waiting session polls at most twice a
+-- second on average.
 CREATE OR REPLACE FUNCTION {schema}.poll_pause(p_resource varchar, p_position bigint, p_since timestamptz) RETURNS integer
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1267,10 +1273,10 @@ AS $$
 $$;
 
 
--- Wait up to p_timeout_ms for the grant of a row; sleep in the engine's lock queue wherever there is a lock to wait
--- for.
+-- Wait up to p_timeout_ms for the grant of a row. Wherever there is a lock to wait for, sleep in PostgreSQL's queue of
+-- that lock, and poll otherwise. Return:
 --   0  granted          -1  not yet
---   1  call again at once: other sessions should see what was written
+--   1  call again at once: this transaction has written something that other sessions should see
 --  -2  the row is gone: cancelled, reaped or revoked
 CREATE OR REPLACE FUNCTION {schema}.wait(p_resource varchar, p_position bigint, p_timeout_ms integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1281,16 +1287,16 @@ DECLARE
     v_row      record;
     v_ahead    record;
     v_left     integer;
-    v_simple   boolean;             -- the blocker is known without the whole rule
+    v_simple   boolean;             -- the blocker was found without the whole rule
     v_oldest   bigint;              -- the row whose wakeup lock to sleep on
     v_free     boolean;
-    v_since    timestamptz;         -- when something changed ahead, as far as this can be seen
-    v_stands   boolean;             -- true while the blocker is still there
+    v_since    timestamptz;         -- when something last changed ahead, as far as visible
+    v_stands   boolean;             -- the blocker is unchanged
     v_tested   timestamptz := clock_timestamp();
     v_pause    float := 2;          -- ms
     v_waiting  boolean := false;
     v_waits    boolean := false;
-    v_first    bigint;              -- no row below this one lives
+    v_first    bigint;              -- the first row of the resource
 BEGIN
     -- Pause while the tables are upgraded, before any of them is touched.
     IF {schema}.is_upgraded() THEN
@@ -1301,9 +1307,8 @@ BEGIN
            coalesce(m.lease_until, m.heartbeat_at) + coalesce(m.lease_ms * interval '-0.875 millisecond',
                                                          m.grace_ms * interval '0.125 millisecond') AS stale_at,
            m.lease_ms IS NOT NULL AS leased, m.grace_ms = 0 AND m.lease_ms IS NULL AS mute,
-           -- plain: every row ahead counts, the resource has no settings, and nothing survived below the mark, so no
-           -- row ahead has a number below this one. whole: besides, any row ahead blocks this one, whatever its
-           -- request.
+           -- plain: every row ahead conflicts with this one, the resource has no settings, and all rows ahead are above
+           -- the mark. whole: this row needs the whole limit, so any conflicting row ahead blocks it.
            (t.access_type = 'write' AND t.concurrency_limit >= 1 AND coalesce(l.survivors, '{}') = '{}'
             AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id IN (p_resource, '*'))) IS TRUE AS plain,
            t.weight = t.concurrency_limit AS whole,
@@ -1318,8 +1323,8 @@ BEGIN
         RETURN CASE WHEN v_row.mute OR {schema}.touch_member(v_row.member_id) THEN 0 ELSE -2 END;
     END IF;
     LOOP
-        -- A waiter that is going to sleep among rows alike only needs its blocker; the whole rule is for other rows,
-        -- and for a grant. (The grant also checks settings made since.)
+        -- In two usual cases a statement that is cheaper than the whole rule finds the blocker. Only the whole rule
+        -- grants, and reads settings made since.
         v_simple := v_row.plain AND p_timeout_ms > 0;
         IF v_simple AND v_row.whole THEN
             SELECT max(t.queue_position) AS blocker, 'leave' AS until, false AS eligible, NULL::timestamptz AS since INTO v_ahead
@@ -1327,7 +1332,8 @@ BEGIN
             WHERE t.resource_id = p_resource AND t.queue_position >= v_row.lowest AND t.queue_position < p_position;
             v_simple := v_ahead.blocker IS NOT NULL;
         ELSIF v_simple AND v_row.weight = 1 THEN
-            -- All weigh 1, and none declares a lower limit: as many as may be inside are ahead.
+            -- This row is blocked if as many rows are ahead as its limit admits, and all weigh 1 and declare no lower
+            -- limit.
             SELECT CASE WHEN count(*) = v_row.concurrency_limit AND bool_and(a.weight = 1)
                              AND coalesce(min(a.concurrency_limit) >= v_row.concurrency_limit, true)
                         THEN coalesce(max(a.queue_position) FILTER (WHERE a.granted_at IS NULL), min(a.queue_position)) END AS blocker,
@@ -1363,11 +1369,10 @@ BEGIN
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
-            -- Once a call, test the first owners, too: any of them may have died unseen.
-            -- Now and then test the blocker by itself: any login can hold its wakeup lock, which hides a dead owner
-            -- from the other tests.
-            -- A waiter behind one that waits, has no waiter lease and so tests by itself, mostly leaves the first
-            -- owners to that one.
+            -- At the end of each call test the owners of the first rows, too: any of them may have died. If the blocker
+            -- waits in a session, it makes this test itself, and this waiter makes it only now and then.
+            -- Now and then also test the blocker's owner by itself: any login can hold the blocker's wakeup lock, which
+            -- hides a dead owner from the other test.
             RETURN CASE WHEN (random() < 0.2
                               OR NOT EXISTS (SELECT FROM {schema}.{table}
                                              WHERE resource_id = p_resource AND queue_position = v_ahead.blocker AND member_id IS NOT NULL
@@ -1375,18 +1380,18 @@ BEGIN
                              AND {schema}.reap_dead_members(p_resource, v_row.member_id)
                           OR random() < 0.2 AND {schema}.check_if_dead(p_resource, v_ahead.blocker, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
-        -- An upgrade of the tables must not wait long for this transaction, and all others behind the upgrade. (But
-        -- longer than deadlock_timeout, after which the server looks for deadlocks.) And a raised limit has to take
-        -- effect soon, except for requests that want all the room that they declare.
+        -- Sleep for 4 s at most: an upgrade of the tables waits for this transaction, and all others wait for the
+        -- upgrade. (But for longer than deadlock_timeout, after which the server looks for deadlocks.) For 2 s, if a
+        -- raised limit could admit this row: it has to take effect soon.
         v_left := least(v_left, CASE WHEN v_row.weight = v_row.concurrency_limit THEN 4000 ELSE 2000 END);
         IF {schema}.is_upgraded() THEN
             RETURN -1;
         END IF;
-        -- A waiter writes marks now, not when it is granted: no row waits for it yet.
+        -- Write marks now: later, at the grant, other rows would wait for this session meanwhile.
         v_waits := true;
         IF {schema}.is_time_for_row_mark() THEN
             v_first := (SELECT queue_position FROM {schema}.rows_before_oldest_first(p_resource, p_position) LIMIT 1);
-            -- (Two statements: NULL AND … would take the gate as well, and a waiter that then sleeps would keep it.)
+            -- (Two IFs: in one, NULL AND … would take the gate, too, and this session would sleep with it.)
             IF v_row.lowest < v_first THEN
                 IF pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
                     PERFORM {schema}.advance_low_water_marks(p_resource, v_first, NULL);
@@ -1404,30 +1409,31 @@ BEGIN
         v_free := {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest));
         IF v_ahead.until <> 'leave' OR v_free THEN
             IF v_ahead.until <> 'leave' AND NOT v_waiting THEN
-                -- The waiters behind wait for this row's grant. The lock is released when this transaction ends, just
-                -- after its commit is visible. 'try': if another session has the lock, the waiters behind poll.
+                -- Take the lock on which the waiters behind sleep until this row is granted. It is released at the end
+                -- of this transaction, when the commit is visible. 'try': if another session has the lock, they poll.
                 v_waiting := pg_try_advisory_xact_lock({schema}.lock_class(3), {schema}.lock_key(p_position)) IS NOT NULL;
             END IF;
             IF v_ahead.until = 'grant' AND NOT {schema}.is_free({schema}.lock_class(3), {schema}.lock_key(v_oldest)) THEN
                 PERFORM {schema}.wait_until_lock_free({schema}.lock_class(3), {schema}.lock_key(v_oldest), v_left);
                 CONTINUE;
             END IF;
-            -- Nothing is sure to wake this waiter. A free lock of a row that is there: the row was released this
-            -- instant, or its owner has no session (a lease, a bare participant), or its owner died. Any other holder
-            -- may have died, too.
+            -- From here on no lock is sure to wake this waiter. If the blocker's wakeup lock is free, the row was
+            -- released this instant, or its owner has no session (a lease, a bare participant), or its owner died. Any
+            -- other holder may have died, too.
             IF v_free AND {schema}.check_if_dead(p_resource, v_ahead.blocker, v_row.member_id)
                OR clock_timestamp() > v_tested + interval '0.5 seconds' AND {schema}.reap_dead_members(p_resource, v_row.member_id) THEN
                 RETURN 1;
             ELSIF clock_timestamp() > v_tested + interval '0.5 seconds' THEN
                 v_tested := clock_timestamp();
             END IF;
-            -- So poll again after a pause (poll_pause); sooner, when the oldest of the rows leaves of which one must.
-            -- (If these wait themselves, nothing counts before the oldest leaves: rows leave in their order.)
-            -- A row that has left since the statement above would not wake this waiter: then poll again at once.
+            -- So poll again after a pause (poll_pause). Sleep meanwhile on the wakeup lock of the oldest conflicting
+            -- row, and poll sooner if that row leaves. (If the blocker waits itself, nothing changes before that row
+            -- leaves: rows leave in their order.)
+            -- If a row has left since the statement above, no lock would wake this waiter: then poll again at once.
             IF v_simple AND NOT v_free THEN
                 v_since := greatest(v_row.requested_at, CASE v_ahead.until WHEN 'any' THEN v_ahead.since END);
                 v_oldest := v_ahead.oldest;
-                v_stands := true;  -- it was so a moment ago
+                v_stands := true;  -- as it was a moment ago
             ELSE
                 SELECT greatest(v_row.requested_at, max(granted_at) FILTER (WHERE v_ahead.until <> 'grant')),
                        CASE v_ahead.until WHEN 'grant' THEN min(queue_position) ELSE v_oldest END,
@@ -1441,7 +1447,7 @@ BEGIN
             CONTINUE WHEN v_stands IS NOT TRUE;
             v_pause := {schema}.poll_pause(p_resource, p_position, v_since);
             IF NOT v_free AND {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest)) THEN
-                -- The row has left this instant; or it has no wakeup lock, like one with a lease.
+                -- The row has left this instant, or has no wakeup lock, as its member has a lease.
                 CONTINUE WHEN NOT EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = v_oldest);
                 v_free := true;
             END IF;
@@ -1453,11 +1459,11 @@ BEGIN
         END IF;
         CONTINUE WHEN NOT {schema}.wait_until_lock_free({schema}.lock_class(2), {schema}.lock_key(v_oldest), v_left);  -- poll again
         IF NOT v_row.leased AND (v_row.mute OR clock_timestamp() < v_row.stale_at) THEN
-            -- The usual end of a wait: test and grant in one statement. (A heartbeat comes before that, and only if the
-            -- wait is sure to end here, as the member's row stays locked.) Without settings the rule comes to this: no
-            -- row is ahead of a request that shares with no other; or there is room beside all rows ahead, each of
-            -- which weighs 1 at least. That takes a third of the time of the whole rule, during which the lock has no
-            -- holder.
+            -- The usual end of a wait: test and grant in one statement, without the whole rule. (Not if a heartbeat is
+            -- due: it would come first, and lock the member's row, even if the wait then went on.) On a resource
+            -- without settings the rule is simple: a row that needs the whole limit has no row ahead; any other has
+            -- room beside all rows ahead. No session holds the lock meanwhile, and this takes a third of the time of
+            -- the whole rule.
             IF v_row.plain AND v_row.whole THEN
                 UPDATE {schema}.{table} SET granted_at = clock_timestamp()
                 WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
@@ -1489,8 +1495,8 @@ END
 $$;
 
 
--- Poll many rows of a member at once, as wait(…, 0) polls one: which are granted, now or before, and which are gone.
--- p_positions[i] is a row of p_resources[i].
+-- Poll many rows of a member at once, as wait(…, 0) polls one. Return the rows that are granted, now or before, and the
+-- rows that are gone. p_positions[i] is a row of p_resources[i].
 CREATE OR REPLACE FUNCTION {schema}.poll_waiters(
     p_member bigint, p_resources varchar[], p_positions bigint[], OUT granted bigint[], OUT gone bigint[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1499,7 +1505,7 @@ AS $$
 DECLARE
     v_row      record;
     v_ahead    record;
-    v_kind     text;     -- requests of one kind: behind a blocked one all are blocked
+    v_kind     text;     -- of a request: behind a blocked one, all of its kind are blocked
     v_held_up  text;
     v_free     jsonb[];  -- rows that may be granted
     v_blocked  jsonb[];  -- their blockers, one for each kind
@@ -1542,7 +1548,7 @@ BEGIN
             END IF;
         END LOOP;
         EXIT WHEN v_written;
-        -- As wait does at the end of its time; on 32 resources at most.
+        -- Test the owners of the first rows, and now and then the blocker's, as wait does; on 32 resources at most.
         FOR v_row IN
             SELECT b ->> 'resource' AS resource_id, max((b ->> 'position')::bigint) AS blocker FROM unnest(v_blocked) AS b
             GROUP BY 1 ORDER BY random() LIMIT 32
@@ -1577,8 +1583,8 @@ $$;
 
 -- Release a row. Return 0 if done, -1 if this requester has no such row (already released, reaped or revoked, or
 -- another login's; a bare participant deletes its row itself).
--- May be repeated. p_outcome is for the history. A client in a transaction of its own may make the release not durable
--- at once (synchronous_commit = off): a release that a crash of the server undoes is repeated by the member.
+-- May be repeated. p_outcome is for the history. The client may call this with synchronous_commit = off: if a crash of
+-- the server undoes the release, the member repeats it.
 CREATE OR REPLACE FUNCTION {schema}.release(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_outcome varchar DEFAULT 'released') RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1591,7 +1597,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: a request ends as released, cancelled, timeout, lost, deadlock or revoked, not %',
             coalesce({schema}.escape_control_chars(p_outcome), 'NULL') USING ERRCODE = '22023';
     END IF;
-    -- (One statement, as the next waiter waits for it.)
+    -- (In one statement, as the next waiter waits for its end.)
     WITH gone AS (
         DELETE FROM {schema}.{table} AS t USING {schema}.member AS m
         WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
@@ -1604,7 +1610,7 @@ BEGIN
            CASE WHEN p_outcome = 'revoked' AND revoked_at IS NULL THEN 'lost' ELSE p_outcome END,
            concurrency_limit, host, pid, program, login, CASE WHEN p_outcome = 'revoked' THEN revoked_by END
     FROM gone;
-    IF NOT FOUND THEN  -- the row of a member that was removed: it is dead
+    IF NOT FOUND THEN  -- perhaps the row of a removed member
         WITH gone AS (
             DELETE FROM {schema}.{table} AS t
             WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
@@ -1626,7 +1632,8 @@ END
 $$;
 
 
--- Release the rows that one acquire may have left (its reply was lost, or it was interrupted).
+-- Release the rows that a call of register or register_all may have left: its reply was lost, or it was interrupted.
+-- Return how many.
 CREATE OR REPLACE FUNCTION {schema}.cancel(p_member bigint, p_uid varchar, p_outcome varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -1636,7 +1643,7 @@ DECLARE
     v_count integer := 0;
     v_some  boolean;
 BEGIN
-    -- By their uids; the rows of register_all have a number each, and some of them may have left before.
+    -- Find them by their uids. Those of register_all end with .1, .2, …, and some of these rows may have left before.
     FOR v_from IN 0..1000000 BY 16 LOOP
         v_some := false;
         FOR v_row IN
@@ -1657,15 +1664,15 @@ END
 $$;
 
 
--- Return true if this login may keep the row of another login: it is a member of that role, or an operator.
+-- Return true if this login may pin the row of another login: it is a member of that login's role, or an operator.
 CREATE OR REPLACE FUNCTION {schema}.may_pin(p_login name) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM pg_roles WHERE rolname IN (p_login, '{schema}_operator') AND pg_has_role(session_user, oid, 'MEMBER'))
 $$;
 
--- The seal of a position, which only `pin` can make: this login may keep the position while it is that member's. Needed
--- when the row's member is gone, and its login with it.
+-- Return the seal of a position, which only `pin` can make. It proves that this login was allowed to pin the position
+-- while the row belonged to that member. Needed when the member is gone, and its login with it.
 CREATE OR REPLACE FUNCTION {schema}.pin_seal(p_position bigint, p_member bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1675,8 +1682,8 @@ BEGIN
 END
 $$;
 
--- Note, until the transaction (or the savepoint) ends, that it has pinned a row: the transaction's number, then
--- positions and seals.
+-- Note in a setting that this transaction has pinned a row, until it (or its savepoint) ends. The setting has the
+-- transaction's number, then positions and seals.
 CREATE OR REPLACE FUNCTION {schema}.note_pin(p_position bigint, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1694,12 +1701,11 @@ BEGIN
 END
 $$;
 
--- Pin a row to the caller's own transaction: no other request can be granted in its place before that ends. Return true
--- if the row is there.
--- Allowed to the row's login, to members of that role, and to operators: the row cannot be released or revoked before
--- the transaction ends. The row of a removed member has no owner: a transaction that has pinned it before may pin it
--- again; for any other the row is as good as gone. Under REPEATABLE READ a row that left meanwhile raises a
--- serialization failure.
+-- Pin a granted row to the caller's own transaction: the row cannot be released or revoked before the transaction ends,
+-- so no other request is granted in its place. Return true if the row is there.
+-- Allowed to the row's login, to members of that login's role, and to operators. The row of a removed member can be
+-- pinned again by a transaction that had pinned it before; for any other this returns false. Under REPEATABLE READ a
+-- row that left meanwhile raises a serialization failure.
 CREATE OR REPLACE FUNCTION {schema}.pin(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1716,7 +1722,7 @@ BEGIN
         IF v_login IS NOT NULL THEN
             RAISE EXCEPTION 'sqlsem: position % on % is login %''s; % may not keep it', p_position, quote_literal(p_resource), v_login, session_user
                 USING ERRCODE = '42501', HINT = format('Use a connection of that login, or GRANT %I TO %I.', v_login, session_user);
-        ELSIF (CASE WHEN v_member IS NULL  -- a bare participant's
+        ELSIF (CASE WHEN v_member IS NULL  -- a bare participant's row
                    THEN NOT has_table_privilege(session_user, '{schema}.{table}'::regclass, 'DELETE')
                    ELSE strpos(coalesce(current_setting('sqlsem.{schema}_pinned', true), ''),
                                format(' %s:%s', p_position, {schema}.pin_seal(p_position, v_member))) = 0 END) THEN
@@ -1755,10 +1761,11 @@ AS $$ SELECT {schema}.describe_table_locks('{schema}.{table}') $$;
 
 -- Views for people ---------------------------------------------------------------------------------------------
 
--- The rows of the queue. state: 'holds', 'waits', 'revoked', or 'dead': the next session that tests it, and may write,
--- removes it. missing_for: since the owner was first missed, or, if not noticed yet, since its last heartbeat.
--- A bare participant has no client that records its grant: the rule computes it, for all of them in one pass along the
--- queue for each of their access types.
+-- Return the rows of the queue. state: 'holds', 'waits', 'revoked', or 'dead' (the next session that tests the owner,
+-- and may write, removes the row). missing_for: seconds since the owner was first missed, or, if no session has noticed
+-- that yet, since its last heartbeat.
+-- No client records the grant of a bare participant. So the rule computes these grants, in one pass along the queue for
+-- each access type.
 CREATE OR REPLACE FUNCTION {schema}.entries(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
                weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
@@ -1798,9 +1805,9 @@ AS $$
     ORDER BY q.resource_id, q.queue_position
 $$;
 
--- The history, newest first. p_since and p_until: ages in seconds. p_who: the owner's login, host, host:pid, program or
--- id; or the login that ended it. `held` of a dead owner counts to its last heartbeat. (Planned for the given filters:
--- each has an index of its own.)
+-- Return the history, newest first. p_since and p_until: ages in seconds. p_who: the owner's login, host, host:pid,
+-- program or requesting_id, or the login that ended the request. held, of an owner that died, ends with its last
+-- heartbeat. (A custom plan for each call: the filters have different indexes.)
 CREATE OR REPLACE FUNCTION {schema}.past(
     p_resource varchar, p_maximum integer, p_since float, p_until float, p_outcome varchar, p_who varchar)
 RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
@@ -1829,7 +1836,7 @@ BEGIN
 END
 $$;
 
--- The history of all logins.
+-- Return the history, of all owners.
 CREATE OR REPLACE FUNCTION {schema}.past(
     p_resource varchar, p_maximum integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
@@ -1839,7 +1846,7 @@ RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, 
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ SELECT * FROM {schema}.past(p_resource, p_maximum, p_since, p_until, p_outcome, NULL) $$;
 
--- Resources, and the patterns of limits, as 'tenant:*'. The cap is the one that counts, be it the resource's own or a
+-- Return the resources, and the patterns of limits (as 'tenant:*'). cap: the limit in effect, the resource's own or a
 -- pattern's.
 CREATE OR REPLACE FUNCTION {schema}.resources()
 RETURNS TABLE (resource_id varchar, cap integer, paused boolean, stale_after float, holding bigint, waiting bigint)
@@ -1859,6 +1866,7 @@ AS $$
 $$;
 
 
+-- Return the settings of this database.
 CREATE OR REPLACE FUNCTION {schema}.settings() RETURNS TABLE (name text, value text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ SELECT s.name, s.value FROM {schema}.setting AS s $$;
@@ -1867,7 +1875,7 @@ AS $$ SELECT s.name, s.value FROM {schema}.setting AS s $$;
 -- feature: operate
 -- Calls of operators ---------------------------------------------------------------------------------------------
 
--- Delete a row without settings; but '*' stays while there are patterns (effective_settings).
+-- Delete the row of a resource that has no settings. Row '*' stays while there are patterns (effective_settings).
 CREATE OR REPLACE FUNCTION {schema}.delete_empty_settings(p_resource varchar) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1876,7 +1884,7 @@ AS $$
       AND (p_resource <> '*' OR NOT EXISTS (SELECT FROM {schema}.limit_pattern))
 $$;
 
--- Set the limit of all resources whose names begin with a prefix; NULL: none.
+-- Set the limit of all resources whose names begin with a prefix; NULL: remove it.
 CREATE OR REPLACE FUNCTION {schema}.set_pattern(p_prefix varchar, p_cap integer) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1899,7 +1907,7 @@ BEGIN
 END
 $$;
 
--- Raise if requests that leave their limit to the server would be left without one.
+-- Raise if a request that names no limit would now have none. Called after a limit was removed.
 CREATE OR REPLACE FUNCTION {schema}.check_counted_on(p_prefix varchar, p_resource varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1922,8 +1930,8 @@ BEGIN
 END
 $$;
 
--- Set one thing of a resource. p_what: 'cap' (NULL: none; of a name that ends with * for all that begin so),
--- 'stale_after' in ms (NULL: never), 'paused' (1 or 0), 'ageing' in ms (NULL: no priorities).
+-- Set one setting of a resource. p_what: 'cap' (NULL: none; a name that ends with * is a pattern), 'stale_after' in ms
+-- (NULL: never), 'paused' (1 or 0), 'ageing' in ms (NULL: no priorities).
 CREATE OR REPLACE FUNCTION {schema}.set_resource(p_resource varchar, p_what text, p_value bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1991,8 +1999,9 @@ BEGIN
 END
 $$;
 
--- Revoke a row. A waiting row goes at once, and a row whose owner is gone or was bare. A live holder is notified first
--- (by its next heartbeat, or by the end of its grace) unless p_force. Return 0 gone, 1 notified, -1 no such row.
+-- Revoke a row. A waiting row is removed at once, and so is a bare participant's. The row of any other holder is
+-- removed at once only with p_force; else the holder learns of it by its next heartbeat, and has its grace to release.
+-- Return 0 removed, 1 marked as revoked, -1 no such row.
 CREATE OR REPLACE FUNCTION {schema}.revoke(p_position bigint, p_force boolean) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -2076,7 +2085,7 @@ BEGIN
     -- feature: batches
     PERFORM {schema}.recover_batches(NULL, -1);
     -- end of feature: batches
-    -- Members that own nothing leave no row to find them by.
+    -- Dead members without rows or tasks were not found above.
     PERFORM {schema}.check_liveness(l.member_id, -1) FROM {schema}.member_liveness() AS l WHERE l.dead;
     v_gone := v_before - (SELECT count(*) FROM {schema}.{table});
     IF v_gone > 0 THEN
@@ -2091,8 +2100,8 @@ $$;
 
 -- Operators' actions ----------------------------------------------------------------------------------------------
 
--- Record a call of an operator. Its place is as the client names it (sqlsem.client: host, process and program, in
--- lines), or as the server sees it.
+-- Record a call of an operator. Host, process and program are those that the client names in setting sqlsem.client, one
+-- a line, or else those that the server sees.
 CREATE OR REPLACE FUNCTION {schema}.note_operation(
     p_action text, p_resource varchar, p_position bigint, p_queue varchar, p_task bigint, p_old text, p_new text) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -2105,8 +2114,8 @@ AS $$
     FROM (SELECT coalesce(current_setting('sqlsem.client', true), '') AS told) AS c
 $$;
 
--- The calls of operators, newest first; of one resource or work queue, of one action, by one login. p_since and
--- p_until: ages in seconds.
+-- Return the calls of operators, newest first. p_name: of one resource or work queue. p_since and p_until: ages in
+-- seconds. p_who: login, host, host:pid or program.
 CREATE OR REPLACE FUNCTION {schema}.operations(
     p_name varchar DEFAULT NULL, p_maximum integer DEFAULT 100, p_since float DEFAULT NULL, p_until float DEFAULT NULL,
     p_action varchar DEFAULT NULL, p_who varchar DEFAULT NULL)
@@ -2142,10 +2151,9 @@ AS $$
     SELECT count(*) FROM gone
 $$;
 
--- Delete history older than setting history_days, and rows beyond history_rows: of the oldest p_maximum rows. Rows are
--- counted by their positions (few requests leave two rows, or none), as counting a million would take long. Now and
--- then also delete low-water marks that a newer one replaces, or that were not raised for a day: that has to read all
--- of them.
+-- Delete history older than setting history_days, and rows beyond history_rows: of the oldest p_most rows. Rows are
+-- counted by their positions (few requests leave two rows, or none), as counting a million would take long. One call in
+-- ten also deletes low-water marks that a newer one replaces, or that are a day old: it has to read all marks.
 CREATE OR REPLACE FUNCTION {schema}.prune(p_maximum integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -2157,9 +2165,9 @@ AS $$
                   AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
         LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED));
     -- feature: rates
-    -- (Use of rates more than a day old, which no longer counts; and rates that were not used for so long, when no use
-    -- is left. The gates are taken, as a taker has read a window and records its use there. task_may_start locks the
-    -- window instead.)
+    -- (Delete use of rates that stopped counting more than a day ago; and windows without use for so long. Windows are
+    -- deleted under the gate, so that no session has read a window, and is about to record its use there.
+    -- task_may_start locks the window instead.)
     DELETE FROM {schema}.rate_slot WHERE ctid = ANY (ARRAY(
         SELECT s.ctid FROM {schema}.rate_slot AS s
         WHERE (SELECT random() < 0.1)
@@ -2191,9 +2199,9 @@ AS $$
 $$;
 
 
--- Bare participants insert rows themselves. The trigger gives the row its number under the gate as well, so that
--- numbers appear in order; the participant then has the gate until its transaction ends. Rows of the routines have a
--- request_uid.
+-- Number a row that a bare participant inserts. The trigger, too, draws the number under the gate, so that numbers
+-- become visible in order; the participant then has the gate until its transaction ends. (Rows of the routines have a
+-- request_uid, and do not come here.)
 CREATE OR REPLACE FUNCTION {schema}.number_bare_row() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -2224,7 +2232,7 @@ END
 $$;
 DO $$
 BEGIN
-    -- Only once: it locks the table, and would have to wait for the waiters in it.
+    -- Create the trigger only once: that locks the table, and waits for all sessions that wait in it.
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'number_bare_row' AND tgrelid = '{schema}.{table}'::regclass) THEN
         CREATE TRIGGER number_bare_row BEFORE INSERT ON {schema}.{table}
             FOR EACH ROW WHEN (NEW.request_uid IS NULL) EXECUTE FUNCTION {schema}.number_bare_row();
