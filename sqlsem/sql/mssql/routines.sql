@@ -20,10 +20,9 @@
 -- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50003 the session changed,
 -- 50004 not held, 50005 this member is not known (any more), 50006 not allowed for this login, 50008 no limit is set,
 -- or requests depend on it.
--- No aggregate may meet NULL: that raises a warning, which precedes a later error, and drivers report only the first
--- message.
--- SET ROWCOUNT 0 in every procedure that callers call: their session may have set another value, which cuts statements
--- short.
+-- No aggregate may meet NULL: that raises a warning, and drivers report the warning in place of a later error.
+-- Every procedure that callers call sets ROWCOUNT 0: their session may have set another value, with which a statement
+-- would stop after some rows.
 -- The procedures of each request (register, wait, release) call sp_getapplock with positional arguments (resource,
 -- mode, owner, timeout, principal), and use the fewest statements (tests/unit/test_tsql_steps.py counts them).
 -- System procedures are called with their schema, as some engines look elsewhere first.
@@ -126,10 +125,10 @@ GO
 
 -- Keep numbers growing and members alive when the database is on another server, or on a server that was restarted;
 -- return 1 if it was. A server that takes over without all changes, and a restored database, would allocate numbers a
--- second time: fences would repeat, and a forgotten member would find another one under its number. All beacons are
--- missing there, and times come from another clock. So every grace, every lease and every notice of a revocation begins
--- again now. Called before a session that has not checked yet gets a number, and before any member is removed. If the
--- owner may not advance numbers, a row in operation says so, and the rest is done.
+-- second time: fences would repeat, and a removed member would find another member under its number. All beacons are
+-- missing there, and the clock may be another one. So the grace and the lease of each member begin anew, and so does
+-- the time that a holder has after a revocation. Called before a session that has not checked yet gets a number, and
+-- before any member is removed. If the owner may not advance numbers, a row in operation says so, and the rest is done.
 IF OBJECT_ID(N'{schema}.check_origin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_origin AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_origin
@@ -173,7 +172,7 @@ BEGIN
                 UPDATE {schema}.entry SET revoked_at = @now
                 WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NOT NULL;
             END;
-            DELETE FROM {schema}.low_water;  -- a mark may be wrong for the rows that are there now
+            DELETE FROM {schema}.low_water;  -- the marks may not be true of the restored rows
             DELETE FROM {schema}.setting WHERE name IN (N'origin', N'started');
             INSERT INTO {schema}.setting (name, value) VALUES (N'origin', @place), (N'started', @started);
             IF @problem IS NOT NULL
@@ -188,7 +187,7 @@ BEGIN
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
-        IF @forward = 0 OR @code < 0 OR @outside > 0  -- (otherwise the caller's changes are undone as well)
+        IF @forward = 0 OR @code < 0 OR @outside > 0  -- (with @outside the caller's changes are undone as well, so the caller must know)
             THROW;
         SET @done = 0;
         SET @forward = 0;
@@ -198,7 +197,7 @@ BEGIN
 END;
 GO
 
--- The longest pattern that a name matches: one row if there is one. (The bars, because = ignores blanks at the end.)
+-- Return the longest pattern that a name matches, or no row. (N'|' is appended because = ignores blanks at the end.)
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.pattern_of;
 GO
@@ -211,9 +210,10 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- The settings of a resource, always one row: its own limit, or else that of the longest pattern; and a pause. While
--- there are patterns, table resource has a row '*', so that only then patterns cost a lookup. (Reads only committed
--- rows, also for displays: set_resource removes a limit for an instant before it finds that the limit is needed.)
+-- Return the settings of a resource, always as one row: its own limit, or else that of the longest pattern, and since
+-- when it is paused. While there is any pattern, table resource has a row '*': without that row the patterns are not
+-- read. (Reads only committed rows, also for displays: set_resource removes a limit for an instant before it finds that
+-- the limit is needed.)
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.effective_settings;
 GO
@@ -228,8 +228,8 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- All settings and the logins that made them, for displays. Patterns of limits are shown as 'tenant:*'; their effect on
--- a resource is not calculated here.
+-- Return all settings and the logins that made them, for displays. Patterns of limits appear as 'tenant:*'; their
+-- effect on a resource is not computed here.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.all_settings;
 GO
@@ -244,7 +244,7 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- The client's process, as its driver reports it: every login sees its own session.
+-- Return the id of the client's process, as its driver reports it. (Every login can see its own session.)
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.client_pid;
 GO
@@ -256,8 +256,8 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- The position at or below which a resource has no rows. (ISNULL and not COALESCE, which evaluates its argument twice,
--- and might get two results.)
+-- Return the position at or below which a resource has no rows. (ISNULL, as COALESCE evaluates its argument twice, and
+-- might get two results.)
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.low_water_mark;
 GO
@@ -269,14 +269,14 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- The rule. Checks the conflicting rows ahead of a position, and returns whether it may be granted; if not, for which
--- row to wait and for what:
---   'leave'    every conflicting row must leave: wait for the last one
---   'grant'    the row ahead still waits: nothing can change before it is granted
---   'any'      next in the queue: any of several holders may leave first; the blocker is the oldest
---   'paused'   an operator paused the resource
--- The first conflicting rows decide: each weighs at least 1, so @limit - @weight + 1 of them leave no room, and if
--- there are fewer these are all. 9223372036854775807 means no limit, and no row.
+-- The rule. A row may be granted (eligible) if there is room for it beside all conflicting rows ahead of its position.
+-- If not, blocker is the row to wait for, and until says what must happen:
+--   'leave'    every conflicting row must leave; the blocker is the last one
+--   'grant'    the blocker waits itself: nothing can change before it is granted
+--   'any'      this row is next: one of several holders must leave, whichever; the blocker is the oldest of them
+--   'paused'   an operator must resume the resource
+-- The first @limit - @weight + 1 conflicting rows decide: each weighs at least 1, so they leave no room.
+-- 9223372036854775807 stands for no limit, and for no position.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.eligibility;
 GO
@@ -326,9 +326,9 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- The rows of one resource or all, and whether they hold, for displays. Waits for no open transaction. Applies the rule
--- only to bare rows, as their grants are not recorded, and to all rows at once. The subquery for limits of rows with
--- another access type runs only if the lowest limit of all rows ahead is too low.
+-- Return the rows of one resource or all, with holds = 1 for holders; for displays. Waits for no open transaction. The
+-- grants of bare participants are not recorded, so the rule is applied to their rows, all at once. (Its subquery runs
+-- only if the lowest limit of all rows ahead is too low: then the limits of conflicting rows decide.)
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.bare_holds;
 DROP FUNCTION IF EXISTS {schema}.row_states;
@@ -372,8 +372,8 @@ COMMIT TRANSACTION;
 GO
 
 -- Remove one row of any owner, and write it to the history; @unattended: only if it waits and its waiter lease is over.
--- The other parameters describe the owner's member if that was removed already. 0 removed, -1 no such row, -2 pinned by
--- an open transaction.
+-- The other parameters describe the owner's member, if that was removed already. Return 0 removed, -1 no such row, -2
+-- pinned by an open transaction.
 IF OBJECT_ID(N'{schema}.remove') IS NULL EXEC (N'CREATE PROCEDURE {schema}.remove AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.remove
@@ -417,7 +417,7 @@ BEGIN
 END;
 GO
 
--- Free a lock of this session; does nothing if the session does not have it.
+-- Release a lock of this session, if the session has it.
 IF OBJECT_ID(N'{schema}.release_session_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_session_lock AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.release_session_lock @name nvarchar(255)
@@ -430,8 +430,8 @@ BEGIN
 END;
 GO
 
--- Wait until no other session holds a lock that this session does not have: acquires it shared, and frees it at once.
--- Returns the code of sp_getapplock: below 0 it is still held.
+-- Wait until no other session holds a lock: take it shared, and release it at once. (This session must not have the
+-- lock itself.) Return the code of sp_getapplock: below 0 the lock is still held.
 IF OBJECT_ID(N'{schema}.wait_until_lock_free') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait_until_lock_free AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.wait_until_lock_free @name nvarchar(255), @timeout_ms int
@@ -448,8 +448,9 @@ BEGIN
 END;
 GO
 
--- Sleep for @pause ms, at most @left, and make the next pause longer. Waits for a lock that is surely held, that of the
--- session's own row. -1 if it is not held (a lease): then the caller has to sleep.
+-- Sleep for @pause ms, at most @left, and make the next pause longer. To sleep, the session waits for the wakeup lock
+-- of its own row, which another session of the member holds. Return 0, or -1 if that lock is free (a lease): then the
+-- client has to sleep.
 IF OBJECT_ID(N'{schema}.backoff_sleep') IS NULL EXEC (N'CREATE PROCEDURE {schema}.backoff_sleep AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.backoff_sleep @position bigint, @left int, @pause float OUTPUT
@@ -464,8 +465,8 @@ BEGIN
 END;
 GO
 
--- Remove all rows of a member; return their number. Wakeup locks are freed by the end of their sessions, or by release.
--- A row that an open transaction has pinned stays until that ends, and is found then.
+-- Remove all rows of a member; return their number. Wakeup locks are released by the end of their sessions, or by
+-- release. A row that an open transaction has pinned stays until that ends; a later call removes it.
 IF OBJECT_ID(N'{schema}.delete_member_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.delete_member_rows AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.delete_member_rows
@@ -479,7 +480,8 @@ BEGIN
     WHILE 1 = 1
     BEGIN
         SET @before = @position;
-        -- By this index: on a small table the planner may prefer another one, and meet locked rows of other members.
+        -- The index is named: on a small table the planner may prefer another one, and wait for locked rows of other
+        -- members.
         SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
         WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
         IF @position = @before
@@ -491,10 +493,10 @@ BEGIN
 END;
 GO
 
--- Check whether a member is alive; remove a dead one, with its rows. A member is dead if its beacon is missing and its
--- last heartbeat is older than its grace, or if its lease is over. If it is only missing, that is recorded for
--- displays. Grace and lease begin again when the server starts, or another one takes over (check_origin); where a
--- restart cannot be seen, the grace begins when the member is first missing. 1 if something was written.
+-- Test if a member is alive, and remove a dead one, with its rows. A member is dead if its beacon is missing and its
+-- last heartbeat is older than its grace, or if its lease is over. If only the beacon is missing, record since when,
+-- for displays. Grace and lease begin anew when the server starts, or another server takes over (check_origin); where a
+-- restart cannot be seen, the grace begins when the beacon is first missed. Return 1 if something was written.
 IF OBJECT_ID(N'{schema}.check_liveness') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_liveness AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_liveness @member bigint, @mine bigint
@@ -540,8 +542,8 @@ BEGIN
         END;
     END;
     BEGIN TRANSACTION;
-    -- This one statement decides: a member that returned has changed its beacon, a heartbeat has changed the time of
-    -- the last one, and then the member is not found here.
+    -- This one statement decides. It does not find a member that has returned meanwhile, and so changed its beacon, or
+    -- that has written a heartbeat.
     DELETE FROM {schema}.member
     WHERE member_id = @member AND (beacon = @beacon OR (beacon IS NULL AND @beacon IS NULL))
       AND ((lease_until IS NULL AND heartbeat_at = @heartbeat_at) OR lease_until < SYSUTCDATETIME());
@@ -554,8 +556,8 @@ END;
 GO
 
 -- Write a heartbeat of the member, and renew its lease, if the last one is older than an eighth of its grace or lease.
--- Called before a member gets a grant, claim or start, so that its heartbeat is recent. 1, or 0 if the member was
--- removed (or is another login's).
+-- Called before a member gets a grant, claim or start, so that its heartbeat is recent. Return 1, or 0 if the member
+-- was removed, or is another login's.
 IF OBJECT_ID(N'{schema}.touch_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.touch_member AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.touch_member @member bigint
@@ -599,9 +601,9 @@ BEGIN
 END;
 GO
 
--- Check whether the owner of a blocking row is alive: record the time when it is first missing, and remove it when it
--- has been missing for its grace (or its lease is over, or its row is stale). 1 if something was written, or the row is
--- gone. Each write is a transaction of its own.
+-- Test if the owner of a blocking row is alive, and act on the result (check_liveness). Remove the row if it is stale,
+-- if its waiter lease is over, or if it was revoked and the owner's grace is over. Return 1 if something was written,
+-- or the row is gone. Each write is a transaction of its own.
 IF OBJECT_ID(N'{schema}.check_if_dead') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_if_dead AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_if_dead @resource nvarchar(255), @position bigint, @mine bigint
@@ -616,7 +618,7 @@ BEGIN
     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
     IF @there IS NULL
         RETURN 1;
-    IF @granted_at IS NULL AND @waiter_lease_until < SYSUTCDATETIME()  -- its caller was cut off, or gave up
+    IF @granted_at IS NULL AND @waiter_lease_until < SYSUTCDATETIME()  -- its client no longer polls
     BEGIN
         EXEC @code = {schema}.remove @resource, @position, N'cancelled', 1;  -- if that is still so
         RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
@@ -654,9 +656,9 @@ BEGIN
 END;
 GO
 
--- Check the owners of the rows at the head of a resource whose sessions seem to be gone: of the first 32 rows, and of
--- holders among the first 256. (A dead owner further back is found when its row gets there.) 1 if something was
--- written.
+-- Test the owners of the first rows of a resource if their sessions look gone: of the first 32 rows, and of holders
+-- among the first 256. (A dead owner further behind is tested when its row comes to the front.) Return 1 if something
+-- was written.
 IF OBJECT_ID(N'{schema}.reap_dead_members') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reap_dead_members AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.reap_dead_members @resource nvarchar(255), @mine bigint
@@ -670,7 +672,7 @@ BEGIN
     WHILE @tested < 32 AND @looked < 256
     BEGIN
         SET @before = @position;
-        -- One row at a time, so that every planner uses the index, from row to row.
+        -- One row at a time, so that the planner always uses the index.
         SELECT TOP (1) @position = queue_position, @granted_at = granted_at,
                @gone = CASE WHEN member_id = @mine AND waiter_lease_until IS NULL THEN 0
                             WHEN revoked_at IS NOT NULL OR (granted_at IS NULL AND waiter_lease_until < SYSUTCDATETIME()) THEN 1
@@ -694,8 +696,8 @@ BEGIN
 END;
 GO
 
--- Check that a grace or lease is not longer than allowed (settings max_grace and max_lease, in seconds). Raises an
--- error rather than cut it short: the client relies on the length that it asked for.
+-- Raise for a grace or lease that is longer than an operator allows (settings max_grace and max_lease, in seconds). It
+-- is not shortened silently: the client counts on the time that it asked for.
 IF OBJECT_ID(N'{schema}.check_grace_or_lease') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_grace_or_lease AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_grace_or_lease @what nvarchar(10), @ms int
@@ -814,8 +816,9 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Reattach the member to a new session: take a new beacon (the old session may remain on the server for a while, where
--- it protects the member until then) and the wakeup locks of its rows. 1, or 0 if the member was removed meanwhile.
+-- Reattach a member to a new session: take a new beacon, and the wakeup locks of its rows. (The server may not have
+-- ended the old session yet: that session's locks protect the member meanwhile.) Return 1, or 0 if the member was
+-- removed.
 IF OBJECT_ID(N'{schema}.reattach_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reattach_member AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.reattach_member @member bigint, @answer bit = 0
@@ -863,7 +866,7 @@ BEGIN
         WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
         IF @position = @before
             BREAK;
-        -- With hardly any waiting: while the old session remains, its lock serves as well.
+        -- Wait for 50 ms only: until the server ends the old session, the old session's lock serves as well.
         SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 50, @DbPrincipal = @principal;
@@ -874,9 +877,9 @@ BEGIN
 END;
 GO
 
--- Write a heartbeat of the member, which renews its lease and clears missing_since, and return its rows. One row for
--- each of them (or one without a queue_position if there are none); known is 0 if the member was removed. Raises an
--- error if the session changed under the member (a pool that lends connections out by the transaction).
+-- Write a heartbeat of the member, which renews its lease and clears missing_since. Return one row for each of its rows
+-- in the queue, or one without a queue_position if it has none; known is 0 if the member was removed. Raise if the
+-- session changed under the member (a pool that hands connections out by the transaction).
 IF OBJECT_ID(N'{schema}.heartbeat') IS NULL EXEC (N'CREATE PROCEDURE {schema}.heartbeat AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.heartbeat @member bigint
@@ -905,8 +908,8 @@ BEGIN
         WHERE member_id = @member
         OPTION (KEEPFIXED PLAN);
         SET @there = @@ROWCOUNT;
-        -- A crash may undo a heartbeat with a beacon, as the grace begins again at the start of the server; but never
-        -- the renewal of a lease.
+        -- A crash of the server may undo a heartbeat if the member has a beacon, as its grace then begins anew. It must
+        -- not undo the renewal of a lease.
         IF @lease IS NULL AND @@VERSION LIKE N'Microsoft SQL %'
             COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
         ELSE
@@ -940,7 +943,7 @@ BEGIN TRY
     DELETE FROM {schema}.member WHERE member_id = @member;
     EXEC {schema}.delete_member_rows @member, N'released', @host, @pid, @program, @login;
     COMMIT TRANSACTION;
-    -- Free the beacon after the commit, not before.
+    -- Release the beacon after the commit, not before.
     SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
     IF @beacon IS NOT NULL
         EXEC {schema}.release_session_lock @name;
@@ -954,9 +957,9 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Check a registration that is not plainly in order, and raise what is wrong with it. The owner's name is only for
--- displays, so it is corrected. A request that leaves its limit to the server is in order if the server has one for the
--- resource: that limit cannot be removed until the end of the transaction.
+-- Raise for an invalid request. The owner's name is only for displays, so its control characters are replaced. A
+-- request may name no limit if an operator has set one for the resource; that limit then cannot be removed before the
+-- transaction ends.
 IF OBJECT_ID(N'{schema}.check_registration') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_registration AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_registration
@@ -998,6 +1001,7 @@ BEGIN
 END;
 GO
 
+-- Raise for a request without a priority, on a resource that has priorities.
 IF OBJECT_ID(N'{schema}.require_priority') IS NULL EXEC (N'CREATE PROCEDURE {schema}.require_priority AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.require_priority @resource nvarchar(255)
@@ -1010,8 +1014,8 @@ BEGIN
 END;
 GO
 
--- Raise the low-water mark of a resource to its first row, or create it. Called now and then under the gate, so that no
--- two sessions create it. (The release of an exclusive holder raises the mark by the rows that it knows.)
+-- Raise the low-water mark of a resource up to its first row, or create the mark. Called now and then under the gate,
+-- so that no two sessions create it. (The release of an exclusive holder raises the mark itself, to its own row.)
 IF OBJECT_ID(N'{schema}.advance_low_water_mark') IS NULL EXEC (N'CREATE PROCEDURE {schema}.advance_low_water_mark AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.advance_low_water_mark @resource nvarchar(255)
@@ -1031,15 +1035,15 @@ BEGIN
 END;
 GO
 
--- Register a request, in one transaction: gate, check of the rows ahead, insert, wakeup lock. If no row is in the way,
--- the request is granted at once. With @try it is inserted only if it is granted (otherwise queue_position is NULL). A
--- second call with the same @uid (its first reply was lost) finds the row of the first. With @attended_ms the row goes
--- after this time if it still waits and waiter_lease_until was not moved on.
--- Inside a transaction only callers that have the gate may call it (register_all; acquire_by_priority, which alone may
--- if priorities are set: @ranked). Every statement counts here: on some engines each of them, above all a call,
--- costs as much as an access to a table. So everything but the usual case (a request in order, of a member with a
--- recent heartbeat, for a resource without rows) is behind one IF.
--- @looked: the recursive call, after the removal of a dead owner.
+-- Register a request, in one transaction: gate, rule, insert, wakeup lock. A request that is not blocked is granted at
+-- once. With @try a blocked request is not inserted, and queue_position is NULL. A second call with the same @uid (its
+-- first reply was lost) finds the row of the first. @attended_ms: the waiter lease of the row; without, it has none.
+-- Inside a transaction only callers that have the gate may call this: register_all, and acquire_by_priority, which sets
+-- @ranked and is the only caller that may register on a resource with priorities.
+-- Every statement counts here: on some engines each of them, above all a call, costs as much as an access to a table.
+-- So everything but the usual case (a valid request, of a member with a recent heartbeat, for a resource without rows)
+-- is behind one IF.
+-- @looked: 1 in the recursive call, after the removal of a dead owner.
 IF OBJECT_ID(N'{schema}.register') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.register
@@ -1056,13 +1060,13 @@ BEGIN
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @inside int = @@TRANCOUNT,
             @gate nvarchar(255) = LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255), @entry nvarchar(255), @code int, @known int,
             @lock_owner varchar(20), @due int, @mine bigint, @behind bigint, @marks bit,
-            -- True if the caller of the open transaction does not have the gate. (A CASE, as outside of a transaction
-            -- the second test may be an error.)
+            -- 1 if there is an open transaction, and it does not have the gate. (In one CASE, as the second test may
+            -- raise an error outside of a transaction.)
             @foreign bit = CASE WHEN @@TRANCOUNT = 0 THEN 0
                                 WHEN APPLOCK_MODE({schema}.lock_principal(), LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255), N'Transaction')
                                      = N'Exclusive' THEN 0 ELSE 1 END,
-            -- True if the request is plainly in order. (Names that are not ASCII, or of one character, are checked
-            -- further.)
+            -- 1 if the request is valid at first sight. (Names of one character, or with other characters than ASCII,
+            -- are checked further.)
             @plain bit = CASE WHEN @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight
                                    OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128 OR @access LIKE N'upgrade%'
                                    OR COALESCE(@resource, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
@@ -1071,8 +1075,8 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC @code = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
-        -- The wakeup lock is the session's. But if the member lives by a lease, any member may use its session: then the
-        -- lock ends with this transaction, and no other session sees it.
+        -- The wakeup lock belongs to the session. But if the member lives by a lease, other members may use the
+        -- session, too: then the lock ends with this transaction, before any other session sees it.
         SELECT @known = 1, @lock_owner = CASE WHEN m.lease_ms IS NULL THEN N'Session' ELSE N'Transaction' END, @position = NULL,
                -- As in touch_member: a call would cost the usual case a statement and a lookup.
                @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
@@ -1107,8 +1111,8 @@ BEGIN
             BEGIN
                 IF @ranked = 0 AND EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource AND ageing_ms IS NOT NULL)
                     EXEC {schema}.require_priority @resource;
-                -- (If all must leave, the blocker is the last row ahead. Each of several requests in one call is
-                -- checked by itself.)
+                -- (@behind: with 'leave' and 'write' the blocker is the last row ahead. Not for several requests in one
+                -- call.)
                 SELECT @granted = eligible, @mine = mine,
                        @behind = CASE WHEN until = N'leave' AND @access = N'write' AND @inside = 0 THEN blocker END,
                        @marks = CASE WHEN RAND() < 0.03 THEN 1 ELSE 0 END
@@ -1122,8 +1126,8 @@ BEGIN
             IF @position IS NOT NULL OR (@granted = 0 AND @try = 1)
             BEGIN
                 COMMIT TRANSACTION;
-                -- No room: are the owners ahead alive? Not under the gate, where two sessions might wait for each
-                -- other's dead members.
+                -- No room: test the owners ahead, and try once more. Not under the gate: two sessions that each remove
+                -- a dead member might wait for each other.
                 IF @position IS NULL AND @inside = 0 AND @looked = 0
                 BEGIN
                     EXEC @code = {schema}.reap_dead_members @resource, @member;
@@ -1141,7 +1145,8 @@ BEGIN
             IF @marks = 1
                 EXEC {schema}.advance_low_water_mark @resource;
         END;
-        -- (The time is taken after the check, so that the history, too, shows the grant after the releases ahead.)
+        -- (granted_at is taken after the rule was applied, so that the history shows the grant after the releases
+        -- ahead.)
         INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
                                     owner, request_uid, requested_at, granted_at, note, waiter_lease_until, behind)
         VALUES (@resource, @requesting_id, @access, @limit, @weight, @member,
@@ -1149,7 +1154,7 @@ BEGIN
                 CASE WHEN @granted = 1 THEN SYSUTCDATETIME() END, @note,
                 CASE WHEN @attended_ms IS NOT NULL THEN DATEADD(millisecond, @attended_ms, SYSUTCDATETIME()) END, @behind);
         SELECT @position = SCOPE_IDENTITY(), @entry = CONCAT(N'entry.sqlsem.{schema}.', CAST(SCOPE_IDENTITY() AS bigint));
-        -- No session has it, except in order to block: without it the waiters behind poll the member from time to time.
+        -- (Another session has this lock only in order to block: then the waiters behind poll.)
         EXEC @code = sys.sp_getapplock @entry, N'Exclusive', @lock_owner, 0, @principal;
         COMMIT TRANSACTION;
     END TRY
@@ -1163,7 +1168,7 @@ BEGIN
             EXEC {schema}.release_session_lock @entry;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
-        IF ERROR_NUMBER() <> 547  -- entry_behind_check: the new number is below one that was seen already
+        IF ERROR_NUMBER() <> 547  -- 547: entry_behind_check, as the new number is below the number of a row ahead
             THROW;
         DELETE FROM {schema}.low_water WHERE resource_id = @resource
         OPTION (KEEPFIXED PLAN);
@@ -1174,9 +1179,9 @@ BEGIN
 END;
 GO
 
--- Register several requests: all gates in one order, then all rows, in one transaction. So two such calls can never
--- wait for each other. @requests: [{"resource": ..., "access": ..., "limit": ..., "weight": ..., "note": ...}, ...],
--- each resource once. Needs compatibility level 130 or later.
+-- Register several requests at once: all gates in one order, then all rows, in one transaction. So two such calls can
+-- never wait for each other. @requests: [{"resource": ..., "access": ..., "limit": ..., "weight": ..., "note": ...},
+-- ...], each resource once. Needs compatibility level 130 or later.
 IF OBJECT_ID(N'{schema}.register_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register_all AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.register_all
@@ -1215,7 +1220,8 @@ BEGIN
             SET @ordinal = 0;
             SET @free = 1;
             BEGIN TRANSACTION;
-            -- In one order. (Names so long that the names of their gates are cut off share a gate, which does no harm.)
+            -- All gates, in one order. (If the names of gates are so long that they are cut off, resources may share a
+            -- gate, which does no harm.)
             SELECT @gate = MIN(gate) FROM @asked;
             WHILE @gate IS NOT NULL
             BEGIN
@@ -1290,9 +1296,10 @@ BEGIN
 END;
 GO
 
--- Return the milliseconds until the next poll of a waiter that no lock is sure to wake: the time for which nothing has
--- changed ahead of it, at least 40 and at most 800. Up to three waiters behind it divide that by up to four. So a
--- waiting session polls at most twice a second on average, and its first polls come soon.
+-- Return the milliseconds until the next poll of a waiter that may not be woken by a lock. The pause is as long as the
+-- time since something last changed ahead of it, but 40 at least and 800 at most. One waiter behind it halves the
+-- pause, three or more quarter it. So the first polls come soon, and later a waiting session polls at most twice a
+-- second on average.
 IF OBJECT_ID(N'{schema}.poll_pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_pause AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.poll_pause @resource nvarchar(255), @position bigint, @requested_at datetime2(6)
@@ -1312,9 +1319,9 @@ BEGIN
 END;
 GO
 
--- Take a slot in which a session may wait on the server, until the caller's transaction ends: 0, or -1 if none of a few
--- is free. Each session that waits here occupies a worker thread of the server, which has some hundreds; without a free
--- one no release succeeds either. So there are as many slots as setting max_server_waiters says.
+-- Take one of the slots in which sessions may wait on the server, until the caller's transaction ends. Return 0, or -1
+-- if none of the tried slots is free. Each waiting session occupies a worker thread of the server, which has some
+-- hundreds; without a free one, no session could release a lock. So setting max_server_waiters is the number of slots.
 IF OBJECT_ID(N'{schema}.take_waiter_slot') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_waiter_slot AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_waiter_slot
@@ -1325,7 +1332,7 @@ BEGIN
             @slots int = (SELECT TRY_CAST(value AS int) FROM {schema}.setting WHERE name = N'max_server_waiters');
     IF @slots IS NULL
         RETURN 0;
-    -- The numbers of sessions are dense: most sessions find a free slot at their own number.
+    -- (The server numbers its sessions without gaps, so most sessions find a free slot at their own number.)
     WHILE @code < 0 AND @tried < 8 AND @tried < @slots
     BEGIN
         SET @name = CONCAT(N'slot.sqlsem.{schema}.', (@@SPID + @tried) % @slots);
@@ -1338,8 +1345,8 @@ BEGIN
 END;
 GO
 
--- Wait up to @timeout_ms for the grant of a row, asleep in the engine's lock queue wherever there is a lock to wait
--- for. Return code:
+-- Wait up to @timeout_ms for the grant of a row. Wherever there is a lock to wait for, sleep in the engine's queue of
+-- that lock, and poll otherwise. Return:
 --   0  granted          -1  not yet (may come early: sleep a little, then call again)
 --   1  call again at once
 --   2  the maximum number of sessions waits here (take_waiter_slot): wait in the client for 0.25 to 1 s, and call again
@@ -1377,7 +1384,7 @@ BEGIN TRY
     BEGIN TRY
         WHILE @result IS NULL
         BEGIN
-            -- (Not again if the lock to wait for was free at once: nothing has changed since.)
+            -- (Skipped if the lock to wait for was free at once: nothing has changed since the last pass.)
             IF @unheld IS NULL OR @until = N'grant'
                 SELECT @eligible = a.eligible, @blocker = a.blocker, @until = a.until,
                        @granted_at = (SELECT CASE WHEN t.revoked_at IS NULL THEN t.granted_at END
@@ -1387,14 +1394,14 @@ BEGIN TRY
                 OPTION (KEEPFIXED PLAN);
             IF @granted_at IS NOT NULL
             BEGIN
-                SET @result = 0;  -- by the release of the row ahead, or by a reader ahead that upgrades (conversions.sql)
+                SET @result = 0;  -- granted by the release of the row ahead, or by a reader ahead that upgrades (conversions.sql)
                 BREAK;
             END;
             IF @eligible = 1
             BEGIN
-                -- A check goes from row to row. A reader ahead may begin to upgrade (conversions.sql) when the check
-                -- has passed it, while a row that the upgrade has found behind it leaves before the check gets there.
-                -- So readers check twice.
+                -- For a reader the rule is applied twice, as it reads row after row. After it has read a reader ahead,
+                -- that one may begin to upgrade (conversions.sql), because of a row further behind; and that row may
+                -- leave before the rule reads it. So one pass could miss both.
                 UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                 WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
                   AND (@access <> N'read'
@@ -1411,7 +1418,7 @@ BEGIN TRY
             SET @left = DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline);
             IF @left <= 0
             BEGIN
-                -- Once in each call, check the head of the queue too: an owner there may have died unnoticed.
+                -- At the end of each call test the owners of the first rows, too: any of them may have died.
                 EXEC @code = {schema}.reap_dead_members @resource, @member;
                 SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
                 BREAK;
@@ -1420,8 +1427,9 @@ BEGIN TRY
                                @blocker);
             IF @blocker IS NULL OR @name = @unheld
             BEGIN
-                -- An operator's pause. Or no session held the lock, but the row still exists: its owner has no session
-                -- (a lease, a bare participant), or has died, or has just released it.
+                -- No lock to wait for. An operator has paused the resource; or the lock was free although the blocker's
+                -- row exists: its owner has no session (a lease, a bare participant), or has died, or has just released
+                -- it.
                 IF @blocker IS NOT NULL
                     EXEC @code = {schema}.check_if_dead @resource, @blocker, @member;
                 IF @blocker IS NULL OR @code = 0
@@ -1443,7 +1451,7 @@ BEGIN TRY
             END;
             IF @until <> N'leave' AND @waiting = 0
             BEGIN
-                -- The waiters behind wait for the grant of this row.
+                -- Take the lock on which the waiters behind sleep until this row is granted.
                 SET @waiting_name = CONCAT(N'waiting.sqlsem.{schema}.', @position);
                 EXEC @code = sys.sp_getapplock @Resource = @waiting_name, @LockMode = N'Exclusive', @LockOwner = N'Session',
                     @LockTimeout = 0, @DbPrincipal = @principal;
@@ -1452,8 +1460,8 @@ BEGIN TRY
             END;
             IF @until = N'any'
             BEGIN
-                -- Only one lock can be waited for, that of the oldest holder. The next poll finds another holder that
-                -- leaves first.
+                -- A session can wait for one lock only: for that of the oldest holder. If another holder leaves first,
+                -- the next poll finds that out.
                 IF DATEDIFF_BIG(millisecond, @tested_at, SYSUTCDATETIME()) > 500
                 BEGIN
                     EXEC @code = {schema}.reap_dead_members @resource, @member;
@@ -1464,8 +1472,8 @@ BEGIN TRY
                 EXEC @slice = {schema}.poll_pause @resource, @position, @requested_at;
                 SET @left = CASE WHEN @left < @slice THEN @left ELSE @slice END;
             END;
-            -- The session sleeps here. (In a transaction, so that its end frees the share, and without a call of
-            -- wait_until_lock_free: waiters behind depend on how soon this session goes on.)
+            -- The session sleeps here. (The lock is taken to the end of a short transaction, which releases it. No call
+            -- of wait_until_lock_free: the waiters behind depend on how soon this session goes on.)
             BEGIN TRANSACTION;
             EXEC @slot = {schema}.take_waiter_slot;
             IF @slot < 0
@@ -1475,9 +1483,9 @@ BEGIN TRY
                 BREAK;
             END;
             EXEC @code = sys.sp_getapplock @name, N'Shared', N'Transaction', @left, @principal;
-            -- The usual end of a wait: the session that left has granted the row. Otherwise check and grant in one
-            -- statement: without rows ahead, and without settings of an operator, there is room; the next pass of the
-            -- loop handles any other case.
+            -- The usual end of a wait: the release of the blocker has granted the row. Otherwise test and grant in one
+            -- statement: if there are no rows ahead, and no settings of an operator, there is room. The next pass of
+            -- the loop handles any other case.
             IF @code >= 0 AND @until = N'leave' AND @access <> N'read'
             BEGIN
                 SELECT @result = 0 FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
@@ -1496,8 +1504,7 @@ BEGIN TRY
                         SET @result = 0;
                 END;
             END;
-            -- (A crash of the server may undo the time of the grant: see docs/guarantees.md. Readers are granted
-            -- above.)
+            -- (A crash of the server may undo granted_at: see docs/guarantees.md. Readers do not come here.)
             IF @result = 0 AND @@VERSION LIKE N'Microsoft SQL %'
                 COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
             ELSE
@@ -1505,10 +1512,10 @@ BEGIN TRY
             IF @result = 0
                 BREAK;
             IF @code >= 0
-                SET @unheld = CASE WHEN @code = 0 OR @until = N'grant' THEN @name END;  -- (1: after waiting for it)
-            ELSE IF @code = -3 AND @until <> N'any'  -- locks wait in a circle; of several holders one may still leave
+                SET @unheld = CASE WHEN @code = 0 OR @until = N'grant' THEN @name END;  -- (0: it was free; 1: after a wait)
+            ELSE IF @code = -3 AND @until <> N'any'  -- a deadlock of sessions; with 'any' another holder may still leave
                 SET @result = -3;
-            ELSE IF @code = -2  -- the engine gave up; the caller has to sleep
+            ELSE IF @code = -2  -- the engine ended the wait; the client has to sleep
                 SET @result = -1;
         END;
     END TRY
@@ -1517,7 +1524,7 @@ BEGIN TRY
             ROLLBACK TRANSACTION;
         IF @waiting = 1
             EXEC {schema}.release_session_lock @waiting_name;
-        -- An open transaction has locked a row, or rows were locked in two orders: not yet.
+        -- An open transaction has locked a row, or sessions have locked rows in different orders: return "not yet".
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
         SET @result = -1;
@@ -1527,8 +1534,8 @@ BEGIN TRY
         EXEC {schema}.release_session_lock @waiting_name;
     IF @result = 0 AND @sign_at < SYSUTCDATETIME()
     BEGIN
-        -- The removal of a member removes its rows with it: while the member exists, with a recent heartbeat, the grant
-        -- stands.
+        -- A member is removed together with its rows. So the grant is valid if the member exists and has a recent
+        -- heartbeat.
         EXEC @there = {schema}.touch_member @member;
         IF @there = 0
             SET @result = -2;
@@ -1546,10 +1553,10 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Poll many rows of one member in one call (@positions: a JSON array of numbers), as wait without time does. One row
--- for each that is granted (granted 1), and for each that is gone, revoked or another member's (0); rows that have to
--- wait on are left out. Of rows that ask for the same, none can be granted before the first. So only the first one is
--- checked, and if it may be granted two more, then four.
+-- Poll many rows of one member in one call, as wait with @timeout_ms = 0 polls one. @positions: a JSON array of
+-- numbers. Return a row for each that is granted (granted 1), and for each that is gone, revoked or another member's
+-- (granted 0); rows that still wait are left out. Of rows with the same request, none can be granted before the first.
+-- So the rule is applied to the first one, if that is eligible to two more, then to four.
 IF OBJECT_ID(N'{schema}.poll_waiters') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_waiters AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.poll_waiters @member bigint, @positions nvarchar(max)
@@ -1570,7 +1577,7 @@ BEGIN
     DECLARE @tested TABLE (resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
     DECLARE @width int = 1, @heads int = 0, @found int, @more int, @code int, @granted int = 0, @position bigint, @resource nvarchar(255),
             @access nvarchar(64), @limit int, @weight int;
-    -- By their numbers alone, which reads only that index: as in revoke.
+    -- Look the rows up by their numbers, in one index alone: see revoke.
     INSERT INTO @asked (queue_position, resource_id)
     SELECT j.queue_position, t.resource_id
     FROM (SELECT DISTINCT CAST(o.value AS bigint) AS queue_position FROM OPENJSON(@positions) AS o) AS j
@@ -1596,13 +1603,14 @@ BEGIN
         SET @found = @@ROWCOUNT;
         SET @more = @found;
         SET @width = CASE WHEN @width > 1000000 THEN @width ELSE @width * 2 END;
-        -- One by one: a transaction with several rows could meet another session that locks them the other way round.
+        -- Grant them one by one: a transaction that locks several rows could meet another session that locks the same
+        -- rows in the opposite order.
         WHILE @found > 0
         BEGIN
             SELECT TOP (1) @position = t.queue_position, @resource = a.resource_id, @access = a.access_type,
                    @limit = a.concurrency_limit, @weight = a.weight
             FROM @turn AS t JOIN @asked AS a ON a.queue_position = t.queue_position ORDER BY t.queue_position;
-            UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()  -- readers check twice: as in wait
+            UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()  -- for readers the rule is applied twice: see wait
             WHERE resource_id = @resource AND queue_position = @position AND member_id = @member AND revoked_at IS NULL
               AND (@access <> N'read'
                    OR (SELECT a.eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1);
@@ -1621,8 +1629,8 @@ BEGIN
             CONTINUE;
         IF @heads = 1
             BREAK;
-        -- Once in each call: owners at the heads of the queues may have died unnoticed. Of many queues, others each
-        -- time.
+        -- At the end of each call test the owners of the first rows, too, on up to 32 of the resources, chosen at
+        -- random.
         SET @heads = 1;
         SET @width = 1;
         INSERT INTO @tested (resource_id)
@@ -1651,10 +1659,10 @@ GO
 
 -- Release a position: 0 done, -1 no such row of this requester and login (already released, reaped or revoked). May be
 -- repeated. Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row. Without @position it releases all
--- that the requester has on the resource; without @requesting_id the requester is this session (see public.sql). With
+-- rows of the requester on the resource; without @requesting_id the requester is this session (see public.sql). With
 -- @answer the code is in a row, and not in the return code.
--- A crash of the server may undo a release: a program finds the row at its next heartbeat, and releases it; a session
--- ends with the server.
+-- A crash of the server may undo a release. Then a program finds the row at its next heartbeat, and releases it again.
+-- (The row of a session is removed, as the session ended with the server.)
 IF OBJECT_ID(N'{schema}.release') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.release
@@ -1687,10 +1695,10 @@ BEGIN TRY
             @pin nvarchar(255) = N'pin.sqlsem.{schema}.', @code int, @lock int, @member bigint, @own bit, @host nvarchar(255), @pid int,
             @program nvarchar(255), @login nvarchar(128), @by nvarchar(128), @next bigint, @mark bigint;
     BEGIN TRY
-        -- (If this login has no such row, the name is no row's pin.) @own: acquire has registered the member for this
-        -- row alone, with a lease. @next: the row behind a row that is alone inside, and so has no row ahead. (The
-        -- search may pass a locked row: that is checked below. It locks nothing, and waits for no session.) Now and
-        -- then such a release raises the low-water mark, @mark.
+        -- @pin: stays without a number if this login has no such row. @own: acquire has registered the member for this
+        -- row alone, with a lease. @next: the row behind this one, if this one is alone inside, and so has no row
+        -- ahead. (The search waits for no session. It may pass a locked row, so the UPDATE below compares `behind`.)
+        -- @mark: now and then such a release raises the low-water mark.
         SELECT @member = t.member_id, @pin = CONCAT(N'pin.sqlsem.{schema}.', @position), @host = m.host, @pid = m.pid, @program = m.program, @login = m.login,
                @by = CASE WHEN @outcome = N'revoked' THEN t.revoked_by END,
                @own = CASE WHEN m.pid IS NULL AND m.lease_ms IS NOT NULL THEN 1 ELSE 0 END,
@@ -1704,7 +1712,7 @@ BEGIN TRY
           AND m.login = ORIGINAL_LOGIN()
         OPTION (KEEPFIXED PLAN);
         BEGIN TRANSACTION;
-        -- (Without @LockTimeout it is the session's. Reading @@LOCK_TIMEOUT costs some engines a millisecond.)
+        -- (Without an argument the timeout is that of the session: @@LOCK_TIMEOUT, which some engines read slowly.)
         EXEC @lock = sys.sp_getapplock @pin, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
         DELETE FROM {schema}.entry
         OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
@@ -1717,21 +1725,21 @@ BEGIN TRY
           AND member_id = @member AND @lock >= 0
         OPTION (KEEPFIXED PLAN);
         SET @code = @@ROWCOUNT - 1;
-        IF @next IS NULL AND @mark IS NULL AND @@VERSION LIKE N'Microsoft SQL %'  -- (only that takes the other form)
+        IF @next IS NULL AND @mark IS NULL AND @@VERSION LIKE N'Microsoft SQL %'  -- (others do not know DELAYED_DURABILITY)
             COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
         ELSE
         BEGIN
-            -- The same commit grants the next row; its waiter only has to read that when it wakes. The next row was
-            -- registered directly behind this one, which is alone, so no other row is or can come ahead of it. A
-            -- session's row (waiter_lease_until) is left to the session, as its caller may have been cut off. If an
-            -- operator has set anything, the waiter applies the whole rule.
+            -- Grant the next row in the same transaction: its waiter then only reads that when it wakes. The next row
+            -- was registered directly behind this one, so no other row is or can come ahead of it. A row with a waiter
+            -- lease is left to its session, as its client may no longer poll. If an operator has set anything for the
+            -- resource, the waiter applies the whole rule.
             IF @code = 0 AND @next IS NOT NULL
                 UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                 WHERE resource_id = @resource AND queue_position = @next AND behind = @position
                   AND granted_at IS NULL AND revoked_at IS NULL AND waiter_lease_until IS NULL
                   AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id IN (@resource, N'*'))
                 OPTION (KEEPFIXED PLAN);
-            -- Last, as readers pass a mark that is locked.
+            -- The mark comes last: while it is locked, sessions read without it.
             IF @code = 0 AND @mark IS NOT NULL
                 UPDATE {schema}.low_water SET mark = @mark, raised_at = SYSUTCDATETIME() WHERE resource_id = @resource AND mark < @mark
                 OPTION (KEEPFIXED PLAN);
@@ -1744,18 +1752,18 @@ BEGIN TRY
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        -- A deadlock over rows that other sessions locked in another order, or a scan over rows that moved: try again.
+        -- Sessions have locked rows in different orders (1205), or rows moved during a scan (601): try again.
         IF ERROR_NUMBER() NOT IN (601, 1205) OR @@NESTLEVEL > 24
             THROW;
         EXEC @code = {schema}.release @resource, @position, @requesting_id, @outcome;
         SET @own = 0;
     END CATCH;
-    -- Not sooner: the waiters for the wakeup lock must not wake before the row is seen gone.
+    -- Release the wakeup lock after the commit: the waiters must not wake before they can see that the row is gone.
     IF @code = 0 AND APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
         EXEC sys.sp_releaseapplock @name, N'Session', @principal;
     ELSE IF @lock < 0
         THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
-    ELSE IF @code = 0 AND @own = 1  -- (with a lease there is no such lock)
+    ELSE IF @code = 0 AND @own = 1  -- (with a lease there is no wakeup lock)
         DELETE FROM {schema}.member WHERE member_id = @member
         OPTION (KEEPFIXED PLAN);
     ELSE IF @code < 0 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
@@ -1774,7 +1782,8 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Release whatever one register may have left (its reply was lost, or it was interrupted). Returns the number of rows.
+-- Release the rows that a call of register or register_all may have left: its reply was lost, or it was interrupted.
+-- Return how many.
 IF OBJECT_ID(N'{schema}.cancel') IS NULL EXEC (N'CREATE PROCEDURE {schema}.cancel AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.cancel @member bigint, @uid nvarchar(64), @outcome nvarchar(16), @answer bit = 0
@@ -1815,8 +1824,8 @@ BEGIN
 END;
 GO
 
--- Pin a row of this login to the caller's own transaction: no other request can be granted in its place before that
--- ends. 1 if the row exists, else 0.
+-- Pin a granted row of this login to the caller's own transaction: the row cannot be released or revoked before the
+-- transaction ends, so no other request is granted in its place. Return 1 if the row exists, else 0.
 IF OBJECT_ID(N'{schema}.pin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pin AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.pin @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400), @answer bit = 0
@@ -1836,10 +1845,10 @@ BEGIN
         @LockTimeout = 10000, @DbPrincipal = @principal;
     IF @code < 0
         THROW 50002, N'sqlsem: busy: this row is being removed', 1;
-    -- Every removal of rows takes that lock first. The row itself is not locked: readers must pass it, above all
-    -- heartbeats.
+    -- Every removal of a row takes this lock first. The row itself is not locked, as other sessions must read it, above
+    -- all heartbeats.
     SELECT @there = CASE WHEN m.login = ORIGINAL_LOGIN() THEN 1 ELSE -1 END
-    -- (Both as they are now: the caller's snapshot may be older than the registration.)
+    -- (READCOMMITTEDLOCK: the caller may run under a snapshot that is older than the registration.)
     FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
     LEFT JOIN {schema}.member AS m WITH (READCOMMITTEDLOCK) ON m.member_id = t.member_id
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
@@ -1855,8 +1864,8 @@ END;
 GO
 
 
--- Change nothing: make the engine compile the statements of a holder (or, with @waits, of a waiter), which must not
--- wait for that later. Some engines compile once for each session, and slowly.
+-- Make the engine compile the procedures of a holder (or, with @waits, of a waiter) beforehand, and change nothing.
+-- Some engines compile once for each session, and slowly: a holder must not wait for that later.
 IF OBJECT_ID(N'{schema}.warm_up') IS NULL EXEC (N'CREATE PROCEDURE {schema}.warm_up AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.warm_up @waits bit = 0
@@ -1891,10 +1900,11 @@ GO
 
 -- Displays ---------------------------------------------------------------------------------------------------
 
--- Displays wait for no open transaction: operators look for the session that blocks all others. So the uncommitted
--- changes of such a session are shown as well.
+-- Displays wait for no open transaction, as operators look for the session that blocks all others. So they also show
+-- changes that such a session has not committed.
 
--- state: holds, waits, revoked, or dead: the next session that checks it in order to act removes it.
+-- Return the rows of the queue. state: holds, waits, revoked, or dead (the next session that tests the owner in order
+-- to act removes the row).
 IF OBJECT_ID(N'{schema}.entries') IS NULL EXEC (N'CREATE PROCEDURE {schema}.entries AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.entries @resource nvarchar(400) = NULL
@@ -1964,8 +1974,8 @@ END;
 GO
 
 -- Return ended requests, newest first; of one outcome, and between @since_ms and @until_ms ago, if given. @who: the
--- login, host, host:pid, program or id, or the login that ended it. A dead owner counts as a holder until its last
--- heartbeat.
+-- owner's login, host, host:pid, program or requesting_id, or the login that ended the request. held, of an owner that
+-- died, ends with its last heartbeat.
 IF OBJECT_ID(N'{schema}.past') IS NULL EXEC (N'CREATE PROCEDURE {schema}.past AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.past
@@ -1989,7 +1999,7 @@ BEGIN
       AND (@until IS NULL OR h.ended_at <= @until) AND (@outcome IS NULL OR h.outcome = @outcome)
       AND (@who IS NULL OR @who IN (h.login, h.host, CONCAT(h.host, N':', h.pid), h.program, h.requesting_id, h.ended_by))
     ORDER BY h.ended_at DESC
-    OPTION (RECOMPILE);  -- by the index that serves these conditions
+    OPTION (RECOMPILE);  -- a plan for these conditions: they have different indexes
 END;
 GO
 
@@ -2021,6 +2031,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
+-- Return the settings of this database.
 IF OBJECT_ID(N'{schema}.settings') IS NULL EXEC (N'CREATE PROCEDURE {schema}.settings AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.settings
@@ -2036,8 +2047,8 @@ GO
 -- feature: operate
 -- Operators ---------------------------------------------------------------------------------------------------
 
--- Set a property of a resource. @what: 'cap' (NULL: none; a name that ends with * is a pattern for all names that begin
--- so), 'stale_after' in ms (NULL: never), 'paused' (1 or 0), 'ageing' in ms (NULL: no priorities).
+-- Set one setting of a resource. @what: 'cap' (NULL: none; a name that ends with * is a pattern), 'stale_after' in ms
+-- (NULL: never), 'paused' (1 or 0), 'ageing' in ms (NULL: no priorities).
 IF OBJECT_ID(N'{schema}.set_resource') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_resource AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_resource @resource nvarchar(255), @what nvarchar(20), @value bigint
@@ -2074,7 +2085,7 @@ BEGIN
     END;
     IF @what = N'cap' AND @value IS NULL
     BEGIN
-        -- Meanwhile no request registers that depends on a limit of the server; earlier ones are found below.
+        -- Keep out new requests that name no limit, until this transaction ends. Earlier ones are found below.
         SET @name = N'limits.sqlsem.{schema}';
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
@@ -2136,8 +2147,9 @@ BEGIN
 END;
 GO
 
--- Revoke a row. A waiting row, a bare one, or one whose owner is gone is removed at once. A live holder is notified
--- first (by its next heartbeat, or by the end of its grace) unless @force. 0 gone, 1 notified, -1 no such row.
+-- Revoke a row. A waiting row is removed at once, and so is a bare participant's. The row of any other holder is
+-- removed at once only with @force; else the holder learns of it by its next heartbeat, and has its grace to release.
+-- Return 0 removed, 1 marked as revoked, -1 no such row.
 IF OBJECT_ID(N'{schema}.[revoke]') IS NULL EXEC (N'CREATE PROCEDURE {schema}.[revoke] AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0, @answer bit = 0
@@ -2148,10 +2160,10 @@ BEGIN
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @there int, @resource nvarchar(255), @granted_at datetime2(6), @member bigint, @code int = 1, @pin nvarchar(255);
-    -- By its number alone, which reads only that index. All other statements come by the clustered one, and two that
-    -- come from both ends could wait for each other.
+    -- Look the resource up by the number, in one index alone. All other statements search the clustered index: two that
+    -- went through the two indexes in opposite orders could wait for each other.
     SELECT @resource = resource_id FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE queue_position = @position;
-    -- revoked_at first: a waiter that is granted this instant sees it, or this session sees the grant.
+    -- revoked_at first: either a waiter that is granted this instant sees it, or this session sees the grant.
     BEGIN TRANSACTION;
     UPDATE {schema}.entry
     SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()), revoked_by = COALESCE(revoked_by, ORIGINAL_LOGIN())
@@ -2170,7 +2182,7 @@ BEGIN
         EXEC @code = {schema}.remove @resource, @position, N'revoked';
         IF @code = -2
         BEGIN
-            -- Its owner, notified by now, may be removing it this instant.
+            -- (The owner has learned of it by now, and may be releasing the row this instant.)
             SET @pin = CONCAT(N'pin.sqlsem.{schema}.', @position);
             EXEC @code = {schema}.wait_until_lock_free @pin, 2000;
             EXEC @code = {schema}.remove @resource, @position, N'revoked';
@@ -2187,7 +2199,7 @@ GO
 
 -- Revoke all rows of a member, or of all members of a login, and remove the members. Waiting rows are removed at once.
 -- Live holders are notified first, unless @force, as in revoke; then the member stays until it has released its rows.
--- Returns the number of members that are gone.
+-- Return the number of removed members.
 IF OBJECT_ID(N'{schema}.revoke_members') IS NULL EXEC (N'CREATE PROCEDURE {schema}.revoke_members AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.revoke_members @member bigint = NULL, @login nvarchar(128) = NULL, @force bit = 0, @answer bit = 0
@@ -2238,7 +2250,7 @@ BEGIN
 END;
 GO
 
--- Check every member now. Returns the number of rows removed.
+-- Test every member now; return the number of removed rows.
 IF OBJECT_ID(N'{schema}.reap') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reap AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.reap @answer bit = 0
@@ -2269,7 +2281,7 @@ BEGIN TRY
     -- feature: batches
     EXEC {schema}.recover_batches NULL, -1;
     -- end of feature: batches
-    -- Members without rows, which no row leads to.
+    -- Dead members without rows were not found above.
     WHILE 1 = 1
     BEGIN
         SET @member_before = @member;
@@ -2284,7 +2296,7 @@ BEGIN TRY
     END;
     SELECT @end = COUNT(*) FROM {schema}.entry;
     SET @code = CASE WHEN @start > @end THEN @start - @end ELSE 0 END;
-    -- In a transaction of its own, as the logged operation took many transactions.
+    -- (Not in the same transaction, as the removals were many transactions.)
     IF @code > 0
         INSERT INTO {schema}.operation (host, pid, program, action, new_value)
         VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'reap', CAST(@code AS nvarchar(20)));
@@ -2305,10 +2317,11 @@ GO
 
 
 -- Operators' actions ----------------------------------------------------------------------------------------------
--- (Logged by the statement that does it, or in its transaction; with the client's host and process, as the client
--- reports them.)
+-- (Each is recorded by the statement that does it, or in the same transaction, with the host and process that the
+-- client reports.)
 
--- Newest first; of one resource or work queue, of one action, by one login; between @since_ms and @until_ms ago.
+-- Return the calls of operators, newest first. @name: of one resource or work queue. @since_ms and @until_ms: ages.
+-- @who: login, host, host:pid or program.
 IF OBJECT_ID(N'{schema}.operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.operations AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.operations
@@ -2390,8 +2403,7 @@ BEGIN
     -- feature: rates
     DELETE TOP (@maximum) FROM {schema}.low_water WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE raised_at < DATEADD(day, -1, SYSUTCDATETIME());  -- of names that are not used any more, most of them
-    -- Rates that were not used for a day, and that have only past windows. First their slots: the time of a slot shows
-    -- that it does not count any more.
+    -- Delete rates that were not used for a day and have no current window; first their slots, which no longer count.
     DECLARE @over bigint = {schema}.clock_us() / 1000 - 86400000;
     IF EXISTS (SELECT 1 FROM {schema}.rate_window WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                WHERE seen_ms + 2 * window_ms < @over)
@@ -2411,8 +2423,9 @@ END;
 GO
 
 
--- Bare participants insert rows themselves. Their rows are numbered under the gate as well, so that numbers appear in
--- order; they hold the gate until their transaction ends. The routines write the table beneath.
+-- Number the rows that bare participants insert. The trigger, too, draws the numbers under the gate, so that they
+-- become visible in order; the participant then has the gate until its transaction ends. (The routines write table
+-- entry, and do not come here.)
 BEGIN TRANSACTION;
 DROP TRIGGER IF EXISTS {schema}.number_bare_row;
 GO
