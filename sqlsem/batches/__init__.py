@@ -6,7 +6,7 @@ batches of one name, so one of several parts that end at the same instant is the
 
 A part, and the callback, belongs to this process's member. When the process dies, the part has failed, and another
 process runs the callback again. So the callback runs twice only if the process that ran it died or lost the database
-for longer than its grace: write one that may be repeated.
+for longer than its grace: write a callback that may be repeated.
 
 >>> nightly = sqlsem.batch("nightly", ["sales", "stock"], window="6h", on_success=publish)  # doctest: +SKIP
 >>> with nightly.part("sales"):  # doctest: +SKIP
@@ -15,7 +15,7 @@ for longer than its grace: write one that may be repeated.
 batches      the API of programs and operators: declaring a batch, waiting for it, listing, abandoning
 part         one run of a part
 callback     claims and runs the callback of a batch
-declaration  the state that these share
+declaration  the state that the other modules share
 """
 
 from sqlsem.batches.batches import Batch, abandon, batch, list_batches, resume

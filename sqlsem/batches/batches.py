@@ -33,7 +33,7 @@ class Batch:
     Attributes:
         name: Its name.
         parts: The names of its parts.
-        window: Seconds from the opening within which every part must have succeeded.
+        window: The time within which every part must succeed, in seconds from the start of the first part.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Batch:
         return self._declaration.entry()
 
     def wait(self, timeout: Duration | None = None, *, started: bool = False) -> BatchEntry:
-        """Wait until the newest batch (or the first, if there was none) has succeeded, and its callback is done.
+        """Wait until the newest batch has succeeded, and its callback is done. (If there is none: the first to start.)
 
         Args:
             timeout: Raise `Timeout` after this time.
@@ -118,8 +118,8 @@ class Batch:
             )
 
     def resume(self) -> bool:
-        """Run the callback of a batch of this name if its process died before the end. Return True if there was one.
-        Raises `BatchFailed` if the callback fails.
+        """Run the callback of a batch of this name if the process that ran it has died. Return True if there was such a
+        callback. Raises `BatchFailed` if it fails.
         """
         return callback.resume(self._declaration)
 
@@ -150,9 +150,9 @@ def _read(
 
 
 def abandon(coordinator: Coordinated, which: int | str) -> int | None:
-    """Abandon the newest batch of a name, or the batch of that number; for operators. Return its number; None if there
-    is none to abandon. Only a batch that is open or has failed, or whose callback is pending or has failed, can be
-    abandoned. The next start of a part begins a new batch.
+    """Abandon the newest batch of a name, or the batch of a number; for operators. Return its number; None if it cannot
+    be abandoned: it must be open or failed, or its callback pending or failed. The next start of a part begins a new
+    batch.
     """
     name = check_name("The batch's name", which) if isinstance(which, str) else None
     batch_id = which if isinstance(which, int) else None
@@ -160,16 +160,18 @@ def abandon(coordinator: Coordinated, which: int | str) -> int | None:
 
 
 def resume(coordinator: Coordinated, which: int | str) -> bool:
-    """Run the callback that a dead process has left: of the oldest such batch of a name, or of the batch of that
-    number; by number also a failed callback. Return False if there is none. Raises `BatchFailed` if the callback fails,
-    `ConfigurationError` if only the process that declared it can run it, or there is no such batch.
+    """Run a callback whose process has died. Return False if there is none.
+
+    ``which``: the name of a batch, for the oldest such callback; or the number of a batch. By number a failed callback
+    runs again, too. Raises `BatchFailed` if the callback fails, and `ConfigurationError` if there is no such batch, or
+    only the process that declared the callback can run it.
     """
     name = check_name("The batch's name", which) if isinstance(which, str) else None
     batch_id = which if isinstance(which, int) else None
     entries = _read(coordinator, name, batch_id)
     if not entries:
         raise ConfigurationError(f"There is no batch {which!r}; see: sqlsem batches")
-    # `recover` logs failures, as there is no `on_failed`.
+    # (Without `on_failed`, `recover` only logs the failures that it finds.)
     Declaration(entries[0].name, [part.part for part in entries[0].parts], 1, None, coordinator).recover()
     claim = callback.claim_callback(coordinator.client, name, batch_id, own=False)
     if claim is None:
@@ -210,9 +212,9 @@ def batch(
         on_failed: Called with a `BatchFailed` in the process that detects the failure: its own part failed, the
             process of another part died, an earlier batch expired with parts missing, or the callback failed. An
             exception of it is logged.
-        coordinator: The database's; left out, the default one.
+        coordinator: The coordinator of its database; left out, the default one.
 
     Raises `ConfigurationError` for no parts, a part that is named twice, a window of zero or less, and a callback that
-    cannot be called, imported or kept.
+    cannot be called, imported or stored.
     """
     return Batch(name, parts, window=window, on_success=on_success, on_failed=on_failed, coordinator=coordinator)

@@ -78,19 +78,22 @@ class CallbackClaim(Claim):
         batch_id, attempt = self.callback.batch_id, self.callback.attempt
         return self.end_by("end of a callback", lambda session, me: session.end_callback(me, batch_id, attempt, error))
 
-    def _failure(self, what: str) -> BatchFailed:
-        return BatchFailed(f"{self.title} {what}", resource=self.callback.name, batch_id=self.callback.batch_id)
+    def _failure(self, problem: str) -> BatchFailed:
+        return BatchFailed(f"{self.title} {problem}", resource=self.callback.name, batch_id=self.callback.batch_id)
 
 
 def claim_callback(
     client: DatabaseClient, name: str | None, batch_id: int | None, *, own: bool
 ) -> CallbackClaim | None:
-    """Claim a callback that no process runs, of a batch of this name or number. ``own``: this process declares it."""
+    """Claim a callback that no process runs, of a batch of this name or number.
+
+    ``own``: this process declares a callback for the batch, and runs that one.
+    """
     uid, owner = uuid.uuid4().hex, owner_name()
 
     def claim(session: Session, me: int) -> CallbackClaim | None:
-        found = session.claim_callback(me, name, batch_id, owner, uid, own)
-        return None if found is None else CallbackClaim(client, found, uid)
+        callback = session.claim_callback(me, name, batch_id, owner, uid, own)
+        return None if callback is None else CallbackClaim(client, callback, uid)
 
     try:
         return client.member.call("resuming a batch", claim, counts_as_heartbeat=True)
@@ -100,8 +103,8 @@ def claim_callback(
 
 
 def run_callback(declaration: Declaration, claim: CallbackClaim) -> None:
-    """Run a callback as this process declares it. (The text in the database is for processes that declare none.)"""
-    kind, body = declaration.kept
+    """Run a callback as this process declares it. (Processes that declare none run the text in the database.)"""
+    kind, body = declaration.stored_callback
     if kind is not None:
         claim.callback = dataclasses.replace(claim.callback, kind=kind, body=body)
     claim.run(declaration.function, declaration.alarm)
@@ -110,7 +113,7 @@ def run_callback(declaration: Declaration, claim: CallbackClaim) -> None:
 def resume(declaration: Declaration) -> bool:
     """See `Batch.resume`."""
     declaration.recover()
-    claim = claim_callback(declaration.client, declaration.name, None, own=declaration.kept[0] is not None)
+    claim = claim_callback(declaration.client, declaration.name, None, own=declaration.stored_callback[0] is not None)
     if claim is None:
         return False
     log.warning("Taking over: %s", claim.title)
@@ -119,7 +122,7 @@ def resume(declaration: Declaration) -> bool:
 
 
 def take_over(declaration: Declaration) -> None:
-    """Run the callback that a dead process left, if any. An error is logged, and does not stop our own part."""
+    """Run the callback that a dead process left, if any. An error is logged: it must not stop this process's part."""
     try:
         resume(declaration)
     except SqlsemError as exc:

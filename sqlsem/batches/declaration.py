@@ -23,7 +23,7 @@ __all__ = ["Declaration", "brief", "errors_in", "listed", "why_not_here"]
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 
-#: So much of an error is quoted in another message.
+#: How much of an error another message quotes.
 MAX_QUOTED_CHARACTERS = 200
 MIN_WINDOW_SECONDS = 0.001
 MAX_PARTS = 10_000
@@ -34,7 +34,7 @@ class Declaration:
 
     Attributes:
         name, parts, window: As of `Batch`.
-        kept: The kind and text of the callback for the database; (None, None) if this process declares none.
+        stored_callback: The callback's kind and text, as the database stores them; (None, None) if there is none.
         function: The callback, if it is a function of this process.
     """
 
@@ -64,45 +64,47 @@ class Declaration:
         if on_failed is not None and not callable(on_failed):
             raise ConfigurationError(f"on_failed must be a function that takes a BatchFailed, not {on_failed!r}")
         self._on_failed = on_failed
-        self._given = coordinator
-        self.kept: tuple[str | None, str | None] = (None, None)
+        self._coordinator = coordinator
+        self.stored_callback: tuple[str | None, str | None] = (None, None)
         self.function: Callable[[], object] | None = None
 
     @property
     def client(self) -> DatabaseClient:
         """The client of the batch's database; without a coordinator, that of the current default one."""
-        client = client_of(self._given)
+        client = client_of(self._coordinator)
         client.engine.require(BatchSession, f"Batch {self.name!r}")
         return client
 
-    def declare_callback(self, what: Any) -> None:
+    def declare_callback(self, callback: Any) -> None:
         """Set the callback; see `sqlsem.batch`."""
         function = None
-        if isinstance(what, bodies.Call):
-            target = bodies.import_by_name(what.function)
+        if isinstance(callback, bodies.Call):
+            target = bodies.import_by_name(callback.function)
             if not callable(target) or inspect.iscoroutinefunction(target):
-                raise ConfigurationError(f"{what.function} is no plain function, so batch {self.name!r} cannot call it")
-            kind, body = bodies.encode(what)
-        elif isinstance(what, bodies.Sql | bodies.Shell):
-            kind, body = bodies.encode(what)
-        elif not callable(what) or inspect.iscoroutinefunction(what):
+                raise ConfigurationError(
+                    f"{callback.function} is no plain function, so batch {self.name!r} cannot call it"
+                )
+            kind, body = bodies.encode(callback)
+        elif isinstance(callback, bodies.Sql | bodies.Shell):
+            kind, body = bodies.encode(callback)
+        elif not callable(callback) or inspect.iscoroutinefunction(callback):
             raise ConfigurationError(
-                f"Batch {self.name!r} cannot continue with {what!r}; give it a plain function, Call, Sql or Shell"
+                f"Batch {self.name!r} cannot continue with {callback!r}; give it a plain function, Call, Sql or Shell"
             )
         else:
-            function = what
+            function = callback
             try:
-                kind, body = bodies.encode(what)
+                kind, body = bodies.encode(callback)
             except ConfigurationError:
                 kind, body = "local", ""
-        self.kept = (kind, body or None)
+        self.stored_callback = (kind, body or None)
         self.function = function
 
     # -- in the database ----------------------------------------------------------------------------------------
 
-    def call(self, what: str, call: Callable[[Session, int], T]) -> T:
+    def call(self, title: str, call: Callable[[Session, int], T]) -> T:
         """Make a call on the main connection, which may be repeated after a lost reply."""
-        return self.client.member.call(what, call)
+        return self.client.member.call(title, call)
 
     def entry(self, batch_id: int | None = None) -> BatchEntry | None:
         """Return a batch with its parts: the one with that number, or the newest one of this name."""
@@ -122,7 +124,7 @@ class Declaration:
         return why_not_here(entry)
 
     def recover(self) -> None:
-        """Mark parts of dead processes as failed; raise the alarm for each batch in which a part failed so."""
+        """Mark parts of dead processes as failed; raise the alarm for each batch that has such a part."""
         for batch_id in self.call("recovery of a batch", lambda session, me: session.recover_batches(self.name, me)):
             failed = self.errors_of(batch_id, "failed")
             self.alarm(self.failure(f"has failed parts: {listed(failed)}; run these again", batch_id, failed))
@@ -138,10 +140,10 @@ class Declaration:
             return {}
         return errors_in(entry, *states) if entry is not None else {}
 
-    def failure(self, what: str, batch_id: int | None, failed: dict[str, str] | None = None) -> BatchFailed:
+    def failure(self, problem: str, batch_id: int | None, failed: dict[str, str] | None = None) -> BatchFailed:
         """Return a `BatchFailed` about a batch and its failed parts."""
-        which = f"Batch {batch_id} of" if batch_id is not None else "Batch"
-        return BatchFailed(f"{which} {self.name!r} {what}", resource=self.name, batch_id=batch_id, failed=failed)
+        batch = f"Batch {batch_id} of" if batch_id is not None else "Batch"
+        return BatchFailed(f"{batch} {self.name!r} {problem}", resource=self.name, batch_id=batch_id, failed=failed)
 
     def alarm(self, failure: BatchFailed) -> None:
         """Log a failure and call ``on_failed``. An exception of that is logged: it must not hide the failure."""
@@ -154,7 +156,7 @@ class Declaration:
 
 
 def why_not_here(entry: BatchEntry) -> str:
-    """Return why a callback that is pending is not run by this process, and what runs it."""
+    """Return why this process does not run a pending callback, and how it can be run."""
     if entry.callback_kind == "session":
         return "it is the code of a database session, which runs it by batch_resume"
     if entry.callback_kind == "local":

@@ -34,7 +34,7 @@ class Part(Claim):
         name: The part's name.
         batch_id: The number of the batch, once started.
         attempt: How often the part was started in this batch.
-        is_last: True after the end if this success was the last, i.e. the batch's.
+        is_last: True after the end if this part was the last to succeed, so that the batch has succeeded.
     """
 
     _started = False
@@ -58,22 +58,22 @@ class Part(Claim):
         """
         if self._started:
             raise NotHeld(f"{self!r} was started before; each run needs a part of its own: batch.part({self.name!r})")
-        before = self._batch_to_repeat()
-        if before is None:
+        batch_to_repeat = self._batch_to_repeat()
+        if batch_to_repeat is None:
             take_over(self._declaration)
         self._started = True
         self._uid = uuid.uuid4().hex
         try:
             # From here on the database may have recorded the start.
             self.opened(self._client.claims, self._ending("interrupted while it was started"))
-            began = self._start()
-            if began.code != "started":
+            reply = self._start()
+            if reply.code != "started":
                 self.mark_ended()
-                raise ConfigurationError(self._why_refused(began), resource=self._declaration.name)
-            self.batch_id, self.attempt = began.batch_id, began.attempt
-            if began.previous is not None:
-                self._report_expired(began.previous)
-            if before not in (None, began.batch_id):
+                raise ConfigurationError(self._why_refused(reply), resource=self._declaration.name)
+            self.batch_id, self.attempt = reply.batch_id, reply.attempt
+            if reply.previous is not None:
+                self._report_expired(reply.previous)
+            if batch_to_repeat not in (None, reply.batch_id):
                 take_over(self._declaration)
             self._closing = self._ending("it was dropped without an end")
             return self
@@ -94,42 +94,52 @@ class Part(Claim):
         return entry.batch_id
 
     def _start(self) -> PartStart:
-        asked, name, uid, owner = self._declaration, self.name, self._uid, owner_name()
+        declaration, name, uid, owner = self._declaration, self.name, self._uid, owner_name()
 
         def start(session: Session, me: int) -> PartStart:
-            return session.start_part(me, asked.name, name, asked.parts, asked.window, owner, uid, asked.kept)
+            return session.start_part(
+                me,
+                declaration.name,
+                name,
+                declaration.parts,
+                declaration.window,
+                owner,
+                uid,
+                declaration.stored_callback,
+            )
 
-        # The process that runs it may be dead: wait until its grace is over.
+        # If the part runs already, its process may be dead: wait until that process's grace is over.
         pause_lengths = backoff_delays(self._client.retry)
         while True:
-            began = self._client.member.call("start of a part", start, counts_as_heartbeat=True)
-            if began.code not in ("running", "in_callback"):
-                return began
-            running = _part_of(asked.entry(began.batch_id), name)
+            reply = self._client.member.call("start of a part", start, counts_as_heartbeat=True)
+            if reply.code not in ("running", "in_callback"):
+                return reply
+            running = _part_of(declaration.entry(reply.batch_id), name)
             pause = next(pause_lengths, None)
-            is_missing = began.code == "in_callback" or (running is not None and running.missing_for is not None)
+            is_missing = reply.code == "in_callback" or (running is not None and running.missing_for is not None)
             if pause is None or not is_missing:
-                return began
+                return reply
             time.sleep(pause)
-            asked.recover()
+            declaration.recover()
 
-    def _why_refused(self, began: PartStart) -> str:
-        of = f"{began.batch_id} of {self._declaration.name!r}"
-        entry = self._declaration.entry(began.batch_id)
+    def _why_refused(self, reply: PartStart) -> str:
+        batch_label = f"{reply.batch_id} of {self._declaration.name!r}"
+        entry = self._declaration.entry(reply.batch_id)
         parts = entry.parts if entry is not None else ()
-        if began.code == "differs":
+        if reply.code == "differs":
             existing, declared = {part.part for part in parts}, set(self._declaration.parts)
-            more = f"it also has {', '.join(sorted(existing - declared))}" if existing - declared else ""
-            less = f"it lacks {', '.join(sorted(declared - existing))}" if declared - existing else ""
+            additional = f"it also has {', '.join(sorted(existing - declared))}" if existing - declared else ""
+            missing = f"it lacks {', '.join(sorted(declared - existing))}" if declared - existing else ""
             return (
-                f"Batch {of} is open with other parts: {' and '.join(filter(None, (more, less)))}; "
+                f"Batch {batch_label} is open with other parts: {' and '.join(filter(None, (additional, missing)))}; "
                 f"{_opened(entry)}declare the same in all parts (a change takes effect with the next batch), or have "
-                f"an operator run: sqlsem batches abandon {began.batch_id}"
+                f"an operator run: sqlsem batches abandon {reply.batch_id}"
             )
-        if began.code == "in_callback" and entry is not None:
+        if reply.code == "in_callback" and entry is not None:
             return (
-                f"The callback of batch {of} runs already ({entry.callback_owner} since {entry.callback_started}); its "
-                f"process is missing, but not yet for its grace: start part {self.name!r} again in a moment"
+                f"The callback of batch {batch_label} runs already ({entry.callback_owner} since "
+                f"{entry.callback_started}); its process is missing, but not yet for its grace: start part "
+                f"{self.name!r} again in a moment"
             )
         running = _part_of(entry, self.name)
         runner = "elsewhere"
@@ -258,9 +268,15 @@ class Part(Claim):
         return self.end_by("end of a part", end, otherwise=self._closing)
 
     def _ending(self, error: str | None) -> Callable[[Session, int], PartEnd]:
-        """Return the call that ends the part. (It must not refer to this object, which may be being deleted.)"""
-        of, name, uid, owner, kept = self._declaration.name, self.name, self._uid, owner_name(), self._declaration.kept
-        return lambda session, me: session.end_part(me, of, name, uid, error, owner, kept)
+        """Return the call that ends the part. (It must not refer to this object, as it also ends a dropped part.)"""
+        batch, part, uid, owner, stored = (
+            self._declaration.name,
+            self.name,
+            self._uid,
+            owner_name(),
+            self._declaration.stored_callback,
+        )
+        return lambda session, me: session.end_part(me, batch, part, uid, error, owner, stored)
 
     # -- its block ----------------------------------------------------------------------------------------------
 

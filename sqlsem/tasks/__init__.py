@@ -3,7 +3,7 @@
 The open tasks of the lowest order run first, in the order in which they were put; a task of a higher order waits until
 all tasks of lower orders have ended. A claim belongs to this process's member: while the process lives, its tasks stay
 its own, however long they run; when it dies, they are pending again within ``grace``. So a task runs twice only if its
-worker died or lost the database for longer than that: write tasks that may be repeated.
+worker died, or was without the database for longer than ``grace``: write tasks that may be repeated.
 
 >>> q = sqlsem.queue("nightly")  # doctest: +SKIP
 >>> q.put(sqlsem.Sql("EXEC load_customers"), order=100)  # doctest: +SKIP
@@ -18,8 +18,8 @@ worker        threads that run tasks
 recording     ends of tasks that are recorded later
 schedules     tasks that are put at the times of a cron expression
 cron          the times of a cron expression, in any time zone
-claim_buffer  the tasks that a worker has claimed, and how many it claims at once
-prefetch      the thread that claims the next group while one runs
+claim_buffer  the tasks that a worker has claimed but not started, and how many it claims at once
+prefetch      the thread that claims the next group of tasks while one runs
 """
 
 from sqlsem.bodies import Call, Json, Shell, Sql, encode

@@ -36,9 +36,9 @@ class TaskEnd(NamedTuple):
 
 
 class ClaimBuffer:
-    """The claimed tasks of a worker that have not begun, and the ended ones that are not recorded yet.
+    """The claimed tasks of a worker that have not begun, and the ends of tasks that are not recorded yet.
 
-    The tasks that have not begun are the current group and perhaps the next one, which was claimed during the current.
+    The tasks that have not begun are the rest of the current group, and perhaps the next group, if it was prefetched.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class ClaimBuffer:
         self._current_since = self._ends_since = 0.0  # the start of the current group; the end of the first of `_ends`
 
     def add(self, tasks: Sequence[Task], *, prefetched: bool = False) -> None:
-        """Add tasks that were claimed; ``prefetched``: while others ran."""
+        """Add tasks that were claimed; ``prefetched``: claimed while others ran."""
         with self._lock:
             if prefetched and (self._current or len(tasks) == 1):
                 self._next.extend(tasks)
@@ -103,7 +103,7 @@ class ClaimBuffer:
         with self._lock:
             if self._current:
                 return self._current_since < since
-            return bool(self._next) and self._next[0].began < since  # which is the time of its claim
+            return bool(self._next) and self._next[0].began < since  # (until it runs: the time of its claim)
 
     def has_unrecorded(self, seconds: float) -> bool:
         """Return True if an end has been waiting here for ``seconds``."""
@@ -125,10 +125,10 @@ class ClaimBuffer:
 
 
 class ClaimSizer:
-    """Decides how many tasks a worker claims at once: as many as take `GROUP_SECONDS`, judging by the last ones.
+    """Decides how many tasks a worker claims at once: as many as take `GROUP_SECONDS`, judging by the last tasks.
 
     Args:
-        limit: Never more than this.
+        limit: The most tasks at once.
         prefetch: The worker can claim the next group while one runs; each then has half as many tasks.
     """
 
@@ -137,7 +137,7 @@ class ClaimSizer:
         self._prefetch = prefetch and limit > 1
         self._last_size = 1
         self._mean: float | None = None
-        self._long_tasks = 0  # of the last eight tasks, a bit each
+        self._long_tasks = 0  # a bit for each of the last eight tasks: 1 if it was long
 
     def record_duration(self, seconds: float) -> None:
         """Record how long a task took."""
@@ -153,7 +153,7 @@ class ClaimSizer:
         return self._long_tasks.bit_count() > 4
 
     def may_prefetch(self) -> bool:
-        """Return True if the next group may be claimed while one runs: the claim takes a good part of the time."""
+        """Return True if tasks are so short that the next group should be claimed while the current one runs."""
         return self._prefetch and (self._mean is None or self._mean < LONG_SECONDS)
 
     def next_size(self) -> int:

@@ -1,7 +1,7 @@
 """Claims and ends tasks of a queue, for programs and workers: one task or a group, in a single call.
 
-Also polls for tasks, and recovers the tasks of dead workers. A claim whose reply is lost is undone by a deferred call;
-an end whose reply is lost is found in the log of the attempt. Both rely on the call's uid.
+Also polls for tasks, and recovers the tasks of dead workers. After a lost reply, a deferred call undoes the claim,
+which has the call's uid; an end is looked up in the log of the task's attempts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Claiming:
 
     def __init__(self, queue: str, coordinator: Coordinated | None) -> None:
         self.queue = queue
-        self._given = coordinator
+        self._coordinator = coordinator
         self._recovering = threading.Lock()
         self._recovered_at = 0.0
         self._scheduler = Scheduler(queue)
@@ -54,7 +54,7 @@ class Claiming:
     @property
     def client(self) -> DatabaseClient:
         """The client of the queue's database; without a coordinator, that of the current default one."""
-        client = client_of(self._given)
+        client = client_of(self._coordinator)
         if not client.engine.has(TaskSession):
             client.engine.require(TaskSession, f"Queue {self.queue!r}")  # raises, and names what is missing
         return client
@@ -75,7 +75,7 @@ class Claiming:
         client, pause_lengths = self.client, backoff_delays(timeout, longest=longest or self._recover_every())
         ready_version, ready_at = -1, math.inf  # when the next task becomes ready, as of that version
         polled_version, poll_at = -1, -math.inf  # the version at the last poll, and when to poll at that version again
-        recheck = True  # poll once more if a task became ready between the poll and the question when that will be
+        recheck = True  # poll once more if `next_ready` says that a task has become ready since the poll
         with client.notifications.needed():
             while stop is None or not stop():
                 version = client.queue_changes.version()
@@ -126,8 +126,8 @@ class Claiming:
         """Record ends and claim up to ``limit`` tasks in one call. Return the status of each ended task, and the tasks.
 
         ``prefetch_owner``: the owner's name of a claim for a thread that is busy. Such a claim skips tasks with locks,
-        as others would wait for these. If the call fails, a deferred call returns what it may have claimed; recording
-        the ends is left to the caller (`end_later`).
+        as other requests would wait for these locks. If the call fails, a deferred call returns the tasks that it may
+        have claimed; the caller has to record the ends (`end_later`).
         """
         client, queue = self.client, self.queue
         member = client.member
@@ -140,9 +140,9 @@ class Claiming:
 
         def claim_blocked(session: Session, me: int, again: bool) -> list[Claimed]:
             nonlocal blocked_due, blocked_checked
-            blocked_due = True  # if the reply is lost, the retry must come here: another call would miss the locks
+            blocked_due = True  # a retry after a lost reply must come here again: other routines do not return locks
             began = monotonic()
-            # (Not earlier: while our workers queue for the main connection, a heartbeat must find orphan rows.)
+            # (Not before this call has the main connection: until then, a heartbeat must still find orphan rows.)
             member.begin_registration(uid)
             claimed = session.claim_blocked(me, queue, owner, uid, again, requesting_id, caller.owner)
             if claimed is not None:
@@ -170,8 +170,8 @@ class Claiming:
             claimed: Sequence[Claimed | None] = with_locks
             unrecorded = ends
             if blocked_due and not blocked_checked:
-                # A task that has its locks keeps others waiting: claim it first, and alone. Before that record the
-                # ends, as those tasks may have blocked it.
+                # A task that has its locks keeps other requests waiting: claim it first, and alone. Record the ends
+                # before that, as the ended tasks may have blocked it.
                 if ends:
                     statuses, unrecorded = session.next_tasks(me, ends, queue, owner, uid, again, 0)[0], ()
                 claimed = claim_blocked(session, me, again)
@@ -218,7 +218,7 @@ class Claiming:
     def recover(self, *, now: bool = False) -> int:
         """Make tasks of dead workers pending again, and put due schedules; return how many tasks are pending again.
 
-        Does nothing (and returns 0) if the last time was a moment ago, unless ``now``.
+        Does nothing (and returns 0) if the last recovery was a moment ago, unless ``now``.
         """
         client = self.client
         with self._recovering:
@@ -248,13 +248,13 @@ def _recorded(session: Session, ends: Sequence[End], statuses: Sequence[str | No
 
     The database refuses an end that it has recorded before. So after a lost reply, the log of the attempt is read.
     """
-    result = list(statuses)
+    resolved = list(statuses)
     for index, end in enumerate(ends):
-        if result[index] is None and any(
+        if resolved[index] is None and any(
             (attempt.attempt, attempt.outcome) == (end.attempt, end.outcome)
             for attempt in session.task_attempts(end.task_id)
         ):
-            result[index] = (
+            resolved[index] = (
                 "pending" if end.outcome == "returned" or (end.outcome == "failed" and not end.last) else end.outcome
             )
-    return result
+    return resolved

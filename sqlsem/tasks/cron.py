@@ -1,6 +1,6 @@
 """Times of cron expressions in time zones. Reads the time zone data of this host; no other I/O.
 
-cronsim parses expressions and steps through local times (of a clock on the wall). This module converts them to UTC,
+cronsim parses expressions and steps through local times, as a wall clock shows them. This module converts them to UTC,
 by these rules. A local time that
 
     comes once      is due then.
@@ -35,7 +35,7 @@ NICKNAMES = {
     "@annually": "0 0 1 1 *",
 }
 HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
-#: No two offsets from UTC differ by more than this, in hours.
+#: The greatest difference between two offsets from UTC, in hours.
 MAX_OFFSET_DIFFERENCE = 26
 
 
@@ -94,7 +94,7 @@ class _Times:
             )
         self._cron = " ".join(fields)
         self._zone = _zone(zone)
-        self._twice = fields[0].startswith("*") or fields[1].startswith("*")
+        self._due_twice = fields[0].startswith("*") or fields[1].startswith("*")
         try:
             self._hourly = len(CronSim(self._cron, datetime(2000, 1, 1)).hours) == 24
         except CronSimError as exc:
@@ -114,7 +114,7 @@ class _Times:
         if first == second:
             return [first]
         if first < second:
-            return [first, second] if self._twice else [first]
+            return [first, second] if self._due_twice else [first]
         # Clocks are put forward between the two. Search for the moment at which the offset changes.
         if self._hourly and not (first - second) % HOUR:
             return []
@@ -128,7 +128,7 @@ class _Times:
         return [first]
 
     def offsets_near(self, moment: datetime) -> tuple[timedelta, timedelta]:
-        """Return the least and the greatest offset from UTC around a moment, as far as clocks can be moved."""
+        """Return the least and the greatest offset from UTC within `MAX_OFFSET_DIFFERENCE` hours of a moment."""
         hours = range(-MAX_OFFSET_DIFFERENCE, MAX_OFFSET_DIFFERENCE + 1)
         offsets = [self._offset(moment + number * HOUR) for number in hours]
         return min(offsets), max(offsets)

@@ -9,7 +9,7 @@ from sqlsem.core.threads import ShouldContinue, SupervisedThread
 
 __all__ = ["Prefetcher"]
 
-#: For the thread to get Python's lock. Nothing depends on it.
+#: How long `start` waits for the thread to get Python's lock. Only speed depends on it.
 START_SECONDS = 0.01
 
 
@@ -24,14 +24,14 @@ class Prefetcher:
         self._claim = claim
         self._changed = threading.Condition()
         self._thread = SupervisedThread(name, self._work)
-        self._requested = False  # and not begun
+        self._requested = False  # True from a request until the thread begins with it
         self._closed = False
         self._failure: BaseException | None = None
         self.in_flight = False  # from the request until `claim` has returned False
 
     def start(self) -> None:
-        """Start to claim, unless that is under way. Return when the request is about to be sent: the caller may then
-        keep Python's lock for a long time.
+        """Start to claim, unless a claim is in flight. Return when the thread is about to send the claim: from then on
+        the caller may keep Python's lock for a long time.
         """
         with self._changed:
             if self._closed or self.in_flight:

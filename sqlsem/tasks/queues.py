@@ -1,7 +1,7 @@
 """`Queue`, the API of programs: putting and claiming tasks, waiting for them, listing them, setting limits.
 
-Arguments are checked before the database is asked. Large puts are split into statements of up to 500 tasks. After a
-lost reply a put is repeated under the same uid, and puts nothing twice.
+Each method checks its arguments before it calls the database. A large put is split into statements of up to 500 tasks.
+After a lost reply a statement is repeated under the same uid, so that no task is put twice.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Queue", "check_put", "queue"]
 
-#: How much one statement puts at most (but always one task): a long statement would delay heartbeats.
+#: The most tasks and characters of one statement: a long statement would delay heartbeats. (A larger task has its own.)
 MAX_TASKS, MAX_CHARACTERS = 500, 4_000_000
 #: The greatest number of locks of a task.
 MAX_LOCKS = 100
-#: Between two checks whether a queue is done, which is not notified.
+#: The longest pause between two checks whether a queue is done, as no notification tells of that.
 WAIT_SECONDS = 0.5
 #: The longest delay of a task, and the longest wait for a queue: ten years.
 LONGEST_SECONDS = TASK_BOUNDS["after_ms"][1] / 1000
@@ -80,8 +80,8 @@ class Queue:
         """Put one task; return its number.
 
         Args:
-            body: `Sql`, `Shell`, `Call` or a function for workers; any JSON value for code that claims for itself (a
-                plain text only as `Json`).
+            body: For workers: `Sql`, `Shell`, `Call` or a function. For programs that claim tasks themselves: any JSON
+                value; wrap a plain text in `Json`.
             cursor: A DB-API cursor on the *same database* with an open transaction (psycopg, pyodbc, sqlite3, Django),
                 or a ``Connection`` or ``Session`` of SQLAlchemy. The task exists once that transaction is committed,
                 together with its other writes, and never if it is rolled back. The cursor's login puts it.
@@ -114,9 +114,10 @@ class Queue:
         locks: Iterable[AnyLock] = (),
         cursor: Any = None,
     ) -> list[int]:
-        """Put many tasks; return their numbers. Groups of 500 (fewer if they are large) are put all or none.
+        """Put many tasks; return their numbers.
 
-        All arguments are checked before any task is put.
+        All arguments are checked before any task is put. One statement puts up to 500 tasks (fewer if they are large):
+        either all of them or none.
 
         Args:
             bodies: See `put`.
@@ -129,17 +130,18 @@ class Queue:
                 ``'continue'``: it does not. Left out, the queue's default.
             note: A text that lists of the queue show.
             time_limit: An attempt that runs for longer is ended, and fails. Checked about once a second.
-            unique: A key, for one body. While a task of this queue with the same key is open (pending, running, or
-                failed and holding up), nothing is put, and the number of the open task is returned.
-            replace: A key, for one body. The new task replaces the open task with the same key: a pending one is
-                cancelled, a running one runs on beside it.
+            unique: A unique key; for a single body. While a task of this queue with the same unique key is open
+                (pending, running, or failed and holding up later orders), nothing is put, and the number of the open
+                task is returned.
+            replace: A unique key, too; for a single body. The new task replaces the open task with the same key: if
+                that is pending, it is cancelled; if it is running, it runs on beside the new one.
             key: The task's owner (a tenant, a customer, a host). Workers are shared fairly between the keys of a
                 queue, however many tasks each has waiting; see also `set_limit`.
             priority: Among the tasks of the same key and order, higher priorities first; the default is 0.
             locks: The locks that each task needs to run: ``[sqlsem.write("customers"), sqlsem.limit("pg", 4)]``. The
                 task waits in the queues of all of them at once, without a process. When all are granted, any worker
                 starts it, holding them (`Task.grant`). The end of the attempt releases them.
-            cursor: As for `put`: puts all of the tasks, or none.
+            cursor: As for `put`. All of the tasks are put, or none.
 
         Errors as for `put`.
 
@@ -208,7 +210,7 @@ class Queue:
         if "locks" in options:
             options["locks"] = _listed(options["locks"])
         kind, text = encode(body)
-        kept = {**check_put(**options).as_options(), "missed": missed}
+        task_options = {**check_put(**options).as_options(), "missed": missed}
         if "locks" in options:
             _check_database(options["locks"], self.claiming.client)
         if missed not in MISSED:
@@ -221,7 +223,7 @@ class Queue:
 
         def save(session: Session) -> Schedule:
             due = next_due(cron, time_zone, session.clock())
-            session.save_schedule(name, self.name, cron, time_zone, kind, text, kept, due)
+            session.save_schedule(name, self.name, cron, time_zone, kind, text, task_options, due)
             return session.list_schedules(name, None)[0]
 
         return self.claiming.client.with_connection(save, ScheduleSession)
@@ -386,7 +388,7 @@ class Queue:
 
 def _chunks(template: NewTask, bodies: Sequence[tuple[str, str]]) -> Iterator[list[NewTask]]:
     """Yield the tasks of each statement: like ``template``, with these kinds and texts."""
-    # (Made lazily: a hundred thousand objects at once make Python's garbage collection slow.)
+    # (A generator: a hundred thousand objects at once make Python's garbage collection slow.)
     chunk: list[NewTask] = []
     size = 0
     for kind, text in bodies:
@@ -489,8 +491,8 @@ def _check_database(locks: Iterable[AnyLock], client: DatabaseClient) -> None:
     """Raise `ConfigurationError` for locks of another database, or if this one has no tasks with locks."""
     client.engine.require(BlockedTaskSession, "put(locks=…)")
     for lock in locks:
-        given = lock.terms.given_client
-        if given is not None and given is not client:
+        lock_client = lock.terms.given_client
+        if lock_client is not None and lock_client is not client:
             raise ConfigurationError(f"{lock!r} is of another coordinator than the queue; its tasks cannot hold it")
 
 
@@ -515,8 +517,8 @@ def queue(name: str, *, on_failure: str = "stop", coordinator: Coordinated | Non
 
     Args:
         name: 1 to 255 characters.
-        on_failure: The default of its tasks; see `Queue.put`.
-        coordinator: The database's; left out, the default one (`sqlsem.configure`).
+        on_failure: The default for its tasks; see `Queue.put_many`.
+        coordinator: The coordinator of its database; left out, the default one (`sqlsem.configure`).
 
     Raises `ConfigurationError` for an invalid name.
     """

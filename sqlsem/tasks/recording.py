@@ -18,7 +18,7 @@ log = logging.getLogger("sqlsem")
 
 
 class Unrecorded:
-    """The ends that the heartbeat is to record. Their worker waits for the answers, on its own condition."""
+    """The ends of a worker that the heartbeat is to record. Its condition ``changed`` announces the answers."""
 
     def __init__(self, claiming: Claiming, changed: threading.Condition) -> None:
         self._claiming = claiming
@@ -27,7 +27,7 @@ class Unrecorded:
         self._answers: list[tuple[TaskEnd, str | None]] = []
 
     def add(self, ends: Sequence[TaskEnd]) -> None:
-        """Have the heartbeat record these. The worker no longer does."""
+        """Have the heartbeat record these ends in place of the worker."""
         if ends:
             with self._changed:
                 self._left += ends
@@ -47,15 +47,15 @@ class Unrecorded:
 
     def take(self) -> list[tuple[TaskEnd, str | None]]:
         """Return the newly recorded ends, each with its task's status; None: the claim was lost."""
-        known: dict[int, tuple[TaskEnd, str | None]] = {}
+        recorded: dict[int, tuple[TaskEnd, str | None]] = {}
         with self._changed:
             if self._answers:
-                known = {id(end.task): (end, status) for end, status in self._answers if end in self._left}
-                self._left = [end for end in self._left if id(end.task) not in known]
+                recorded = {id(end.task): (end, status) for end, status in self._answers if end in self._left}
+                self._left = [end for end in self._left if id(end.task) not in recorded]
                 self._answers = []
-        for end, status in known.values():
-            end.task.ended_with(status, settles=False)
-        return list(known.values())
+        for end, status in recorded.values():
+            end.task.ended_with(status, marks_ended=False)
+        return list(recorded.values())
 
     def left(self) -> list[TaskEnd]:
         """Return the ends that are not recorded yet."""

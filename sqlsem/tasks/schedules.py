@@ -1,12 +1,12 @@
-"""Schedules: tasks that are put at the times of a cron expression, once for each, by any of the queue's workers.
+"""Schedules: tasks that any worker of the queue puts at the times of a cron expression, once for each time.
 
 The database keeps each schedule's next due time. A worker that finds it past, by the database's clock, puts the task
-and writes the next time, in one transaction that succeeds for only one of the workers. A worker that dies in between
-has done both or nothing.
+and writes the next time, in one transaction that succeeds for only one of the workers. If that worker dies, both have
+happened or nothing.
 
 `sqlsem.tasks.cron` computes the next time; the database accepts it only if it is later than now by its own clock. A
-host that cannot compute it (it lacks time zone data, or a newer host wrote the expression) logs that and changes
-nothing: other hosts put the tasks.
+host may be unable to compute it: it lacks time zone data, or a newer host wrote the expression. It logs that and
+changes nothing, and other hosts put the tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("sqlsem")
 MISSED = ("one", "skip")
 #: With 'skip', a time that is later than this counts as missed.
 LATE = timedelta(seconds=60)
-#: How often a schedule is read again if its next time has passed meanwhile.
+#: How many times a schedule is tried, if its next time has passed before each try ends.
 ATTEMPTS = 3
 
 

@@ -37,9 +37,9 @@ class Task(Cancellable):
         body: The value that was put (for ``json``), or the text.
         order, note: As put.
         attempt: How often it has been claimed, including this time.
-        grant: The grant of its locks, if it was put with locks: as of `sqlsem.all_of`; it may be asserted or handed
-            over. The end of the attempt releases it.
-        result: Set it to any JSON value to have the log keep it.
+        grant: The grant of its locks, if it was put with locks; the same kind as that of `sqlsem.all_of`. It may be
+            asserted or handed over. The end of the attempt releases it.
+        result: Set it to any JSON value: the log of the task keeps it.
         stop_event: Set when an operator has cancelled the task, or its time limit is over: leave the block soon.
         why_stopped: The reason, as text.
 
@@ -56,14 +56,14 @@ class Task(Cancellable):
     def __init__(self, client: DatabaseClient, queue: str, claimed: Claimed, uid: str) -> None:
         self._client = client
         self._queue = queue
-        self._uid = uid  # of the call that claimed it
+        self._uid = uid  # the uid of the call that claimed it
         self.id = self.number = claimed.task_id
         self.title = f"Task {self.id}"
         self.kind = claimed.kind
         self.order = claimed.order
         self.note = claimed.note
         self.attempt = claimed.attempt
-        self._last = claimed.failures + 1 >= claimed.max_attempts
+        self._is_last_attempt = claimed.failures + 1 >= claimed.max_attempts
         self.text = claimed.body
         self.began = monotonic()
         self.opened(client.claims, partial(_give_back, claimed.task_id, claimed.attempt), known=False)
@@ -78,7 +78,7 @@ class Task(Cancellable):
         return tasks
 
     def hold(self, claimed: Claimed, requesting_id: str, caller: Caller) -> None:
-        """Make the grant of its locks, held by this thread; the process knows their rows already. (For the package.)"""
+        """Set `grant`, held by this thread. The member already has the rows of its locks. (For the package.)"""
         client, registry = self._client, self._client.registry
         requests = [Request(lock.resource, lock.access, lock.limit, lock.weight, self.note) for lock in claimed.locks]
         tickets = tickets_of(claimed, requesting_id)
@@ -95,7 +95,7 @@ class Task(Cancellable):
         returned = self.make_end("returned")
 
         def closing(session: Session, me: int) -> object:
-            _forget_locks(client, grant)
+            _discard_locks(client, grant)
             return session.end_task(me, returned)
 
         self.close_by(closing)
@@ -108,14 +108,14 @@ class Task(Cancellable):
 
     @property
     def why_unlocked(self) -> str | None:
-        """The loss of one of its locks, as text; None if it holds them all. (For the package.)"""
+        """The reason why one of its locks was lost; None if it holds all of them. (For the package.)"""
         why = None if self.grant is None else self.grant.state.why_lost
         return None if self.grant is None or why is None else f"The lock on {self.grant.resource!r} was lost: {why}"
 
     def ending(self) -> None:
-        """Prepare for the call that records the end, which also releases its locks. (For the package.)"""
+        """Discard its locks before the call that records the end, as that call releases them. (For the package.)"""
         if self.grant is not None:
-            _forget_locks(self._client, self.grant)
+            _discard_locks(self._client, self.grant)
 
     @property
     def body(self) -> Any:
@@ -141,7 +141,7 @@ class Task(Cancellable):
     def lost_event(self) -> threading.Event:
         """An event that is set when the claim is lost."""
         event = self._lost_event
-        if event is None:  # as `stop_event`
+        if event is None:  # made at the first use; `setdefault` gives all threads the same one
             event = self.__dict__.setdefault("_lost_event", threading.Event())
             if self.why_lost is not None:
                 event.set()
@@ -154,7 +154,7 @@ class Task(Cancellable):
 
     def make_end(self, outcome: str, result: str | None = None, error: str | None = None) -> End:
         """Return an end of this attempt. (For the package.)"""
-        return End(self.id, self.attempt, outcome, result, error, self._last)
+        return End(self.id, self.attempt, outcome, result, error, self._is_last_attempt)
 
     def finish(self, result: Any = None) -> None:
         """End the attempt as finished. Raises `LockLost` if the claim was lost, `NotHeld` if it was ended before."""
@@ -191,13 +191,13 @@ class Task(Cancellable):
         if unlocked is not None and self.grant is not None and end.outcome == "failed":
             self.grant.state.require_held()
 
-    def ended_with(self, status: str | None, *, settles: bool = True) -> None:
-        """Apply the database's reply to the end. With ``settles=False`` the caller settles several claims. (For the
-        package.)
+    def ended_with(self, status: str | None, *, marks_ended: bool = True) -> None:
+        """Apply the database's reply to the end. With ``marks_ended=False`` the caller marks several claims as ended in
+        one call. (For the package.)
         """
         if status is None:
             self.lose("this process was given up meanwhile")
-        if settles and self.is_open:
+        if marks_ended and self.is_open:
             self.mark_ended()
         for ticket in () if self.grant is None else self.grant.state.tickets:
             self._client.notify_waiters(ticket.resource)  # a waiter of this process may be granted now
@@ -219,8 +219,10 @@ def _give_back(task_id: int, attempt: int, session: Session, member_id: int) -> 
     session.end_task(member_id, End(task_id, attempt, "returned"))
 
 
-def _forget_locks(client: DatabaseClient, grant: Grant) -> None:
-    """Forget the rows of a task's locks before its end is recorded, which removes them: they are not lost."""
+def _discard_locks(client: DatabaseClient, grant: Grant) -> None:
+    """Discard the rows of a task's locks in this process. The call that records its end removes them from the database,
+    which must not count as a loss.
+    """
     state = grant.state
     if not state.released:
         client.registry.discard(grant)
@@ -229,5 +231,5 @@ def _forget_locks(client: DatabaseClient, grant: Grant) -> None:
 
 
 def remember_ends(client: DatabaseClient, ends: Iterable[End]) -> None:
-    """Keep recent ends, to be sent again: a server that takes over, or is restored, may not have them."""
+    """Keep recent ends, so that they can be sent again: after a failover or a restore the server may lack them."""
     client.recent_ends.extend((monotonic(), end) for end in ends)

@@ -5,7 +5,7 @@ the end. If tasks are short, it claims and ends them in groups that take some 10
 that share Python's lock and a connection would only delay each other. If a task takes longer, the next thread becomes
 the claiming thread and continues with the rest of the group; it also records the ends of the other threads' tasks. If
 most tasks are long, the role passes on whenever a task begins. If a claimed task has not begun after 50 ms, as all
-threads are busy, a helper thread returns it to the queue, and records ends.
+threads are busy, a helper thread returns it to the queue. That thread also records ends that wait for 50 ms.
 
 On PostgreSQL one more thread (`Prefetcher`) claims the next group while one runs, and records the ends of the previous
 group in the same call. It does so as long as claims return as many tasks as requested. Both groups together take some
@@ -38,20 +38,20 @@ __all__ = ["Worker"]
 log = logging.getLogger("sqlsem")
 
 MAX_THREADS = 1000
-#: Between two checks whether a group is late.
+#: The pause between two checks whether a group is late.
 GROUP_CHECK_SECONDS = 0.01
-#: Between two rounds of maintenance of the queue (dead workers, schedules) while all threads are busy.
+#: The pause between two rounds of maintenance of the queue (dead workers, schedules) while all threads are busy.
 MAINTENANCE_SECONDS = 2.0
-#: How long the claiming thread keeps that role while it runs one task; and the longest pause between two checks of it
-#: by the next thread, if it has begun another task each time.
+#: The claiming thread loses its role when one task has taken this long. The thread that waits for the role checks that;
+#: the second number is its longest pause between two checks, while each check sees another task.
 CLAIMING_SECONDS, MAX_PAUSE_SECONDS = 0.005, 0.02
-#: Between two attempts to reach a database that is down. (Each attempt takes its own time, too.)
+#: The pause between two attempts to reach a database that is down. (Each attempt takes its own time, too.)
 RECONNECT_SECONDS = 0.5
-#: How long `abort` waits for running tasks to end; and the pause after which it stops them again.
+#: How long `abort` waits for running tasks to end, and the pause after which it stops them again.
 ABORT_SECONDS, ABORT_RETRY_SECONDS = 2.5 * END_SECONDS, 0.25
 #: How long a worker waits at its end for the heartbeat to record ends that could not be recorded before.
 FINAL_WAIT_SECONDS = 1.0
-#: Between two checks whether the threads have ended: signal handlers run in between, on every system.
+#: The pause between two checks whether the threads have ended: on every system, signal handlers run in between.
 JOIN_SECONDS = 0.2
 
 
@@ -113,15 +113,15 @@ class Worker:
         self._max_size = MAX_GROUP_SIZE if group else 1
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # notified when an attribute below changes
-        self._busy = PermitPool()  # a slot for each thread that runs tasks or records ends
+        self._busy = PermitPool()  # a permit for each thread that runs tasks or records ends
         self._buffer = ClaimBuffer()
         self._sizer = ClaimSizer(self._max_size)
         self._prefetcher = Prefetcher(f"{queue.name[:200]}-prefetch", self._prefetch)
         self._prefetch_owner = ""  # the owner's name in prefetched claims: that of the claiming thread
         self._may_have_more = False  # the last claim returned as many as requested, and none is in flight
         self._unrecorded = Unrecorded(self._claiming, self._changed)
-        self._stops: dict[int, Stop] = {}  # by task: how to end its command or SQL
-        self._calls: dict[int, Stop] = {}  # by task: how to end its function
+        self._stops: dict[int, Stop] = {}  # by task number: the function that ends its command or SQL
+        self._calls: dict[int, Stop] = {}  # by task number: the function that interrupts its Python function
         self._claiming_thread: int | None = None
         #: When the claiming thread began its task; inf while it claims, None while it waits for tasks.
         self._task_began: float | None = None
@@ -218,7 +218,7 @@ class Worker:
 
     def _run_tasks(self, begun: set[bool], _: ShouldContinue) -> None:
         try:
-            if begun:  # the thread ended in the middle of a task, with unknown effect
+            if begun:  # a second thread takes the place of one that ended in the middle of a task, with unknown effect
                 raise RuntimeError(f"A thread of a worker of {self.queue.name!r} has ended unexpectedly")
             begun.add(True)
             with self._counted_as_busy():
@@ -317,7 +317,7 @@ class Worker:
         return bool(tasks)
 
     def _may_prefetch(self) -> bool:
-        """Return True if the next group may be claimed while one runs. (Not when blocked tasks are due for a check.)"""
+        """Return True if the next group may be claimed while one runs. (Not if a check of blocked tasks is due.)"""
         return (
             self._buffer.has_room()
             and self._sizer.may_prefetch()
@@ -326,7 +326,7 @@ class Worker:
         )
 
     def _prefetch(self) -> bool:
-        """Claim the next group and record ends, in the prefetcher's thread. Return True to prefetch once more."""
+        """In the prefetcher's thread: claim the next group and record ends. Return True to prefetch once more."""
         with self._counted_as_busy():
             if self._stopping.is_set():
                 return False
@@ -375,7 +375,7 @@ class Worker:
         return max(0.0, self._last_active + self.idle_exit - monotonic())
 
     def _handle_outage(self, exc: Unavailable) -> None:
-        """Wait a moment during an outage of the database. Raise ``exc`` if this worker does not wait any longer."""
+        """Pause during an outage of the database. Raise ``exc`` if this worker does not wait any longer."""
         now = monotonic()
         with self._lock:
             is_new = self._outage_since is None
@@ -397,12 +397,12 @@ class Worker:
 
     @contextlib.contextmanager
     def _counted_as_busy(self) -> Iterator[None]:
-        token = Permit()
+        permit = Permit()
         try:
-            self._busy.acquire(token)
+            self._busy.acquire(permit)
             yield
         finally:
-            self._busy.release(token)
+            self._busy.release(permit)
             with self._changed:
                 self._changed.notify_all()
 
@@ -451,7 +451,7 @@ class Worker:
         # (Includes tasks that this process believes lost: the database may still have them as claimed by us.)
         open_ends = [end for end in ends if end.task.is_open]
         claimed: list[Task] = []
-        # (`abort` has returned the others.)
+        # (`abort` has returned the tasks whose claim is not open.)
         reports: list[tuple[TaskEnd, str | None]] = [(end, None) for end in ends if not end.task.is_open]
         for end in open_ends:
             end.task.ending()
@@ -462,7 +462,7 @@ class Worker:
                 )
                 reports += zip(open_ends, statuses, strict=True)
                 for end, status in zip(open_ends, statuses, strict=True):
-                    end.task.ended_with(status, settles=False)
+                    end.task.ended_with(status, marks_ended=False)
                 self._claiming.client.claims.mark_ended(end.task for end in open_ends)
         except BaseException:
             self._unrecorded.add(open_ends)
@@ -514,7 +514,7 @@ class Worker:
             if self._buffer.is_late(GROUP_LATE_SECONDS):
                 self._flush()
             elif not self._prefetcher.in_flight and self._buffer.has_unrecorded(GROUP_LATE_SECONDS):
-                self._flush(unstarted=False)  # (a claim in flight is followed by one that records them)
+                self._flush(unstarted=False)  # (a claim in flight is followed by another, which records them)
 
     def _maintain_queue(self) -> None:
         """Recover tasks of dead workers and put due schedules. (The claiming thread does so if it is not busy.)"""
