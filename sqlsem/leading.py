@@ -1,4 +1,6 @@
-"""Leaders, for threads: one of many candidates leads for a term, which is the grant of a mutex."""
+"""Leaders, for threads: one of many candidates leads for a term, which is the grant of a mutex. At the end of a term
+its leader stops first; then the next one can lead.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ __all__ = ["Callback", "Leader", "Term", "leader"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
-#: A callback: given the term.
+#: A callback, which gets the term.
 Callback = Callable[["Term"], object]
 
 
@@ -49,9 +51,9 @@ class Term:
         self._grant: Grant | None = None
         self._lock = threading.Lock()
         self._began = False
-        self._given_back = False
+        self._released = False
         self._stopper: int | None = None  # the number of the thread that ends the term
-        self._told = False  # True once on_stopped is called
+        self._on_stopped_called = False
         self._stopped = runtime.event()
 
     @property
@@ -75,23 +77,23 @@ class Term:
         self.grant.check()
 
     def assert_held(self, cursor: Any) -> None:
-        """Assert the term in a transaction, as `Grant.assert_held`: it never commits while another leader leads."""
+        """Assert the term in a transaction, as `Grant.assert_held`: that never commits while another leader leads."""
         self.grant.assert_held(cursor)
 
     def step_down(self) -> None:
         """End the term, from any thread: ``on_stopped`` is called, then the next candidate may lead. The block may go
         on, but leads no more. Does nothing if the term is over.
 
-        Raises `LockLost` if the term was lost, and only the release shows it.
+        Raises `LockLost` if the term was lost, but this process learns that only from the release.
         """
         self._stop()
-        if self.grant.state.why_lost is None and self._may_give_back():
+        if self.grant.state.why_lost is None and self._may_release():
             self.grant.release()
 
-    def _may_give_back(self) -> bool:
+    def _may_release(self) -> bool:
         """Return True to the first caller only."""
         with self._lock:
-            first, self._given_back = not self._given_back, True
+            first, self._released = not self._released, True
         return first
 
     def _begin(self, grant: Grant) -> None:
@@ -101,7 +103,7 @@ class Term:
             self._began = grant.state.why_lost is None
         grant.state.require_held()
 
-    def _tell_ending(self) -> None:
+    def _notify_ending(self) -> None:
         """Set `ending` from a signal handler: in another thread, as this one may hold the event's own lock just now."""
         spawn_in_handler(self.ending.set, "sqlsem-leader")
 
@@ -119,8 +121,8 @@ class Term:
         if self._stopper != me:
             if self._stopper is not None:
                 self._stopped.wait()
-        elif not self._told:
-            self._told = True
+        elif not self._on_stopped_called:
+            self._on_stopped_called = True
             try:
                 if self._on_stopped is not None:
                     self._on_stopped(self)
@@ -141,9 +143,9 @@ class Leader:
         self, election: LeaderElection, on_started: Callback | None, on_stopped: Callback | None, handle_sigterm: bool
     ) -> None:
         self._election = election
-        for what, told in (("on_started", on_started), ("on_stopped", on_stopped)):
-            if told is not None:
-                check_call(what, told)
+        for option, callback in (("on_started", on_started), ("on_stopped", on_stopped)):
+            if callback is not None:
+                check_call(option, callback)
         self._on_started = on_started
         self._on_stopped = on_stopped
         self._handle_sigterm = handle_sigterm
@@ -175,7 +177,7 @@ class Leader:
         """
         check_call("The function of a leader", function)
         self.current()
-        waits = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+        pauses = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
         while True:
             term = None
             try:
@@ -187,38 +189,38 @@ class Leader:
                     raise
                 log.warning("Takes part again in the election of %r: %s", self._election.name, exc)
             if lost:
-                waits = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
-            runtime.event().wait(next(waits))
+                pauses = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+            runtime.event().wait(next(pauses))
 
     def __enter__(self) -> Term:
         term = Term(self._election.name, self._on_stopped)
-        stay = SigtermScope(term._tell_ending)
+        scope = SigtermScope(term._notify_ending)
         lock = Lock(self._election.terms(term._was_lost))
         try:
             if self._handle_sigterm:
-                watch_sigterm(stay)
+                watch_sigterm(scope)
             grant = lock.__enter__()
             try:
                 term._begin(grant)
                 if self._on_started is not None:
                     self._on_started(term)
             except BaseException as exc:
-                stay.leave()
+                scope.leave()
                 _leave(term, lock, exc)
                 raise
         except BaseException:
-            stay.end()
+            scope.end()
             raise
-        runtime.namespace(self._mine).setdefault("stack", []).append((term, lock, stay))
+        runtime.namespace(self._mine).setdefault("stack", []).append((term, lock, scope))
         return term
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
-        term, lock, stay = runtime.namespace(self._mine)["stack"].pop()
-        stay.leave()
+        term, lock, scope = runtime.namespace(self._mine)["stack"].pop()
+        scope.leave()
         try:
             _leave(term, lock, exc)
         finally:
-            stay.end()
+            scope.end()
 
     def __repr__(self) -> str:
         return f"<Leader {self._election.name!r}>"
@@ -229,7 +231,7 @@ def _leave(term: Term, lock: Lock, exc: BaseException | None) -> None:
     try:
         term._stop()
     finally:
-        if term._may_give_back():
+        if term._may_release():
             lock.__exit__(None if exc is None else type(exc), exc, None)
 
 
@@ -258,8 +260,8 @@ def leader(
         timeout: How long ``with`` waits to lead before `Timeout`; None (the default) for ever.
         handle_sigterm: In the main thread, step down on SIGTERM: ``term.ending`` is set, and then the program's own
             handler is called, and decides. Without such a handler, ``SystemExit(143)`` ends the block, or the wait for
-            it. False: leave SIGTERM alone.
-        coordinator: The database; left out, the default one.
+            it. False: do not handle SIGTERM.
+        coordinator: The coordinator of the database; left out, the default one.
 
     Raises:
         Timeout: This thread did not lead in time.

@@ -20,7 +20,7 @@ from sqlsem.locks import Lock
 from sqlsem.model import Duration
 
 if TYPE_CHECKING:
-    from sqlsem import aio  # at run time when it is first used: programs without asyncio need not load it
+    from sqlsem import aio  # for types only; `_aio` imports it at its first use, so that only asyncio programs load it
 
 __all__ = ["Once", "Run", "once"]
 
@@ -69,8 +69,8 @@ class Run:
         try:
             if exc is None:
                 self._mark()
-        except BaseException as struck:
-            self._lock.__exit__(type(struck), struck, None)
+        except BaseException as error:
+            self._lock.__exit__(type(error), error, None)
             raise
         self._lock.__exit__(None if exc is None else type(exc), exc, None)
 
@@ -144,10 +144,10 @@ class Once:
 
     @functools.cached_property
     def _aio(self) -> aio.Once:
-        from sqlsem import aio  # when it is first used
+        from sqlsem import aio  # at the first use only
 
-        made: aio.Once = self.__dict__.setdefault("_awaited", aio.Once(self._periodic, aio.Lock))
-        return made
+        aio_once: aio.Once = self.__dict__.setdefault("_awaited", aio.Once(self._periodic, aio.Lock))
+        return aio_once
 
     async def __aenter__(self) -> aio.Run | None:
         return await self._aio.__aenter__()
@@ -195,7 +195,7 @@ def once(
         note: A text for readers of the queue, while the job runs.
         timeout: How long ``with`` waits for another run before `Timeout`; None (the default) for ever.
         on_lost: Called with the grant, from another thread, when the lock is lost.
-        coordinator: The database; left out, the default one.
+        coordinator: The coordinator of the database; left out, the default one.
 
     Raises:
         Timeout: Another run did not end in time.

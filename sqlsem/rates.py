@@ -22,7 +22,7 @@ from sqlsem.model_rates import RateRequest, Windows
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from sqlsem import aio  # at run time when it is first used: programs without asyncio need not load it
+    from sqlsem import aio  # for types only; `_aio` imports it at its first use, so that only asyncio programs load it
 
 __all__ = ["Rate", "RateGrant", "rate"]
 
@@ -40,7 +40,7 @@ class RateGrant(BaseRateGrant):
 
     @classmethod
     def made_by(cls, client: DatabaseClient) -> Callable[[RateRequest, int, float], RateGrant]:
-        """For the package; programs have no use for it."""
+        """Return a function that makes grants for this client. (For the package.)"""
         return functools.partial(cls, client)
 
     def adjust(self, actual: int) -> None:
@@ -89,17 +89,17 @@ class Rate:
         """
         return self._take(self.terms.requests, self.terms.seconds(blocking, timeout))
 
-    def _take(self, asked: Sequence[Ask], timeout: float | None) -> RateGrant | None:
+    def _take(self, requests: Sequence[Ask], timeout: float | None) -> RateGrant | None:
         require_no_event_loop(self, "use 'async with', await sqlsem.aio.rate(…).take()")
         client = self.terms.client
-        _, (request,) = split(asked)
-        taking = RateAcquisition(client, request, timeout, this_thread(), RateGrant.made_by(client))
-        return run_operation(taking, client.execute_effect)
+        _, (request,) = split(requests)
+        acquisition = RateAcquisition(client, request, timeout, this_thread(), RateGrant.made_by(client))
+        return run_operation(acquisition, client.execute_effect)
 
-    def _enter(self, asked: Sequence[Ask]) -> RateGrant:
-        grant = self._take(asked, self.terms.timeout)
+    def _enter(self, requests: Sequence[Ask]) -> RateGrant:
+        grant = self._take(requests, self.terms.timeout)
         if grant is None:
-            raise run_generator(self.terms.too_late(asked, this_thread()), self.terms.client.execute_effect)
+            raise run_generator(self.terms.too_late(requests, this_thread()), self.terms.client.execute_effect)
         return grant
 
     def __enter__(self) -> RateGrant:
@@ -110,7 +110,7 @@ class Rate:
 
     @functools.cached_property
     def _aio(self) -> aio.Rate:
-        from sqlsem import aio  # when it is first used: programs without asyncio need not load it
+        from sqlsem import aio  # at the first use only
 
         return aio.Rate(self.terms)
 
@@ -132,7 +132,7 @@ class Rate:
 
         if decorated.is_coroutine(function):
             return self._aio(function)
-        return decorated.hold(function, self.terms, lambda asked: contextlib.nullcontext(self._enter(asked)))
+        return decorated.hold(function, self.terms, lambda requests: contextlib.nullcontext(self._enter(requests)))
 
     def __repr__(self) -> str:
         return f"<Rate {self.terms}>"
@@ -170,7 +170,7 @@ def rate(
 
             - ``note``: A text for readers of the queue.
             - ``timeout``: How long ``with`` waits before `Timeout`; None (the default) for ever.
-            - ``coordinator``: The database; left out, the default one.
+            - ``coordinator``: The coordinator of the database; left out, the default one.
 
     Raises:
         Timeout: Not granted in time (``with`` and decorator; `Rate.take` returns None).

@@ -1,9 +1,15 @@
-"""The face for asyncio: the same locks, awaited. Tasks take the place of threads.
+"""The API for asyncio: the same locks as in `sqlsem`, with calls that are awaited. Each task has its own grants.
 
 >>> async with sqlsem.limit("etl", 3):  # doctest: +SKIP
 ...     await load()
 
-The operations are those of `sqlsem.core`; `sqlsem.aio.driver` awaits their effects.
+No call blocks the event loop. The operations are those of `sqlsem.core`; `sqlsem.aio.driver` awaits their effects.
+
+driver    runs operations on an event loop
+grants    the grants of tasks
+leading   leaders
+periodic  jobs that run once per period
+rates     rates
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import Driver, Signal, elsewhere, run_generator, this_caller, this_task
+from sqlsem.aio.driver import Driver, Signal, call_in_thread, run_generator, this_caller, this_task
 from sqlsem.aio.grants import Grant, release_grant
 from sqlsem.aio.leading import Callback, Leader, Term
 from sqlsem.aio.periodic import Once, Run
@@ -75,9 +81,10 @@ T = TypeVar("T")
 
 
 class Lock:
-    """A lock that tasks acquire and release; made by `mutex` and its siblings. Each task has its own grant.
+    """A lock that tasks acquire and release. Made by `mutex`, `limit`, `read`, `write`, `stage` and `all_of` of this
+    module. Each task has its own grant.
 
-    ``async with`` works on the locks of `sqlsem.mutex` too; this one is for the calls.
+    ``async with`` works with `sqlsem.mutex` and its like, too. `acquire`, `release` and `locked` are awaited only here.
 
     >>> lock = sqlsem.aio.mutex("nightly")  # doctest: +SKIP
     >>> if await lock.acquire(timeout=5):  # doctest: +SKIP
@@ -91,17 +98,18 @@ class Lock:
         #: For the package; programs have no use for it.
         self.terms = terms
         self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], HeldGrants[Grant]] = weakref.WeakKeyDictionary()
-        self._loose: UnownedGrants[Grant] = UnownedGrants()
+        self._unowned: UnownedGrants[Grant] = UnownedGrants()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Lock, (self.terms,)
 
     async def acquire(self, blocking: bool = True, timeout: Duration | None = -1) -> bool:
-        """True when had, False when not; see `sqlsem.Lock.acquire`. A cancelled task leaves no row behind.
+        """Acquire the lock, as `sqlsem.Lock.acquire`. Return True if it was granted, False if it was not in time. If
+        the task is cancelled meanwhile, its request is withdrawn.
 
         Args:
-            blocking: False tries without waiting for others (and then takes no timeout).
-            timeout: How long to wait at most; None or -1 for ever. Left out, the lock's own ``timeout`` holds.
+            blocking: False tries without waiting (and accepts no timeout).
+            timeout: How long to wait at most; None or -1 for ever. Left out, the lock's own ``timeout`` applies.
 
         Raises:
             Deadlock: As for `sqlsem.Lock.acquire`.
@@ -109,7 +117,7 @@ class Lock:
         """
         grant = await self._acquire(self.terms.requests, self.terms.seconds(blocking, timeout))
         if grant is not None and self.terms.semaphore:
-            self._loose.add(grant)
+            self._unowned.add(grant)
         return grant is not None
 
     async def locked(self) -> bool:
@@ -118,31 +126,32 @@ class Lock:
         return await run_generator(locked(driver.client, split(self.terms.requests)[0]), driver.execute_effect)
 
     async def release(self, n: int = 1) -> None:
-        """Give back what this task acquired last with this lock. Of a `limit`, a task that has nothing of it gives back
-        what another one of its loop acquired (by `acquire` of this object, not by ``async with``); ``n``: so many.
+        """Release the latest acquisition of this task with this lock. With a `limit`, a task that holds none releases
+        one of another task of its event loop (acquired by `acquire` of this object, not by ``async with``). ``n``: the
+        number of acquisitions to release, one after the other.
 
-        Raises `NotHeld` when there is nothing to give back, `LockLost` when the lock was lost meanwhile.
+        Raises `NotHeld` if there is nothing to release, `LockLost` if the lock was lost meanwhile.
         """
         for _ in range(self.terms.check_number(n)):
             await self._release()
 
     async def _release(self) -> None:
-        given_back = False
-        while not given_back:  # but by another task
+        released = False
+        while not released:  # another task may have released that grant
             last = self._last()
             if last is not None:
-                given_back = await self._end(last.grant, last.token)
+                released = await self._end(last.grant, last.token)
             else:
-                # (Without any, `grant` says what to do.)
-                given_back = await self._end(self._loose.oldest(self._may_release) or self.grant, ReleaseToken())
+                # (If there is none, `grant` raises an error that says what to do.)
+                released = await self._end(self._unowned.oldest(self._may_release) or self.grant, ReleaseToken())
 
     async def _end(self, grant: Grant, by: Permit) -> bool:
-        """Give it back, unless another task does; whatever strikes, it is on our stack no more."""
+        """Release a grant, unless another task does. After any interrupt, too, it is not on this task's stack."""
         try:
-            mine = self._loose.take(grant)
-            if mine:
+            owns_release = self._unowned.take(grant)
+            if owns_release:
                 await release_grant(grant, by)
-            return mine
+            return owns_release
         except BaseException:
             release_later(grant, by)
             raise
@@ -158,7 +167,7 @@ class Lock:
 
     @property
     def grant(self) -> Grant:
-        """This task's grant. Raises `NotHeld` when it has none."""
+        """This task's grant. Raises `NotHeld` if it has none."""
         last = self._last()
         if last is None:
             raise NotHeld(
@@ -169,7 +178,7 @@ class Lock:
 
     def _last(self) -> HeldGrant[Grant] | None:
         """Return the latest acquisition of this task that is not released."""
-        return self._loose.last(self._stack())
+        return self._unowned.last(self._stack())
 
     def _stack(self) -> HeldGrants[Grant]:
         task = this_task()
@@ -179,29 +188,29 @@ class Lock:
         return stack
 
     async def _acquire(self, requests: Sequence[Ask], timeout: float | None) -> Grant | None:
-        terms, keep = self.terms, self._stack()
+        terms, stack = self.terms, self._stack()
         driver = Driver.of(terms.client)
         await driver.enter()
 
-        def grant(state: GrantState, waited: float) -> Grant:
+        def make_grant(state: GrantState, waited: float) -> Grant:
             return Grant(driver, state, waited, terms.cancel_on_lost)
 
         client, caller, (locks, rates) = driver.client, this_caller(), split(requests)
 
-        def signal() -> Signal:
+        def make_signal() -> Signal:
             return Signal(driver)
 
-        def taking(rate: RateRequest, left: float | None) -> RateAcquisition[RateGrant]:
-            return RateAcquisition(client, rate, left, caller, RateGrant.made_by(driver), signal)
+        def make_rate_acquisition(rate: RateRequest, remaining: float | None) -> RateAcquisition[RateGrant]:
+            return RateAcquisition(client, rate, remaining, caller, RateGrant.made_by(driver), make_signal)
 
-        acquisition = acquisition_class(locks)(client, terms, locks, timeout, caller, grant, keep, signal)
+        acquisition = acquisition_class(locks)(client, terms, locks, timeout, caller, make_grant, stack, make_signal)
         operation: Operation[Grant | None] = (
-            RateGroupAcquisition(acquisition, taking, rates, timeout) if rates else acquisition
+            RateGroupAcquisition(acquisition, make_rate_acquisition, rates, timeout) if rates else acquisition
         )
-        had = await driver.run_operation(operation)
-        if had is not None:
-            had.arm()
-        return had
+        grant = await driver.run_operation(operation)
+        if grant is not None:
+            grant.arm()
+        return grant
 
     async def _enter(self, requests: Sequence[Ask]) -> Grant:
         stack = self._stack()
@@ -221,21 +230,21 @@ class Lock:
         try:
             if stack.leave_block():
                 return
-            # (Only before 3.11 can it not be told whether somebody else cancels too; then the loss is what comes out.)
+            # (Before Python 3.11 we cannot see if the program has cancelled the task, too: then the loss is reported.)
             lost = last is not None and last.grant.disarm(exc)
             if last is not None and last.grant.state.ended_early:
-                stack.pop()  # by another task, or handed over
+                stack.pop()  # another task has released it, or it was handed over
             else:
                 await self._release()
-        except Exception as struck:
+        except Exception as error:
             # An error of the body takes precedence, unless the loss caused it.
             if exc is None or lost:
-                raise struck from exc
+                raise error from exc
 
     def __call__(self, function: F) -> F:
         """Decorate a coroutine function or method: each call holds the lock.
 
-        Raises `ConfigurationError` for what cannot be guarded this way.
+        Raises `ConfigurationError` for any other function, and for classes.
         """
         from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
@@ -258,7 +267,7 @@ async def adopt(
     cancel_on_lost: bool = False,
     coordinator: Coordinated | None = None,
 ) -> Grant:
-    """As `sqlsem.adopt`. ``cancel_on_lost=True`` also cancels this task when the lock is lost.
+    """Adopt a lock, as `sqlsem.adopt`. ``cancel_on_lost=True`` also cancels this task when the lock is lost.
 
     >>> async with await sqlsem.aio.adopt(token) as grant:  # doctest: +SKIP
     ...     await load(fence=grant.fence)
@@ -271,21 +280,21 @@ async def _adopt(client: DatabaseClient, token: str, on_lost: LostCallback | Non
     driver = Driver.of(client)
     await driver.enter()
 
-    def grant(state: GrantState, waited: float) -> Grant:
+    def make_grant(state: GrantState, waited: float) -> Grant:
         return Grant(driver, state, waited, cancel_on_lost)
 
-    had = await driver.run_operation(Adoption(client, token, on_lost, this_caller(), grant))
-    had.arm()
-    return had
+    adopted = await driver.run_operation(Adoption(client, token, on_lost, this_caller(), make_grant))
+    adopted.arm()
+    return adopted
 
 
-# -- making locks ---------------------------------------------------------------------------------------------------
+# -- functions that make locks -------------------------------------------------------------------------------------
 
 
 @shows_options(ModuleLockOptions)
 def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """See `sqlsem.mutex`; ``cancel_on_lost=True`` also cancels the task when the lock is lost: its block then ends with
-    `LockLost`.
+    """Make a mutex, as `sqlsem.mutex`. ``cancel_on_lost=True`` also cancels the task when the lock is lost; its block
+    then ends with `LockLost`.
     """
     return Lock(terms.mutex(name, options))
 
@@ -345,10 +354,11 @@ def leader(
     cancel_on_lost: bool = True,
     coordinator: Coordinated | None = None,
 ) -> Leader:
-    """See `sqlsem.leader`. The callbacks may be coroutine functions, and are called in the loop; after a loss, too, so
-    nothing may block that. ``cancel_on_lost``: cancel the task when the term is lost; its block then ends with
-    `LockLost`. On SIGTERM, where the program has no handler, the task is cancelled, and its block ends with
-    ``SystemExit(143)``.
+    """Make a candidate, as `sqlsem.leader`. The event loop calls the callbacks, which may be coroutine functions. It
+    calls ``on_stopped`` after a loss, too: a blocked loop would delay that.
+
+    ``cancel_on_lost``: cancel the task when the term is lost; its block then ends with `LockLost`. On SIGTERM, if the
+    program has no handler, the task is cancelled, and its block ends with ``SystemExit(143)``.
 
     >>> async with sqlsem.aio.leader("scheduler") as term:  # doctest: +SKIP
     ...     await schedule(term.fence)
@@ -368,7 +378,7 @@ def once(
     cancel_on_lost: bool = False,
     coordinator: Coordinated | None = None,
 ) -> Once:
-    """See `sqlsem.once`, and `mutex` for ``cancel_on_lost``.
+    """Run a job once per period, as `sqlsem.once`. ``cancel_on_lost``: as for `mutex`.
 
     >>> async with sqlsem.aio.once("report", per="1d") as run:  # doctest: +SKIP
     ...     if run:
@@ -379,7 +389,7 @@ def once(
 
 
 class AsyncLocks:
-    """The same on one coordinator (`sqlsem.Coordinator.aio`)."""
+    """The functions of this module for one coordinator (`sqlsem.Coordinator.aio`)."""
 
     def __init__(self, client: DatabaseClient) -> None:
         self._client = client
@@ -425,7 +435,7 @@ class AsyncLocks:
 
     @shows_options(GroupOptions)
     def all_of(self, *several: HasTerms, **options: Unpack[GroupOptions]) -> Lock:
-        """See `sqlsem.all_of`. The locks must be this coordinator's."""
+        """See `sqlsem.all_of`. The locks must belong to this coordinator."""
         return Lock(terms.all_of(several, options, self._client))
 
     def leader(
@@ -459,9 +469,9 @@ class AsyncLocks:
         return Once(Periodic(period, note, timeout, on_lost, self._client, None, cancel_on_lost), Lock)
 
     async def close(self) -> None:
-        """`Coordinator.close`, without blocking the loop."""
+        """Close the coordinator, as `sqlsem.Coordinator.close`, without blocking the event loop."""
         if not self._client.closed:
-            await elsewhere(self._client, partial(self._client.close, this_caller().number))
+            await call_in_thread(self._client, partial(self._client.close, this_caller().number))
 
     async def adopt(self, token: str, *, on_lost: LostCallback | None = None, cancel_on_lost: bool = False) -> Grant:
         """See `sqlsem.aio.adopt`."""

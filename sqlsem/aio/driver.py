@@ -1,13 +1,12 @@
-"""Carries out operations for one event loop on one database: awaiting what can be awaited, the rest in threads.
+"""Runs operations for one event loop on one database, without ever blocking the loop.
 
-Waiting is done on connections of the database driver's own asyncio kind where it has one (psycopg), else in a few
-threads; calls on the main session, which all threads and loops of the process share, take one thread. Nothing here
-blocks the loop.
+Waits for locks use asyncio connections if the database's Python driver has them (psycopg), else a few threads. All
+threads and event loops of the process share the main connection: one thread makes the loops' calls on it.
 
 Invariants
-    A task that is cancelled leaves with the operation that removes its rows, and waits for that: a call that is under
-    way in the thread is not left to itself, and the next one stands behind it.
-    `Driver` is touched by its own loop only, but for `Driver.end` of a loop that is closed.
+    A cancelled task rolls its operation back, which removes its rows, and waits for that. It waits for a call that is
+    already running in the thread, too: the rollback's calls come after it.
+    Only its own event loop uses a `Driver`, except for `Driver.end` of a closed loop.
 """
 
 from __future__ import annotations
@@ -37,22 +36,22 @@ from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import monotonic
 
-__all__ = ["Driver", "Signal", "awaited", "elsewhere", "run_generator", "this_caller", "this_task"]
+__all__ = ["Driver", "Signal", "awaited", "call_in_thread", "run_generator", "this_caller", "this_task"]
 
 log = voice
 S = TypeVar("S")
 T = TypeVar("T")
 
-#: Seconds for which a cancelled task waits for the call that it was in. (What comes later is done by the next ping.)
-SETTLE_SECONDS = 1.0
-#: Calls that begin in one round of the loop at the most.
-CALLS_A_ROUND = 50
+#: How long a cancelled task waits for a call that is running. (The next heartbeat undoes the effects of a longer one.)
+CANCEL_WAIT_SECONDS = 1.0
+#: The greatest number of calls that begin in one iteration of the loop.
+CALLS_PER_ITERATION = 50
 
 _numbers: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
 
 
 def this_task() -> asyncio.Task[Any]:
-    """The task that calls. Raises `ConfigurationError` outside of tasks."""
+    """Return the calling task. Raises `ConfigurationError` outside of tasks."""
     task = asyncio.current_task()
     if task is None:
         raise ConfigurationError("A lock of sqlsem.aio is used by a task; run this in one (asyncio.run, create_task)")
@@ -60,7 +59,7 @@ def this_task() -> asyncio.Task[Any]:
 
 
 def this_caller() -> Caller:
-    """The task that calls, as the core knows it."""
+    """Return the calling task as a `Caller`."""
     task = this_task()
     number = _numbers.get(task)
     if number is None:
@@ -69,14 +68,14 @@ def this_caller() -> Caller:
 
 
 async def run_generator(effects: Generator[S, Any, T], execute: Callable[[S], Awaitable[Any]]) -> T:
-    """As `sqlsem.core.effects.run_generator`, awaiting: errors and cancellations of any kind reach the generator."""
+    """Run a generator of effects to its end, and await each effect; errors and cancellations reach the generator."""
     outcome: Any = None
     failure: BaseException | None = None
     while True:
         try:
             effect = effects.throw(failure) if failure is not None else effects.send(outcome)
-        except StopIteration as done:
-            result: T = done.value
+        except StopIteration as stop:
+            result: T = stop.value
             return result
         finally:
             outcome = failure = None  # an exception that its own frame refers to would live on, with all it holds
@@ -84,13 +83,13 @@ async def run_generator(effects: Generator[S, Any, T], execute: Callable[[S], Aw
             outcome = await execute(effect)
         except GeneratorExit:
             effects.close()
-            raise  # this coroutine was dropped: its loop is gone, and there is nothing to await with
+            raise  # this coroutine was dropped: without a loop nothing can be awaited
         except BaseException as exc:
             failure = exc
 
 
 class Signal(threading.Event):
-    """An event that any thread may set, and that one task of a loop sleeps on."""
+    """An event that any thread may set, and that one task of a loop awaits with `sleep`."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__()
@@ -99,7 +98,7 @@ class Signal(threading.Event):
 
     def set(self) -> None:
         super().set()
-        if self._sleeper is not None:  # looked at after the flag was set; `sleep` does it the other way round
+        if self._sleeper is not None:  # read after the flag is set; `sleep` reads the flag after it has set `_sleeper`
             self._driver.soon(self._wake)
 
     def _wake(self, woken: bool = True) -> None:
@@ -107,6 +106,7 @@ class Signal(threading.Event):
             self._sleeper.set_result(woken)
 
     async def sleep(self, seconds: float) -> bool:
+        """Sleep until the event is set, and clear it (result True), or for ``seconds`` (result False)."""
         loop = self._driver.loop
         self._sleeper = loop.create_future()
         timer = loop.call_later(seconds, self._wake, False)
@@ -121,40 +121,40 @@ class Signal(threading.Event):
         return woken
 
 
-class _Turnstile:
-    """Lets so many through in one round of the loop: a thousand tasks that begin, or are cancelled, together must not
-    keep it from others.
+class _Throttle:
+    """Limits how many calls begin in one iteration of the loop: a thousand tasks that begin or are cancelled together
+    must not delay other tasks.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._room = CALLS_A_ROUND
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._remaining = CALLS_PER_ITERATION
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
-        """Go through, in the order of asking."""
-        if self._room == CALLS_A_ROUND:
-            self._loop.call_soon(self._next_round)
-        if self._room > 0:
-            self._room -= 1
+        """Wait until the caller's call may begin; calls begin in the order of asking."""
+        if self._remaining == CALLS_PER_ITERATION:
+            self._loop.call_soon(self._next_iteration)
+        if self._remaining > 0:
+            self._remaining -= 1
         else:
-            turn = self._loop.create_future()
-            self._line.append(turn)
-            await turn
+            future = self._loop.create_future()
+            self._waiting.append(future)
+            await future
 
-    def _next_round(self) -> None:
-        self._room = CALLS_A_ROUND
-        if self._line:
-            self._loop.call_soon(self._next_round)
-        while self._line and self._room > 0:
-            turn = self._line.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                self._room -= 1
+    def _next_iteration(self) -> None:
+        self._remaining = CALLS_PER_ITERATION
+        if self._waiting:
+            self._loop.call_soon(self._next_iteration)
+        while self._waiting and self._remaining > 0:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                self._remaining -= 1
 
 
 class Driver:
-    """Carries out operations for one event loop on one database."""
+    """Runs operations for one event loop on one database."""
 
     def __init__(self, client: DatabaseClient, loop: asyncio.AbstractEventLoop) -> None:
         self.client = client
@@ -162,15 +162,15 @@ class Driver:
         self.grants: weakref.WeakSet[BaseGrant] = weakref.WeakSet()
         self._operations: set[Operation[Any]] = set()
         self.idle: list[AsyncSession] = []
-        # (Kept here, too: after a fork what the child finds of its parent's loop must not touch the child's own.)
+        # (A reference of its own: in a forked child, this driver of a parent's loop must not use the child's permits.)
         self._permits = client.event_loops.permits
-        self._turnstile = _Turnstile(loop)
+        self._throttle = _Throttle(loop)
         self._ended = False
-        self._keeper: AsyncIterator[None] | None = None
+        self._end_watcher: AsyncIterator[None] | None = None
 
     @staticmethod
     def of(client: DatabaseClient) -> Driver:
-        """The one of the running loop."""
+        """Return the driver of the running loop; make it at the first use."""
         loop = asyncio.get_running_loop()
         driver = client.event_loops.drivers.get(loop)
         if driver is None:
@@ -180,7 +180,7 @@ class Driver:
         return driver
 
     def running(self) -> int | None:
-        """The number of the task that this thread runs just now; None outside of this loop."""
+        """Return the number of the task that this thread runs now; None outside of this loop."""
         try:
             task = asyncio.current_task() if asyncio.get_running_loop() is self.loop else None
         except RuntimeError:
@@ -188,37 +188,37 @@ class Driver:
         return None if task is None else _numbers.get(task)
 
     def require_here(self, grant: BaseGrant) -> None:
-        """Raise `ConfigurationError` outside of the loop that the grant belongs to."""
+        """Raise `ConfigurationError` unless the running loop is this driver's, in which the grant was acquired."""
         if asyncio.get_running_loop() is not self.loop:
-            state = ", which is closed: what was held there has been given back" if self.loop.is_closed() else ""
+            state = ", which is closed, and has released it" if self.loop.is_closed() else ""
             raise ConfigurationError(
                 f"The lock on {grant.resource!r} was acquired in another event loop{state}; use each grant in the loop "
                 f"that it was acquired in"
             )
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Have the loop call something, from any thread."""
-        with contextlib.suppress(RuntimeError):  # closed: nobody is left who could care
+        """Schedule a call in the loop, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing there can wait for this call
             self.loop.call_soon_threadsafe(call)
 
     # -- acquiring ----------------------------------------------------------------------------------------------
 
     async def enter(self) -> None:
-        """Take a turn for an acquisition, and watch for the end of the loop."""
+        """Wait until an acquisition may begin, and see to it that the end of the loop is noticed."""
         self.client.require_open()
-        await self._turnstile.enter()
-        if self._keeper is None:
-            # Finalised by the loop when it shuts down: the one moment that it tells anybody about.
-            self._keeper = self._keep()
-            await self._keeper.__anext__()
+        await self._throttle.enter()
+        if self._end_watcher is None:
+            # At its shutdown the loop closes its asynchronous generators: the only notice of its end.
+            self._end_watcher = self._watch_end()
+            await self._end_watcher.__anext__()
 
     async def run_operation(self, operation: Operation[T]) -> T:
-        """As `sqlsem.core.effects.run_operation`, awaiting."""
+        """Run an operation, as `sqlsem.core.effects.run_operation`, and roll it back if it fails or is cancelled."""
         self._operations.add(operation)
         try:
             return await run_generator(operation.run(), self.execute_effect)
         except GeneratorExit:
-            operation.rollback_local()  # as the coroutine itself was dropped: nobody awaits any more
+            operation.rollback_local()  # this coroutine was dropped: nothing can be awaited
             raise
         except BaseException:
             await run_generator(operation.rollback(), self.execute_effect)
@@ -230,7 +230,7 @@ class Driver:
     # -- effects ------------------------------------------------------------------------------------------------
 
     async def execute_effect(self, effect: Effect) -> Any:
-        """Carry out an effect, awaiting."""
+        """Execute an effect, and return its result."""
         if isinstance(effect, Call):
             return await self._call(effect)
         if isinstance(effect, WaitFor):
@@ -244,7 +244,7 @@ class Driver:
     async def _call(self, effect: Call) -> Any:
         main = self.client.member.main
         main.require_open()
-        await self._turnstile.enter()
+        await self._throttle.enter()
         try:
             return await self._once(effect)
         except (Disconnected, Busy) as exc:
@@ -260,20 +260,20 @@ class Driver:
         return await self._in_thread(once, effect.call, monotonic())
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Await a call in the thread of calls. A cancellation takes it out of the line, or, when it is under way, waits
-        for it, for a while: what it does is then known.
+        """Await a call in the thread for calls. If the task is cancelled, a call that has not begun is dropped. For one
+        that is running, the task waits up to `CANCEL_WAIT_SECONDS`, so that the effect of the call is known.
         """
         job = self.client.event_loops.submit("calls", call, *arguments)
         try:
             await self._end_of(job)
         except asyncio.CancelledError:
             if not job.cancel():
-                await self._end_of(job, SETTLE_SECONDS)
+                await self._end_of(job, CANCEL_WAIT_SECONDS)
             raise
         return job.result()
 
     async def _end_of(self, job: Future[Any], timeout: float | None = None) -> None:
-        """Until a thread's job has ended, or for so many seconds. Cancelled, it leaves the job alone."""
+        """Wait until a thread's job has ended, or for ``timeout`` seconds. A cancellation does not touch the job."""
         ended = self.loop.create_future()
 
         def end() -> None:
@@ -289,28 +289,28 @@ class Driver:
                 timer.cancel()
 
     async def _wait_in_thread(self, effect: WaitFor) -> Any:
-        place = Permit()  # which the job keeps, until it ends or is dropped
-        if not self._permits.acquire(place):
+        permit = Permit()  # the job has it until it ends or is dropped
+        if not self._permits.acquire(permit):
             return NO_CONNECTION
 
-        def wait(effect: WaitFor, place: Permit = place) -> Any:
+        def wait(effect: WaitFor, permit: Permit = permit) -> Any:
             return self.client.execute_effect(effect)
 
         job = self.client.event_loops.submit("waits", wait, effect)
         try:
-            job.add_done_callback(lambda _: self._permits.release(place))
+            job.add_done_callback(lambda _: self._permits.release(permit))
             await self._end_of(job)
         except BaseException:
             job.cancel()
-            effect.waiter.event.set()  # the row is gone in an instant, which the wait shall see
+            effect.waiter.event.set()  # ends the wait in the thread: the rollback will remove the row
             raise
         return job.result()
 
     async def _wait(self, effect: WaitFor) -> Any:
         client = self.client
-        place, session = Permit(), None
+        permit, session = Permit(), None
         try:
-            if not self._permits.acquire(place):
+            if not self._permits.acquire(permit):
                 return NO_CONNECTION
             session = self.idle.pop() if self.idle else None
             if session is None:
@@ -319,17 +319,17 @@ class Driver:
                 wait = session.upgrade if effect.upgrade else session.wait
                 return await wait(effect.ticket, effect.timeout)
         finally:
-            self._permits.release(place)
+            self._permits.release(permit)
             if session is not None:
-                room = len(self.idle) < MAX_IDLE_CONNECTIONS and not self._ended and not client.closed
-                if room and session.usable:
+                may_keep = len(self.idle) < MAX_IDLE_CONNECTIONS and not self._ended and not client.closed
+                if may_keep and session.usable:
                     self.idle.append(session)
                 else:
                     session.close()
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    async def _keep(self) -> AsyncIterator[None]:
+    async def _watch_end(self) -> AsyncIterator[None]:
         try:
             yield
         finally:
@@ -337,7 +337,7 @@ class Driver:
             self.end()
 
     def end(self) -> None:
-        """The loop has ended, or the coordinator was closed: nothing of it can be awaited any more."""
+        """Release grants, roll operations back and close sessions, after the loop has ended or the coordinator closed."""
         self._ended = True
         idle, self.idle = self.idle, []
         for session in idle:
@@ -348,14 +348,14 @@ class Driver:
         for grant in list(self.grants):
             if not grant.state.released and grant.state.why_lost is None:
                 log.info("%r was still held when its event loop ended, and is released", grant)
-                grant.state.registry.release_later(grant)  # whatever the number of its acquisitions
+                grant.state.registry.release_later(grant)  # with all of its acquisitions
 
 
-async def elsewhere(client: DatabaseClient, call: Callable[[], T]) -> T:
-    """Await a call that blocks, and is no operation, in a thread of its own."""
+async def call_in_thread(client: DatabaseClient, call: Callable[[], T]) -> T:
+    """Await a blocking call that is no operation, in a thread for such calls."""
     return await asyncio.wrap_future(client.event_loops.submit("others", call))
 
 
-async def awaited(answer: Any) -> Any:
-    """Return the result of a callback or a cursor's method, awaited if it is awaitable."""
-    return await answer if inspect.isawaitable(answer) else answer
+async def awaited(result: Any) -> Any:
+    """Return the result of a callback or of a cursor's method; await it if it is awaitable."""
+    return await result if inspect.isawaitable(result) else result

@@ -1,4 +1,4 @@
-"""The grants of tasks."""
+"""The grants of asyncio tasks: as `sqlsem.Grant`, with calls that are awaited, and cancellation after a loss."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ class Grant(BaseGrant):
     def lost(self) -> bool:
         """True if the lock is lost.
 
-        Answered from memory, without a call. After a long pause of this process it is also
-        True until the database has answered, unless only an operator could have removed the row (SQLite). (`check` asks
-        the database.)
+        Answered from memory, without a call of the database (which `check` makes). After a long pause of this process
+        it is also True until the database has answered, unless only an operator could have removed the row (SQLite).
         """
         state, member = self.state, self.driver.client.member
         if state.why_lost is None and not state.released and member.is_uncertain():
@@ -63,7 +62,9 @@ class Grant(BaseGrant):
 
     @property
     def contended(self) -> asyncio.Event:
-        """As `sqlsem.Grant.contended`, to be awaited in the loop of the task."""
+        """An event that is set when a request waits behind this grant, to be awaited in the loop of the task. See
+        `sqlsem.Grant.contended`.
+        """
         if self._contended is None:
             self._contended = asyncio.Event()
             soon = functools.partial(self.driver.soon, self._contended.set)
@@ -71,35 +72,36 @@ class Grant(BaseGrant):
         return self._contended
 
     async def check(self) -> None:
-        """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not."""
+        """Ask the database now if the lock is still held; raises `LockLost` or `NotHeld` if not."""
         self.driver.require_here(self)
         await self._run(checking(self.driver.client, self.state))
 
     async def assert_held(self, cursor: Any) -> None:
-        """As `sqlsem.Grant.assert_held`. The cursor may be one whose methods are awaited (of psycopg's
-        ``AsyncConnection``, of aiosqlite …) or a plain one, which blocks the loop for as long as its database does.
+        """Check inside the caller's own transaction that the lock is held, as `sqlsem.Grant.assert_held`. The cursor
+        may have methods that are awaited (of psycopg's ``AsyncConnection``, of aiosqlite …). The calls of a plain
+        cursor block the loop.
         """
         self.driver.require_here(self)
         await run_generator(asserting(self.driver.client, self.state, cursor), awaited)
 
     async def release_on_commit(self, cursor: Any) -> None:
-        """As `sqlsem.Grant.release_on_commit`, with a cursor as for `assert_held`."""
+        """See `sqlsem.Grant.release_on_commit`; with a cursor as for `assert_held`."""
         self.driver.require_here(self)
         await run_generator(leaving(self.driver.client, self, cursor), awaited)
 
     async def upgrade(self, timeout: Duration | None = None) -> None:
-        """As `sqlsem.Grant.upgrade`. A task that is cancelled meanwhile is a reader as before."""
+        """See `sqlsem.Grant.upgrade`. If the task is cancelled meanwhile, the grant is still a read lock."""
         self.driver.require_here(self)
         driver = self.driver
         await driver.run_operation(Upgrade(driver.client, self.state, timeout, Signal(driver)))
 
     async def downgrade(self) -> None:
-        """As `sqlsem.Grant.downgrade`."""
+        """See `sqlsem.Grant.downgrade`."""
         self.driver.require_here(self)
         await self._run(downgrade(self.driver.client, self.state))
 
     async def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
-        """As `sqlsem.Grant.hand_over`."""
+        """See `sqlsem.Grant.hand_over`."""
         self.driver.require_here(self)
         token = await self._run(handing_over(self.driver.client, self, ttl, to))
         self.disarm(None)
@@ -111,17 +113,17 @@ class Grant(BaseGrant):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object
     ) -> None:
-        lost, leaves = self.disarm(exc), ReleaseToken()
+        lost, token = self.disarm(exc), ReleaseToken()
         try:
             if not self.state.ended_early:
-                await release_grant(self, leaves)
-        except BaseException as struck:
-            release_later(self, leaves)
-            if exc is None or lost or not isinstance(struck, Exception):
-                raise struck from exc
+                await release_grant(self, token)
+        except BaseException as error:
+            release_later(self, token)
+            if exc is None or lost or not isinstance(error, Exception):
+                raise error from exc
 
     async def adjust(self, actual: int, *, rate: str | None = None) -> None:
-        """As `sqlsem.Grant.adjust`."""
+        """See `sqlsem.Grant.adjust`."""
         self.driver.require_here(self)
         await self._run(adjusting(rate_of(self.rates, rate, self), actual))
 
@@ -133,7 +135,7 @@ class Grant(BaseGrant):
         return await run_generator(effects, self.driver.execute_effect)
 
     def arm(self) -> None:
-        """The task has what it wanted: from here on, a loss cancels it."""
+        """From now on, cancel the calling task if the lock is lost, if that was requested."""
         if self._cancel_on_lost and self._task is None:
             self._task = asyncio.current_task()
             assert self._task is not None
@@ -151,8 +153,8 @@ class Grant(BaseGrant):
             self._task.cancel(f"the lock on {self.resource!r} is lost")
 
     def disarm(self, exc: BaseException | None) -> bool:
-        """On the way out: no more cancelling. Whether ``exc`` is the cancellation that we asked for, and no other's.
-        (What was asked for has struck by now, as the task runs on.)
+        """Stop cancelling the task after a loss. Return True if ``exc``, which ends its block, is that cancellation,
+        and the program has not cancelled the task as well. (A requested cancellation has been raised by now.)
         """
         task = self._task
         if task is None or self.state.depth > 1:
@@ -162,12 +164,12 @@ class Grant(BaseGrant):
         if not self._cancelled:
             return False
         if sys.version_info >= (3, 11) and task.uncancel() > self._cancelled_before:
-            return False  # somebody else wants it to end as well
+            return False  # the program has cancelled the task, too
         return isinstance(exc, asyncio.CancelledError)
 
 
 async def release_grant(grant: Grant, by: Permit) -> None:
-    """End this hold of a grant, or one by this exit; errors as of `Grant.release`."""
+    """Release the acquisition of this token, or one acquisition for a release token; raises as `Grant.release`."""
     driver = grant.driver
     driver.require_here(grant)
     grant.disarm(None)
@@ -175,6 +177,7 @@ async def release_grant(grant: Grant, by: Permit) -> None:
 
 
 def _cancelling(task: asyncio.Task[Any]) -> int:
+    """Return the number of requests to cancel a task. (Python counts them since 3.11.)"""
     if sys.version_info >= (3, 11):
         return task.cancelling()
     return 0

@@ -1,4 +1,6 @@
-"""Leaders, for tasks."""
+"""Leaders, for asyncio tasks: one of many candidates leads for a term, which is the grant of a mutex. At the end of a
+term its leader stops first; then the next one can lead.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import awaited, elsewhere, this_task
+from sqlsem.aio.driver import awaited, call_in_thread, this_task
 from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.leading import (
     LONGEST_PAUSE_SECONDS,
@@ -25,13 +27,13 @@ from sqlsem.errors import SqlsemError
 from sqlsem.model import check_call
 
 if TYPE_CHECKING:
-    from sqlsem import aio  # the locks that this is made of; they import it
+    from sqlsem import aio  # for types only: it imports this module
 
 __all__ = ["Callback", "Leader", "Term"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
-#: A callback: given the term; plain, or a coroutine function.
+#: A callback, which gets the term: a plain function or a coroutine function.
 Callback = Callable[["Term"], object]
 
 
@@ -39,8 +41,8 @@ class Term:
     """The time for which this task is the leader; see `sqlsem.Term`. Calls to the database are awaited.
 
     Attributes:
-        name: Of what.
-        ending: As that of `sqlsem.Term`: an `asyncio.Event`.
+        name: The name of the mutex.
+        ending: An `asyncio.Event` that is set when the term is over or must end, as that of `sqlsem.Term`.
     """
 
     def __init__(self, name: str, on_stopped: Callback | None) -> None:
@@ -50,12 +52,12 @@ class Term:
         self._on_stopped = on_stopped
         self._grant: aio.Grant | None = None
         self._leads = False
-        self._given_back = False
+        self._released = False
         self._stopping: asyncio.Task[None] | None = None
 
     @property
     def grant(self) -> aio.Grant:
-        """The grant of the mutex that the term is."""
+        """The grant of the term's mutex."""
         assert self._grant is not None
         return self._grant
 
@@ -74,14 +76,14 @@ class Term:
         await self.grant.check()
 
     async def assert_held(self, cursor: Any) -> None:
-        """As `Grant.assert_held`."""
+        """Assert the term in a transaction, as `Grant.assert_held`."""
         await self.grant.assert_held(cursor)
 
     async def step_down(self) -> None:
         """See `sqlsem.Term.step_down`; from any task of the loop."""
         await self._stop()
-        if self.grant.state.why_lost is None and not self._given_back:
-            self._given_back = True
+        if self.grant.state.why_lost is None and not self._released:
+            self._released = True
             await self.grant.release()
 
     def _begin(self, grant: aio.Grant) -> None:
@@ -91,24 +93,24 @@ class Term:
         grant.state.require_held()
 
     def _soon(self, call: Callable[[], object]) -> None:
-        """Have the loop call something, from any thread and from a handler of signals."""
-        with contextlib.suppress(RuntimeError):  # closed: nobody is left who could care
+        """Schedule a call in the loop, from any thread or from a signal handler."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing there can wait for this call
             self._loop.call_soon_threadsafe(call)
 
     def _was_lost(self) -> None:
-        """In any thread, under the lock of all states."""
-        self._soon(self._start_to_stop)
+        """Schedule the end of the lost term. Called in any thread, under the state lock."""
+        self._soon(self._begin_stopping)
 
-    def _tell_ending(self) -> None:
+    def _notify_ending(self) -> None:
         self._soon(self.ending.set)
 
-    def _start_to_stop(self) -> None:
+    def _begin_stopping(self) -> None:
         self.ending.set()
         if self._leads:
             self._leads = False
-            self._stopping = self._loop.create_task(self._tell_stopped())
+            self._stopping = self._loop.create_task(self._call_on_stopped())
 
-    async def _tell_stopped(self) -> None:
+    async def _call_on_stopped(self) -> None:
         if self._on_stopped is None:
             return
         try:
@@ -122,7 +124,7 @@ class Term:
         """End the term. No leader runs here when this returns or is cancelled; a cancellation also cancels
         ``on_stopped``.
         """
-        self._start_to_stop()
+        self._begin_stopping()
         stopping, cancelled = self._stopping, None
         if stopping is None or stopping is asyncio.current_task():
             return
@@ -142,41 +144,41 @@ class Term:
 
 
 class _Block:
-    """One task's way into its term, and out."""
+    """The block of one task: from the request for its term to the end of the term."""
 
     def __init__(self, term: Term, lock: aio.Lock) -> None:
         self.term, self.lock = term, lock
         self._task = this_task()
         self._terminated = False
-        self.stay = SigtermScope(term._tell_ending, lambda: term._soon(self._terminate))
+        self.scope = SigtermScope(term._notify_ending, lambda: term._soon(self._terminate))
 
     def _terminate(self) -> None:
         if not self._terminated:
             self._terminated = True
-            if not self.stay.leaving:
+            if not self.scope.leaving:
                 self._task.cancel("SIGTERM")
 
     async def leave(self, exc: BaseException | None) -> None:
-        """First nobody leads here, then others may."""
-        self.stay.leave()
+        """Stop leading, and then release the mutex, so that the next leader starts only when this one has stopped."""
+        self.scope.leave()
         term = self.term
         try:
             await term._stop()
         finally:
-            if not term._given_back:
-                term._given_back = True
+            if not term._released:
+                term._released = True
                 await self.lock.__aexit__(None if exc is None else type(exc), exc, None)
 
     def end(self, exc: BaseException | None) -> None:
-        """It is out. Raises `SystemExit` when SIGTERM was what ended it."""
-        self.stay.leave()
-        self.stay.end()
+        """Stop handling SIGTERM. Raises `SystemExit` if SIGTERM has ended the block."""
+        self.scope.leave()
+        self.scope.end()
         if self._terminated and (exc is None or isinstance(exc, asyncio.CancelledError)):
             raise SystemExit(TERMINATED)
 
 
 class Leader:
-    """As `sqlsem.Leader`, for tasks; made by `leader`."""
+    """A candidate for leadership, as `sqlsem.Leader`; made by `leader`. Each task is a candidate of its own."""
 
     def __init__(
         self,
@@ -189,9 +191,9 @@ class Leader:
     ) -> None:
         self._election = election
         self._make_lock = make_lock
-        for what, told in (("on_started", on_started), ("on_stopped", on_stopped)):
-            if told is not None:
-                check_call(what, told)
+        for option, callback in (("on_started", on_started), ("on_stopped", on_stopped)):
+            if callback is not None:
+                check_call(option, callback)
         self._on_started = on_started
         self._on_stopped = on_stopped
         self._handle_sigterm = handle_sigterm
@@ -200,13 +202,13 @@ class Leader:
 
     async def current(self) -> LeaderEntry | None:
         """See `sqlsem.Leader.current`."""
-        return await elsewhere(self._election.terms(None).client, self._election.current)
+        return await call_in_thread(self._election.terms(None).client, self._election.current)
 
     async def run(self, function: Callable[[Term], Awaitable[T]]) -> T:
-        """As `sqlsem.Leader.run`, with a coroutine function; that is cancelled when the term is lost."""
+        """See `sqlsem.Leader.run`. ``function`` is a coroutine function; it is cancelled when the term is lost."""
         check_call("The function of a leader", function)
         await self.current()
-        waits = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+        pauses = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
         while True:
             term = None
             try:
@@ -218,15 +220,15 @@ class Leader:
                     raise
                 log.warning("Takes part again in the election of %r: %s", self._election.name, exc)
             if lost:
-                waits = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
-            await asyncio.sleep(next(waits))
+                pauses = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(next(pauses))
 
     async def __aenter__(self) -> Term:
         term = Term(self._election.name, self._on_stopped)
         block = _Block(term, self._make_lock(self._election.terms(None, self._cancel_on_lost)))
         try:
             if self._handle_sigterm:
-                watch_sigterm(block.stay)
+                watch_sigterm(block.scope)
             grant = await block.lock.__aenter__()
             try:
                 term._begin(grant)

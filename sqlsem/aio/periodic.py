@@ -1,4 +1,4 @@
-"""Runs once per period, for tasks."""
+"""Jobs that run once per period, for asyncio tasks: one caller runs the job, and after a failure the next caller may."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import Driver, elsewhere, run_generator, this_caller, this_task
+from sqlsem.aio.driver import Driver, call_in_thread, run_generator, this_caller, this_task
 from sqlsem.core.periodic import Period, Periodic, release_after_interrupt
 from sqlsem.core.terms import Terms
 from sqlsem.engines.periodic import OnceEntry
@@ -15,7 +15,7 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.model import Duration
 
 if TYPE_CHECKING:
-    from sqlsem import aio  # the locks that this is made of; they import it
+    from sqlsem import aio  # for types only: it imports this module
 
 __all__ = ["Once", "Run"]
 
@@ -23,11 +23,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Run:
-    """As `sqlsem.Run`, for tasks.
+    """The one run of a period, as `sqlsem.Run`, with calls that are awaited.
 
     Attributes:
-        name: Of what.
-        grant: The grant of the mutex ``once:<name>``.
+        name: The name given to `once`.
+        grant: The grant of the mutex ``once:<name>``, which the run holds until it ends.
     """
 
     def __init__(self, driver: Driver, period: Period, lock: aio.Lock, grant: aio.Grant) -> None:
@@ -59,12 +59,12 @@ class Run:
 
     async def _leave(self, exc: BaseException | None) -> None:
         if self.grant.state.released:
-            return
+            return  # by `done` or `give_up`, inside the block
         try:
             if exc is None:
                 await self._mark()
-        except BaseException as struck:
-            await self._lock.__aexit__(type(struck), struck, None)
+        except BaseException as error:
+            await self._lock.__aexit__(type(error), error, None)
             raise
         await self._lock.__aexit__(None if exc is None else type(exc), exc, None)
 
@@ -73,7 +73,7 @@ class Run:
 
 
 class Once:
-    """As `sqlsem.Once`, for tasks; made by `sqlsem.aio.once`."""
+    """A job that runs once per period, as `sqlsem.Once`; made by `sqlsem.aio.once`."""
 
     def __init__(self, periodic: Periodic, make_lock: Callable[[Terms], aio.Lock]) -> None:
         self._periodic = periodic
@@ -85,6 +85,7 @@ class Once:
         return (await self._begin(self._periodic.terms.seconds(blocking, timeout)))[0]
 
     async def _begin(self, timeout: float | None) -> tuple[Run | None, bool]:
+        """Return the run, if this caller runs; and True if another run did not end in time."""
         this_task()
         client, period = self._periodic.client, self._periodic.period
         driver = Driver.of(client)
@@ -106,11 +107,11 @@ class Once:
 
     async def last(self) -> OnceEntry | None:
         """See `sqlsem.Once.last`."""
-        return await elsewhere(self._periodic.terms.client, self._periodic.last)
+        return await call_in_thread(self._periodic.terms.client, self._periodic.last)
 
     async def forget(self) -> bool:
         """See `sqlsem.Once.forget`."""
-        return await elsewhere(self._periodic.terms.client, self._periodic.forget)
+        return await call_in_thread(self._periodic.terms.client, self._periodic.forget)
 
     async def __aenter__(self) -> Run | None:
         run, late = await self._begin(self._periodic.terms.timeout)
@@ -128,7 +129,7 @@ class Once:
             await run._leave(exc)
 
     def __call__(self, function: F) -> F:
-        """Decorate a coroutine function or method: see `sqlsem.Once`."""
+        """Decorate a coroutine function or method: it is called once per period, and other calls return None."""
         from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
         if not decorated.is_coroutine(function):

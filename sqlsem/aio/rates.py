@@ -1,4 +1,4 @@
-"""Rates, for asyncio."""
+"""Rates, for asyncio tasks: limits on use in a window of time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class RateGrant(BaseRateGrant):
-    """A grant of a rate, for tasks; see `sqlsem.RateGrant`."""
+    """The use that a rate granted, as `sqlsem.RateGrant`; `adjust` is awaited."""
 
     def __init__(self, driver: Driver, request: RateRequest, taken_ms: int, waited: float) -> None:
         super().__init__(driver.client, request, taken_ms, waited)
@@ -28,16 +28,17 @@ class RateGrant(BaseRateGrant):
 
     @classmethod
     def made_by(cls, driver: Driver) -> Callable[[RateRequest, int, float], RateGrant]:
-        """For the package; programs have no use for it."""
+        """Return a function that makes grants for this driver. (For the package.)"""
         return functools.partial(cls, driver)
 
     async def adjust(self, actual: int) -> None:
-        """As `sqlsem.RateGrant.adjust`."""
+        """See `sqlsem.RateGrant.adjust`."""
         await run_generator(adjusting(self, actual), self._driver.execute_effect)
 
 
 class Rate:
-    """A rate that tasks take from; made by `rate`. ``async with`` works on those of `sqlsem.rate`, too.
+    """A limit on use in a window of time, as `sqlsem.Rate`; made by `rate`. ``async with`` works with `sqlsem.rate`,
+    too.
 
     >>> grant = await sqlsem.aio.rate("api", 100, per="1m").take(timeout=5)  # doctest: +SKIP
     """
@@ -50,24 +51,26 @@ class Rate:
         return type(self), (self.terms,)
 
     async def take(self, blocking: bool = True, timeout: Duration | None = -1) -> RateGrant | None:
-        """As `sqlsem.Rate.take`. A task that is cancelled leaves the line, and what it took is given back."""
+        """Take the cost from the rate, as `sqlsem.Rate.take`. If the task is cancelled meanwhile, its request is
+        withdrawn, and the cost returned.
+        """
         return await self._take(self.terms.requests, self.terms.seconds(blocking, timeout))
 
-    async def _take(self, asked: Sequence[Ask], timeout: float | None) -> RateGrant | None:
+    async def _take(self, requests: Sequence[Ask], timeout: float | None) -> RateGrant | None:
         driver = Driver.of(self.terms.client)
         await driver.enter()
-        _, (request,) = split(asked)
+        _, (request,) = split(requests)
         return await driver.run_operation(
             RateAcquisition(
                 driver.client, request, timeout, this_caller(), RateGrant.made_by(driver), lambda: Signal(driver)
             )
         )
 
-    async def _enter(self, asked: Sequence[Ask]) -> RateGrant:
-        grant = await self._take(asked, self.terms.timeout)
+    async def _enter(self, requests: Sequence[Ask]) -> RateGrant:
+        grant = await self._take(requests, self.terms.timeout)
         if grant is None:
             raise await run_generator(
-                self.terms.too_late(asked, this_caller()), Driver.of(self.terms.client).execute_effect
+                self.terms.too_late(requests, this_caller()), Driver.of(self.terms.client).execute_effect
             )
         return grant
 
@@ -80,7 +83,7 @@ class Rate:
     def __call__(self, function: F) -> F:
         """Decorate a coroutine function or method: each call takes from the rate first.
 
-        Raises `ConfigurationError` for what cannot be guarded this way.
+        Raises `ConfigurationError` for any other function, and for classes.
         """
         from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
 
