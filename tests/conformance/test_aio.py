@@ -453,7 +453,7 @@ def test_cancelled_task_unblocks_the_next_waiter(run, connect, database, name):
 
 def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, database, name, monkeypatch):
     """The registration takes longer than a cancelled task waits for it; its row must not stay."""
-    monkeypatch.setattr(driver, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(driver, "CANCEL_WAIT_SECONDS", 0.05)
     coordinator = connect(grace=10)  # long enough for a slow engine to keep its member
     begun, go_on = threading.Event(), threading.Event()
     first = True

@@ -113,7 +113,7 @@ def given_back_first(patch):
     real = leaders._leave
 
     def leave(term, lock, exc):
-        if term._may_give_back():
+        if term._may_release():
             lock.__exit__(None, None, None)
         real(term, lock, exc)
 

@@ -46,7 +46,7 @@ MAY_CALL = {
     ("core/event_bus.py", "_serve"): "in a task of the program's event loop; what it raises is logged",
     ("leading.py", "_stop"): "in the thread that leads; when the term is lost, by call_out",
     ("leading.py", "__enter__"): "in the thread that leads",
-    ("aio/leading.py", "_tell_stopped"): "in a task of the program's event loop",
+    ("aio/leading.py", "_call_on_stopped"): "in a task of the program's event loop",
     ("aio/leading.py", "__aenter__"): "in the task that leads",
     ("batches/declaration.py", "alarm"): "in the thread that leaves the part; what it raises is logged",
 }
