@@ -337,7 +337,7 @@ class Driver:
             self.end()
 
     def end(self) -> None:
-        """Release grants, roll operations back and close sessions, after the loop has ended or the coordinator closed."""
+        """Release grants, roll operations back and close sessions. The loop has ended, or the coordinator is closed."""
         self._ended = True
         idle, self.idle = self.idle, []
         for session in idle:
