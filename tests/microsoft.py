@@ -101,21 +101,21 @@ def fetch() -> None:
 
 def needed() -> list[str]:
     """Return the wheels that this machine uses."""
-    found = ["odbc", "dotnet", "tools"]
+    packages = ["odbc", "dotnet", "tools"]
     if not _system_has(r"libssl\.so\.1\.1\b"):
-        found.append("openssl")
+        packages.append("openssl")
     if _system_icu() is None:
-        found.append("icu")
-    return found
+        packages.append("icu")
+    return packages
 
 
 def _fetch(name: str) -> None:
     wheel = WHEELS[name]
     with tempfile.TemporaryDirectory(dir=HOME) as folder:
-        wanted = Path(folder, "wanted.txt")
-        wanted.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
+        requirements = Path(folder, "wanted.txt")
+        requirements.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
         words = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "download"]
-        words += ["--no-deps", "--require-hashes", "--dest", folder, *wheel.options, "-r", str(wanted)]
+        words += ["--no-deps", "--require-hashes", "--dest", folder, *wheel.options, "-r", str(requirements)]
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
@@ -252,9 +252,9 @@ def runtime_config(folder: Path, name: str) -> Path:
     return file
 
 
-def _lack(*asked: object) -> str | None:
+def _lack(*packages: object) -> str | None:
     try:
-        for name in asked:
+        for name in packages:
             assert callable(name)
             name()
     except Lacking as exc:

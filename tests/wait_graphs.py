@@ -66,38 +66,38 @@ class World:
         self.rows: list[Row] = []
         self._numbers = itertools.count(1)
 
-    def owner(self, who: int) -> tuple[int | None, str | None]:
-        if who == BARE:
+    def owner(self, node: int) -> tuple[int | None, str | None]:
+        if node == BARE:
             return None, None
-        return (1, None) if who == NAMELESS else (who // 3 + 1, f"thread {who}")
+        return (1, None) if node == NAMELESS else (node // 3 + 1, f"thread {node}")
 
-    def of(self, who: int) -> list[Row]:
-        return [row for row in self.rows if (row.member, row.owner) == self.owner(who)]
+    def of(self, node: int) -> list[Row]:
+        return [row for row in self.rows if (row.member, row.owner) == self.owner(node)]
 
-    def move(self, kind: str, who: int, what: object) -> bool:
+    def move(self, kind: str, node: int, argument: object) -> bool:
         """Make a move; return False if it was impossible. Grants what can be granted, in the order of the queue."""
-        mine = self.of(who)
-        single = who not in (BARE, NAMELESS)
+        own = self.of(node)
+        single = node not in (BARE, NAMELESS)
         if kind == "leave":
-            if single and any(row.waits for row in mine):
+            if single and any(row.waits for row in own):
                 return False
-            self.rows = [row for row in self.rows if row not in (mine if single else mine[:1])]
+            self.rows = [row for row in self.rows if row not in (own if single else own[:1])]
         elif kind == "ask":
-            assert isinstance(what, list)
-            if single and (any(row.waits for row in mine) or len(mine) > 4):
+            assert isinstance(argument, list)
+            if single and (any(row.waits for row in own) or len(own) > 4):
                 return False
-            for resource, access, limit, weight in what:
-                member, owner = self.owner(who)
+            for resource, access, limit, weight in argument:
+                member, owner = self.owner(node)
                 self.rows.append(
                     Row(next(self._numbers), resource, member, owner, access, limit, weight, granted=False)
                 )
         else:
-            found = [row for row in mine if row.resource == what and row.access == "read" and row.granted]
-            taken = any(row.resource == what and row.access == UPGRADE for row in self.rows)
-            if not single or not found or taken or any(row.waits for row in mine):
+            reads = [row for row in own if row.resource == argument and row.access == "read" and row.granted]
+            taken = any(row.resource == argument and row.access == UPGRADE for row in self.rows)
+            if not single or not reads or taken or any(row.waits for row in own):
                 return False
             self.let_in()
-            self.rows = [dataclasses.replace(row, access=UPGRADE) if row is found[0] else row for row in self.rows]
+            self.rows = [dataclasses.replace(row, access=UPGRADE) if row is reads[0] else row for row in self.rows]
         self.let_in()
         return True
 
@@ -131,20 +131,20 @@ def asked(resource: str) -> st.SearchStrategy[Asked]:
 @st.composite
 def moves(draw: st.DrawFn) -> Move:
     kind = draw(st.sampled_from(["ask"] * 8 + ["leave", "upgrade"]))
-    who = draw(st.sampled_from([*range(2, 12)] * 3 + [BARE, NAMELESS]))
+    node = draw(st.sampled_from([*range(2, 12)] * 3 + [BARE, NAMELESS]))
     if kind == "leave":
-        return kind, who, ""
+        return kind, node, ""
     if kind == "upgrade":
-        return kind, who, draw(st.sampled_from(RESOURCES))
+        return kind, node, draw(st.sampled_from(RESOURCES))
     names = draw(
         st.lists(st.sampled_from(RESOURCES), min_size=1, max_size=1 if draw(st.integers(0, 4)) else 3, unique=True)
     )
-    if who in (BARE, NAMELESS):
+    if node in (BARE, NAMELESS):
         names = names[:1]
     requests = [draw(asked(name)) for name in names]
-    if who != BARE:  # the routines register no request without a limit where none is set
+    if node != BARE:  # the routines register no request without a limit where none is set
         requests = [(name, access, limit or weight, weight) for name, access, limit, weight in requests]
-    return kind, who, requests
+    return kind, node, requests
 
 
 caps = st.dictionaries(st.sampled_from(RESOURCES), st.integers(1, 3), max_size=1)

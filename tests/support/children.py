@@ -113,29 +113,29 @@ class Child:
 
     def expect(self, event: str, timeout: float = PATIENCE) -> dict[str, Any]:
         """Return the next event, and require that it is this one."""
-        found = self.next(timeout)
-        assert found is not None, (
+        received = self.next(timeout)
+        assert received is not None, (
             f"{self.function} ended (code {self.process.wait()}) before {event!r}\n{self.errors()}"
         )
-        assert found["event"] == event, f"{self.function} told {found}, not {event!r}\n{self.errors()}"
-        return found
+        assert received["event"] == event, f"{self.function} told {received}, not {event!r}\n{self.errors()}"
+        return received
 
     def quiet(self, seconds: float) -> bool:
         """Return True if no event comes for so long. For events that must *not* come: keep ``seconds`` small."""
         with contextlib.suppress(queue.Empty):
-            found = self._events.get(timeout=seconds)
-            raise AssertionError(f"{self.function} told {found} though it should wait\n{self.errors()}")
+            received = self._events.get(timeout=seconds)
+            raise AssertionError(f"{self.function} told {received} though it should wait\n{self.errors()}")
         return True
 
     def rest(self, timeout: float = PATIENCE) -> list[dict[str, Any]]:
         """Return all events until the process ends, with exit status 0."""
         deadline = time.monotonic() + timeout
-        found = []
+        events = []
         while (event := self.next(max(0.1, deadline - time.monotonic()))) is not None:
-            found.append(event)
+            events.append(event)
         code = self.process.wait(PATIENCE)
         assert code == 0, f"{self.function} ended with code {code}\n{self.errors()}"
-        return found
+        return events
 
     def errors(self) -> str:
         self._errors.seek(0)
@@ -209,28 +209,28 @@ def session(channel: Channel, url: str, options: dict[str, Any], grace: float = 
     while (command := channel.ask())["do"] != "end":
         if command["do"] == "release":
             assert lock is not None
-            left = time.monotonic()
+            left_at = time.monotonic()
             try:
                 lock.release()
             except sqlsem.LockLost as exc:
                 channel.tell("lost", message=str(exc))
                 continue
-            channel.tell("released", left=left)
+            channel.tell("released", left=left_at)
             continue
         lock = make_lock(coordinator, command["lock"])
         try:
-            had = lock.acquire(timeout=command.get("timeout"))
+            granted = lock.acquire(timeout=command.get("timeout"))
         except sqlsem.SqlsemError as exc:
             channel.tell("failed", error=type(exc).__name__, message=str(exc))
             continue
-        if not had:
+        if not granted:
             channel.tell("timeout")
             continue
         grant = lock.grant
         channel.tell("granted", position=grant.position, positions=grant.positions)
         if command["do"] == "work":
             time.sleep(command["seconds"])
-            left = time.monotonic()
+            left_at = time.monotonic()
             lock.release()
-            channel.tell("released", left=left)
+            channel.tell("released", left=left_at)
     coordinator.close()

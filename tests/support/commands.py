@@ -35,10 +35,10 @@ while True: time.sleep(0.05)  # not pause(), which would sleep through a signal 
 """
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], description: str) -> Any:
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come true"
+        assert time.monotonic() < deadline, f"{description} did not come true"
         time.sleep(0.01)
     return value
 

@@ -36,14 +36,14 @@ def pages(connection, statement, *parameters, times=6):
     The statement is rolled back. The result is the least of several runs: a session reads the catalogue and plans again
     when other sessions, or autovacuum, invalidate its caches, and that reads pages as well.
     """
-    found = []
+    numbers = []
     for _ in range(times):
         with connection.transaction(force_rollback=True):
             ((plan,),) = connection.execute(
                 f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
             ).fetchall()
-        found.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
-    return min(found)
+        numbers.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+    return min(numbers)
 
 
 def cost_of_turns(database, queue, *, finds, times=10):

@@ -51,12 +51,14 @@ class Database:
         """Create the tables as ``sqlsem init`` does. $SQLSEM_TEST_FEATURES names the features of new tables, to run a
         suite on a part.
         """
-        wanted = tuple(filter(None, os.environ.get("SQLSEM_TEST_FEATURES", "").split(",")))
+        chosen = tuple(filter(None, os.environ.get("SQLSEM_TEST_FEATURES", "").split(",")))
         engine = self.make_engine()
         session = engine.connect("main")
         try:
             session.install(
-                lambda there: engine.plan(there, FeatureSelection(only or (() if there or add else wanted), add))
+                lambda installed: engine.plan(
+                    installed, FeatureSelection(only or (() if installed or add else chosen), add)
+                )
             )
         finally:
             session.close()
@@ -113,8 +115,8 @@ class Database:
 
     def queue(self, prefix: str) -> list[tuple[Any, ...]]:
         """Return (queue_position, resource_id, requesting_id) of the rows whose resource begins with a prefix."""
-        found = self.rows("SELECT queue_position, resource_id, requesting_id FROM {table} ORDER BY queue_position")
-        return [row for row in found if row[1].startswith(prefix)]
+        rows = self.rows("SELECT queue_position, resource_id, requesting_id FROM {table} ORDER BY queue_position")
+        return [row for row in rows if row[1].startswith(prefix)]
 
     def waiting_for(self, lock: str) -> list[tuple[Any, ...]]:
         """Return PostgreSQL's sessions that wait for a lock ("advisory", "relation", "transactionid"), of this

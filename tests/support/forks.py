@@ -89,10 +89,10 @@ def _tell_ends(children: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        told = children.pop(pid)
+        pipe = children.pop(pid)
         with contextlib.suppress(BrokenPipeError):
-            os.write(told, str(os.waitstatus_to_exitcode(status)).encode())
-        os.close(told)
+            os.write(pipe, str(os.waitstatus_to_exitcode(status)).encode())
+        os.close(pipe)
 
 
 # -- in the tests ---------------------------------------------------------------------------------------------------
@@ -107,34 +107,39 @@ class Server:
     """The server, with its children as `subprocess.Popen` has them."""
 
     def __init__(self) -> None:
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._guard = threading.Lock()
-        words = [sys.executable, "-c", f"{_SERVER}; import support; support.child_main()", str(theirs.fileno())]
+        words = [sys.executable, "-c", f"{_SERVER}; import support; support.child_main()", str(server_end.fileno())]
         self._process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment({})
+            words, stdin=subprocess.DEVNULL, pass_fds=[server_end.fileno()], env=environment({})
         )
-        theirs.close()
+        server_end.close()
 
     def fork(self, env: dict[str, str], errors: IO[bytes]) -> Forked:
-        stdin, ours_in = os.pipe()
-        ours_out, stdout = os.pipe()
-        told, tell = os.pipe()
+        stdin, stdin_writer = os.pipe()
+        stdout_reader, stdout = os.pipe()
+        status_reader, status_writer = os.pipe()
         with self._guard:
             request = json.dumps([os.getcwd(), env]).encode()
-            socket.send_fds(self._line, [request], [stdin, stdout, errors.fileno(), tell])
+            socket.send_fds(self._line, [request], [stdin, stdout, errors.fileno(), status_writer])
             pid = int(self._line.recv(64))
-        for end in (stdin, stdout, tell):
+        for end in (stdin, stdout, status_writer):
             os.close(end)
-        return Forked(pid, os.fdopen(ours_in, "w", encoding="utf-8"), os.fdopen(ours_out, encoding="utf-8"), told)
+        return Forked(
+            pid,
+            os.fdopen(stdin_writer, "w", encoding="utf-8"),
+            os.fdopen(stdout_reader, encoding="utf-8"),
+            status_reader,
+        )
 
 
 class Forked:
     """The part of `subprocess.Popen` that tests use."""
 
-    def __init__(self, pid: int, stdin: IO[str], stdout: IO[str], told: int) -> None:
+    def __init__(self, pid: int, stdin: IO[str], stdout: IO[str], status_reader: int) -> None:
         self.pid, self.stdin, self.stdout = pid, stdin, stdout
         self.returncode: int | None = None
-        self._told = os.fdopen(told, "rb", buffering=0)
+        self._told = os.fdopen(status_reader, "rb", buffering=0)
         self._guard = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> int:

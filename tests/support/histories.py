@@ -44,16 +44,16 @@ def check_history(stays: Iterable[Stay], caps: Mapping[str, int] | None = None) 
     queues: dict[str, list[Stay]] = defaultdict(list)
     for stay in stays:
         queues[stay.resource].append(stay)
-    for resource, found in queues.items():
-        found.sort(key=lambda stay: stay.position)
-        numbers = [stay.position for stay in found]
+    for resource, stays_of_resource in queues.items():
+        stays_of_resource.sort(key=lambda stay: stay.position)
+        numbers = [stay.position for stay in stays_of_resource]
         assert len(set(numbers)) == len(numbers), f"a number was given twice on {resource}: {numbers}"
-        for stay in found:
+        for stay in stays_of_resource:
             assert stay.left is None or stay.left >= stay.entered, stay
-        for number, stay in enumerate(found):
+        for number, stay in enumerate(stays_of_resource):
             ahead = [
                 other
-                for other in found[max(0, number - 2000) : number]
+                for other in stays_of_resource[max(0, number - 2000) : number]
                 if stay.conflicts(other) and (other.left is None or other.left > stay.entered)
             ]
             limits = [other.limit for other in [*ahead, stay] if other.limit is not None]
@@ -96,7 +96,7 @@ class Recorder:
         try:
             yield grant
         finally:
-            left = time.monotonic()
+            left_at = time.monotonic()
             lock.release()
             with self._guard:
                 for request in grant.state.requests:
@@ -105,7 +105,7 @@ class Recorder:
                             request.resource,
                             grant.positions[request.resource],
                             entered,
-                            left,
+                            left_at,
                             request.access,
                             request.weight,
                             request.limit,

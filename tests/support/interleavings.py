@@ -193,9 +193,9 @@ class Choice:
         """Choose another actor; False if there is none."""
         if self.chosen >= 0:
             self.tried.add(self.chosen)
-        left = [read for read in self.reads if read not in self.asleep | self.tried]
-        self.chosen = left[0] if left else -1
-        return bool(left)
+        untried = [read for read in self.reads if read not in self.asleep | self.tried]
+        self.chosen = untried[0] if untried else -1
+        return bool(untried)
 
     def asleep_after(self) -> set[int]:
         """Return the actors tried first here whose step can come later as well, because neither step writes."""
@@ -203,13 +203,13 @@ class Choice:
 
 
 def play(
-    actors: list[Actor], how: Cutter, schedule: list[Choice], check: Callable[[], None], parted: list[str]
+    actors: list[Actor], cutter: Cutter, schedule: list[Choice], check: Callable[[], None], parted: list[str]
 ) -> bool:
     """Run one schedule, and make the choices that it does not contain. Return False if it repeats earlier ones.
 
     ``parted``: the schedules that led to a different state than before.
     """
-    players = [Player(actor, how) for actor in actors]
+    players = [Player(actor, cutter) for actor in actors]
     names: list[str] = []
     try:
         while not all(player.finished for player in players):
@@ -233,7 +233,7 @@ def play(
             player = players[choice.chosen]
             names.append(player.actor.name)
             player.step()
-            _settle(players, how)
+            _settle(players, cutter)
             for player in players:
                 if player.failure is not None:
                     raise player.failure
@@ -247,7 +247,7 @@ def play(
     return True
 
 
-def _settle(players: list[Player], how: Cutter) -> None:
+def _settle(players: list[Player], cutter: Cutter) -> None:
     """Wait until each actor has ended its step, or waits for another one's lock."""
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -255,14 +255,14 @@ def _settle(players: list[Player], how: Cutter) -> None:
         moving = 0
         for player in players:
             if player.under_way and not player.rests(0.002):
-                if how.is_blocked(player.actor.session):
+                if cutter.is_blocked(player.actor.session):
                     blocked += 1
                 else:
                     moving += 1
         if not moving:
             # (An actor that was blocked when we asked may have been unblocked by one that ended its step since.)
             again = [player for player in players if player.under_way]
-            if len(again) == blocked and all(how.is_blocked(player.actor.session) for player in again):
+            if len(again) == blocked and all(cutter.is_blocked(player.actor.session) for player in again):
                 return
             if not again:
                 return
@@ -275,7 +275,7 @@ MAX_PARTED = 20
 Scenario = tuple[list[Actor], Callable[[], None], Callable[[], None]]
 
 
-def explore(make: Callable[[], Scenario], how: Cutter) -> int:
+def explore(make: Callable[[], Scenario], cutter: Cutter) -> int:
     """Run all schedules of the scenarios that ``make`` makes; return their number. Of schedules that differ only in the
     order of reads, one is run (sleep sets: Godefroid 1996).
     """
@@ -284,7 +284,7 @@ def explore(make: Callable[[], Scenario], how: Cutter) -> int:
     parted: list[str] = []
     while True:
         actors, check, end = make()
-        played = play(actors, how, schedule, check, parted)
+        played = play(actors, cutter, schedule, check, parted)
         # (The search would not end if a scenario kept state from one run to the next.)
         assert len(parted) <= MAX_PARTED + count // 10, f"not the same in each schedule, from {parted[-1]!r} on"
         if played:

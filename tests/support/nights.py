@@ -25,7 +25,7 @@ def seconds(moment: datetime) -> float:
 def past(
     resource: str,
     position: int,
-    asked: float,
+    requested: float,
     granted: float | None,
     ended: float,
     access: str = "write",
@@ -42,10 +42,10 @@ def past(
         requesting_id=more.pop("requesting_id", f"r{position}"),
         owner=None,
         note=more.pop("note", None),
-        requested_at=at(asked),
+        requested_at=at(requested),
         granted_at=None if granted is None else at(granted),
         ended_at=at(ended),
-        waited=(ended if granted is None else granted) - asked,
+        waited=(ended if granted is None else granted) - requested,
         held=None if granted is None else ended - granted,
         outcome=outcome,
         limit=limit,
@@ -53,13 +53,13 @@ def past(
     )
 
 
-def entry(resource: str, position: int, asked: float, granted: float | None, now: float, **more) -> Entry:
+def entry(resource: str, position: int, requested: float, granted: float | None, now: float, **more) -> Entry:
     known = {field.name: None for field in dataclasses.fields(Entry)}
     known |= {
-        **{"resource": resource, "position": position, "requested_at": at(asked), "access": "write", "limit": 1},
+        **{"resource": resource, "position": position, "requested_at": at(requested), "access": "write", "limit": 1},
         **{"weight": 1, "requesting_id": f"r{position}", "member_id": 1, "host": "h", "pid": position},
         **{"granted_at": None if granted is None else at(granted), "state": "waits" if granted is None else "holds"},
-        "seconds": now - (asked if granted is None else granted),
+        "seconds": now - (requested if granted is None else granted),
     }
     return Entry(**(known | more))
 
@@ -109,7 +109,7 @@ def lived(asks: Sequence[Ask]) -> list[Past]:
                     ended[number] = now
                     again = True
         now += 1
-    found = [
+    past_rows = [
         past(
             ask.resource,
             number + 1,
@@ -123,7 +123,7 @@ def lived(asks: Sequence[Ask]) -> list[Past]:
         )
         for number, ask in enumerate(asks)
     ]
-    return newest_first(found)
+    return newest_first(past_rows)
 
 
 def newest_first(rows: Iterable[Past]) -> list[Past]:
@@ -133,7 +133,7 @@ def newest_first(rows: Iterable[Past]) -> list[Past]:
 
 def broken(rows: Sequence[Past]) -> set[int]:
     """Return the positions that were granted although they did not fit with the rows ahead that had not ended."""
-    found = set()
+    positions = set()
     for row in rows:
         if row.granted_at is None:
             continue
@@ -143,29 +143,29 @@ def broken(rows: Sequence[Past]) -> set[int]:
             if other.resource == row.resource and other.position < row.position and other.ended_at > row.granted_at
         ]
         if not Request(row.resource, row.access, row.limit, row.weight).fits(ahead, None):
-            found.add(row.position)
-    return found
+            positions.add(row.position)
+    return positions
 
 
 def handed_over(rows: Sequence[Past]) -> float:
     """Return the seconds of all hand-overs: from the moment with room for a request until its grant."""
-    found = 0.0
+    total = 0.0
     for row in rows:
         if row.granted_at is None:
             continue
         ahead = [other for other in rows if other.resource == row.resource and other.position < row.position]
         for moment in sorted([row.requested_at, *(other.ended_at for other in ahead)]):
-            there = [
+            moments = [
                 Request(other.resource, other.access, other.limit, other.weight)
                 for other in ahead
                 if other.ended_at > moment
             ]
             if moment >= row.requested_at and Request(row.resource, row.access, row.limit, row.weight).fits(
-                there, None
+                moments, None
             ):
-                found += max(0.0, (row.granted_at - moment).total_seconds())
+                total += max(0.0, (row.granted_at - moment).total_seconds())
                 break
-    return found
+    return total
 
 
 def moved(row: Past, **times: float) -> Past:

@@ -29,5 +29,5 @@ def names_in(text: str) -> tuple[frozenset[str], frozenset[str]]:
 def made_and_named(engine: str, features: frozenset[str]) -> tuple[set[str], set[str]]:
     """Return `names_in` of all scripts of these features."""
     scripts = ("schema", *sql.rerunnable(engine, features))
-    found = [names_in(sql.script(engine, script, features=features)) for script in scripts]
-    return set().union(*(made for made, _ in found)), set().union(*(named for _, named in found))
+    pairs = [names_in(sql.script(engine, script, features=features)) for script in scripts]
+    return set().union(*(made for made, _ in pairs)), set().union(*(named for _, named in pairs))

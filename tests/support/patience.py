@@ -29,14 +29,14 @@ def slack(seconds: float) -> float:
     return seconds * max(3.0, 2 * busy)
 
 
-def until(condition: Callable[[], Any], what: str = "the condition", timeout: float = PATIENCE) -> Any:
+def until(condition: Callable[[], Any], description: str = "the condition", timeout: float = PATIENCE) -> Any:
     """Wait until ``condition()`` is true and return its value; fail after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"{what} did not come true within {timeout:g} s"
+        assert time.monotonic() < deadline, f"{description} did not come true within {timeout:g} s"
         time.sleep(0.01)
 
 
@@ -75,20 +75,20 @@ class Standstills:
         self._thread.join()
 
 
-def promptly(attempt: Callable[[], float], seconds: float, what: str, times: int = 5) -> None:
+def promptly(attempt: Callable[[], float], seconds: float, description: str, times: int = 5) -> None:
     """Assert that something takes less than so long: ``attempt()`` does it once, and returns how long it took.
 
     A machine that stands still makes one attempt slow; slow code is slow each time.
     """
     took: list[float] = []
     while not took or took[-1] >= seconds:
-        assert len(took) < times, f"{what}: it took {', '.join(f'{seconds:.1f}' for seconds in took)} s"
+        assert len(took) < times, f"{description}: it took {', '.join(f'{seconds:.1f}' for seconds in took)} s"
         took.append(attempt())
 
 
-def remains(condition: Callable[[], bool], seconds: float, what: str) -> None:
+def remains(condition: Callable[[], bool], seconds: float, description: str) -> None:
     """Assert that a condition holds all the time, for that long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        assert condition(), f"not any more: {what}"
+        assert condition(), f"not any more: {description}"
         time.sleep(0.02)

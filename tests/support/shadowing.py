@@ -46,7 +46,7 @@ class Routine:
 @functools.cache
 def routines(text: str) -> tuple[Routine, ...]:
     """Return the routines that a script creates."""
-    found = []
+    routines_found = []
     for raw in pglast.parse_sql(text):
         statement = raw.stmt
         if not isinstance(statement, ast.CreateFunctionStmt):
@@ -58,7 +58,7 @@ def routines(text: str) -> tuple[Routine, ...]:
         )
         start = raw.stmt_location
         whole = text[start : start + raw.stmt_len] if raw.stmt_len else text[start:]
-        found.append(
+        routines_found.append(
             Routine(
                 statement.funcname[-1].sval,
                 options["language"].sval,
@@ -67,7 +67,7 @@ def routines(text: str) -> tuple[Routine, ...]:
                 "search_path" in settings,
             )
         )
-    return tuple(found)
+    return tuple(routines_found)
 
 
 def nodes(node):
@@ -85,30 +85,30 @@ def unqualified(text: str) -> list[str]:
     """Return the names that a statement of SQL, or several, finds by the search_path."""
     tree = pglast.parse_sql(text)
     known = {node.ctename for node in nodes(tree) if isinstance(node, ast.CommonTableExpr)}
-    found = []
+    names = []
     for node in nodes(tree):
         if isinstance(node, ast.A_Expr):
             if node.kind in HIDDEN:
-                found.append(HIDDEN[node.kind])
+                names.append(HIDDEN[node.kind])
             elif len(node.name) == 1:
-                found.append(f"operator {node.name[0].sval}")
+                names.append(f"operator {node.name[0].sval}")
         elif isinstance(node, ast.SubLink) and node.testexpr is not None and len(node.operName or ()) < 2:
-            found.append("IN (SELECT …)" if not node.operName else f"operator {node.operName[0].sval} ANY (SELECT …)")
+            names.append("IN (SELECT …)" if not node.operName else f"operator {node.operName[0].sval} ANY (SELECT …)")
         elif isinstance(node, ast.CaseExpr) and node.arg is not None:
-            found.append("CASE … WHEN")
+            names.append("CASE … WHEN")
         elif isinstance(node, ast.FuncCall) and len(node.funcname) == 1:
-            found.append(f"function {node.funcname[0].sval}")
+            names.append(f"function {node.funcname[0].sval}")
         elif isinstance(node, ast.TypeName) and node.names and len(node.names) == 1:
-            found.append(f"type {node.names[0].sval}")
+            names.append(f"type {node.names[0].sval}")
         elif isinstance(node, ast.RangeVar) and node.schemaname is None and node.relname not in known:
-            found.append(f"table {node.relname}")
+            names.append(f"table {node.relname}")
         elif isinstance(node, ast.JoinExpr) and (node.usingClause or node.isNatural):
-            found.append("JOIN … USING")
+            names.append("JOIN … USING")
         elif isinstance(node, ast.SortBy) and node.useOp and len(node.useOp) == 1:
-            found.append(f"operator {node.useOp[0].sval} (ORDER BY)")
+            names.append(f"operator {node.useOp[0].sval} (ORDER BY)")
         elif isinstance(node, ast.CollateClause) and len(node.collname) == 1:
-            found.append(f"collation {node.collname[0].sval}")
-    return found
+            names.append(f"collation {node.collname[0].sval}")
+    return names
 
 
 def plpgsql_parts(node):
@@ -156,13 +156,13 @@ def declared_types(body: str) -> list[str]:
     declared = re.match(r"\s*(?:<<\w+>>\s*)?DECLARE\b(.*?)\bBEGIN\b", body, re.DOTALL)
     if not declared:
         return []
-    found = []
+    types = []
     without_comments = re.sub(r"--[^\n]*", "", declared.group(1))
     for line in without_comments.split(";"):
         match = re.match(r"\s*\w+\s+(?:CONSTANT\s+)?([\w.{}]+)", line, re.IGNORECASE)
         if match and "." not in match.group(1) and match.group(1).lower() not in GRAMMAR_TYPES:
-            found.append(f"type {match.group(1)}")
-    return found
+            types.append(f"type {match.group(1)}")
+    return types
 
 
 def in_routine(routine: Routine) -> list[str]:
@@ -170,13 +170,13 @@ def in_routine(routine: Routine) -> list[str]:
     if routine.language == "sql":
         return unqualified(routine.body)
     assert routine.language == "plpgsql", routine.language
-    found = declared_types(routine.body)
+    names = declared_types(routine.body)
     for kind, value in plpgsql_parts(json.loads(parse_plpgsql_json(routine.statement))):
         if kind == "expression":
-            found += in_expression(*value)
+            names += in_expression(*value)
         elif kind == "hidden":
-            found.append(value)
-    return found
+            names.append(value)
+    return names
 
 
 #: The path under which names mean the system's objects.
@@ -196,15 +196,15 @@ def pins_path_first(script: str) -> bool:
 def in_block(text: str) -> list[str]:
     """Return the names that a DO block finds by the search_path before it sets one of its own."""
     body = pglast.parse_sql(text)[0].stmt.args[0].arg.sval
-    found = declared_types(body)
+    names = declared_types(body)
     for kind, value in plpgsql_parts(json.loads(parse_plpgsql_json(text))):
         if kind == "expression":
             if re.fullmatch(r"SELECT pg_catalog\.set_config\('search_path', 'pg_catalog, pg_temp', true\)", value[0]):
-                return found
-            found += in_expression(*value)
+                return names
+            names += in_expression(*value)
         elif kind == "hidden":
-            found.append(value)
-    return found
+            names.append(value)
+    return names
 
 
 def in_fragment(text: str) -> list[str]:

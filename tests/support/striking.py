@@ -64,10 +64,10 @@ def leaves_with(frame):
 
 def struck(number, do):
     """Strike at the line of that number which ``do`` runs through; return the place, None if there are fewer lines."""
-    seen, where = 0, None
+    seen, place = 0, None
 
     def trace(frame, event, _):
-        nonlocal seen, where
+        nonlocal seen, place
         code = frame.f_code
         if not code.co_filename.startswith(PACKAGE):
             return None
@@ -76,19 +76,19 @@ def struck(number, do):
         if event == "line" and not leaves_with(frame) and not at_entry:
             seen += 1
             if seen == number:
-                where = f"{Path(code.co_filename).name}:{frame.f_lineno} ({code.co_name})"
+                place = f"{Path(code.co_filename).name}:{frame.f_lineno} ({code.co_name})"
                 raise KeyboardInterrupt
         return trace
 
     interrupted(trace, do)
-    return where
+    return place
 
 
 def every_line(prepare):
     """Strike at each line, one at a time, of the function that ``prepare(number)`` returns; yields the places."""
     for number in itertools.count(1):
-        where = struck(number, prepare(number))
-        if where is None:
+        place = struck(number, prepare(number))
+        if place is None:
             assert number > 10
             return
-        yield where
+        yield place

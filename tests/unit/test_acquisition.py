@@ -89,10 +89,10 @@ class Table(WakeupLocks):
 
     def cancel(self, member_id, uid, outcome):
         self.outcomes.append(outcome)
-        gone = [position for position, owner in self.rows.items() if owner == uid]
-        for position in gone:
+        positions = [position for position, owner in self.rows.items() if owner == uid]
+        for position in positions:
             del self.rows[position]
-        return len(gone)
+        return len(positions)
 
     def release(self, ticket, outcome):
         return self.rows.pop(ticket.position, None) is not None
@@ -129,8 +129,8 @@ class Table(WakeupLocks):
             self.clock += operation.timeout
         return False
 
-    def calls(self, what):
-        return [effect for effect in self.done if isinstance(effect, effects.Call) and effect.what == what]
+    def calls(self, routine):
+        return [effect for effect in self.done if isinstance(effect, effects.Call) and effect.what == routine]
 
 
 @contextlib.contextmanager
@@ -244,18 +244,18 @@ def test_abandoned_grant_is_left_to_the_heartbeat():
 
 def test_rolled_back_acquire_holds_nothing():
     """As after an interrupt between its last step and its caller."""
-    table, kept = Table([True]), []
+    table, holds = Table([True]), []
     with coordinator_of(table) as coordinator:
         client = coordinator.client
         make = functools.partial(Grant, client)
-        asked = Acquisition(
-            client, coordinator.mutex("r0").terms, [Request("r0")], None, this_thread(), make, keep=kept
+        acquisition = Acquisition(
+            client, coordinator.mutex("r0").terms, [Request("r0")], None, this_thread(), make, keep=holds
         )
-        grant = effects.run_generator(asked.run(), table.perform)
-        assert [hold.grant for hold in kept] == client.registry.grants() == [grant]
+        grant = effects.run_generator(acquisition.run(), table.perform)
+        assert [hold.grant for hold in holds] == client.registry.grants() == [grant]
         with mock.patch.object(client, "notify_waiters") as nudge:
-            effects.run_generator(asked.rollback(), table.perform)
-        assert kept == client.registry.grants() == []
+            effects.run_generator(acquisition.rollback(), table.perform)
+        assert holds == client.registry.grants() == []
         assert table.rows == {}
         assert grant.position not in client.member.tickets
         nudge.assert_called_once_with("r0")
@@ -273,26 +273,26 @@ def asked_of(table):
 
 def test_rolled_back_acquire_publishes_its_end():
     """A listener that shows or counts grants gets both events or neither."""
-    with asked_of(Table([True])) as (coordinator, asked):
-        told = []
+    with asked_of(Table([True])) as (coordinator, acquisition):
+        events = []
         for kind in ("granted", "released"):
-            coordinator.on(kind, told.append)
-        effects.run_generator(asked.run(), coordinator.client.execute_effect)
+            coordinator.on(kind, events.append)
+        effects.run_generator(acquisition.run(), coordinator.client.execute_effect)
         for _ in range(2):
-            effects.run_generator(asked.rollback(), coordinator.client.execute_effect)
-        until(lambda: len(told) >= 2, "both are told")
-        assert [event.name for event in told] == ["granted", "released"]
+            effects.run_generator(acquisition.rollback(), coordinator.client.execute_effect)
+        until(lambda: len(events) >= 2, "both are told")
+        assert [event.name for event in events] == ["granted", "released"]
 
 
 def test_rolled_back_acquire_is_not_cancelled_twice():
     table = Table([False] * 9, register=[False])
-    with asked_of(table) as (coordinator, asked):
-        running = asked.run()
+    with asked_of(table) as (coordinator, acquisition):
+        running = acquisition.run()
         operation = next(running)
         while not isinstance(operation, effects.WaitFor):
             operation = running.send(coordinator.client.execute_effect(operation))
         for _ in range(2):
-            effects.run_generator(asked.rollback(), table.perform)
+            effects.run_generator(acquisition.rollback(), table.perform)
         assert not coordinator.client.member._cleanup_requested, "nothing is left for the ping to remove"
     assert table.outcomes == ["cancelled"]
 
@@ -301,25 +301,25 @@ def test_rolled_back_acquire_is_not_cancelled_twice():
 def test_a_withdrawal_is_not_waited_for_long(retry, budget):
     """A caller that leaves with an error does not wait for a lost database: a heartbeat does the rest."""
     table = Table([True])
-    with asked_of(table) as (_, asked):
-        effects.run_generator(asked.run(), table.perform)
-        asked.retry_timeout = retry
-        effects.run_generator(asked.rollback(), table.perform)
+    with asked_of(table) as (_, acquisition):
+        effects.run_generator(acquisition.run(), table.perform)
+        acquisition.retry_timeout = retry
+        effects.run_generator(acquisition.rollback(), table.perform)
     assert [call.retry_timeout for call in table.calls("cancel")] == [budget]
 
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_withdrawal_that_fails_is_said_and_left_to_the_ping(closed, caplog):
     table = Table([True], troubles={1: (False, Disconnected("the cable"))})
-    with asked_of(table) as (coordinator, asked):
-        effects.run_generator(asked.run(), table.perform)
+    with asked_of(table) as (coordinator, acquisition):
+        effects.run_generator(acquisition.run(), table.perform)
         with mock.patch.object(type(coordinator.client), "closed", closed):
-            effects.run_generator(asked.rollback(), table.perform)
+            effects.run_generator(acquisition.rollback(), table.perform)
         assert coordinator.client.member._cleanup_requested
         coordinator.client.member._cleanup_requested = False
-    said = ["Could not cancel a request at once; the next heartbeat does: the cable"]
+    warnings = ["Could not cancel a request at once; the next heartbeat does: the cable"]
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == (
-        [] if closed else said
+        [] if closed else warnings
     )
 
 
@@ -412,8 +412,8 @@ def tasks_face(coordinator, table, requests, timeout):
         await keep[0].grant.release()
 
     async def outcome(coroutine):
-        (found,) = await asyncio.gather(asyncio.ensure_future(coroutine), return_exceptions=True)
-        return found if isinstance(found, BaseException) else None
+        (result,) = await asyncio.gather(asyncio.ensure_future(coroutine), return_exceptions=True)
+        return result if isinstance(result, BaseException) else None
 
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         error = loop.run_until_complete(outcome(acquire()))

@@ -58,14 +58,14 @@ def foreign_private_names(name, tree):
 
 
 def test_no_private_name_is_used_from_another_module():
-    assert [found for name, tree in trees() for found in foreign_private_names(name, tree)] == []
+    assert [use for name, tree in trees() for use in foreign_private_names(name, tree)] == []
 
 
 def test_search_for_private_names_finds_them():
     text = (
         "from sqlsem.locks import _default\nclass A:\n    def f(self, b): return self._mine, b._theirs\n    _mine = 1"
     )
-    assert [found.split()[1] for found in foreign_private_names("x", ast.parse(text))] == ["_default", "._theirs"]
+    assert [use.split()[1] for use in foreign_private_names("x", ast.parse(text))] == ["_default", "._theirs"]
 
 
 def too_large(name, tree, text):
@@ -83,13 +83,13 @@ def too_large(name, tree, text):
 
 
 def test_every_piece_can_be_seen_whole():
-    found = [
+    too_long = [
         finding
         for path in MODULES
         for text in [path.read_text(encoding="utf-8")]
         for finding in too_large(path.relative_to(ROOT).as_posix(), ast.parse(text), text)
     ]
-    assert found == []
+    assert too_long == []
 
 
 def test_no_import_hides_in_a_function():
@@ -101,10 +101,10 @@ def test_no_import_hides_in_a_function():
             if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             for node in ast.walk(function):
-                ours = (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlsem")) or (
+                own = (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlsem")) or (
                     isinstance(node, ast.Import) and any(name.name.startswith("sqlsem") for name in node.names)
                 )
-                if ours and "#" not in lines[node.lineno - 1] and "#" not in lines[node.lineno - 2]:
+                if own and "#" not in lines[node.lineno - 1] and "#" not in lines[node.lineno - 2]:
                     hidden.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert hidden == []
 
@@ -137,14 +137,14 @@ def counted_before_try(function):
 
 def test_no_interrupt_separates_a_step_from_its_undo():
     """Counted holders have a token (core/permits.py), and a lock is taken by 'with' or `runtime.had_within`."""
-    found = {
-        f"{name}:{line} {what}"
+    gaps = {
+        f"{name}:{line} {counter}"
         for name, tree in trees()
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for line, what in counted_before_try(function)
+        for line, counter in counted_before_try(function)
     }
-    assert found == set()
+    assert gaps == set()
 
 
 def test_search_for_interruptible_gaps_finds_them():
@@ -155,7 +155,7 @@ def test_search_for_interruptible_gaps_finds_them():
         "    finally:\n        lock.release()\n"
         "def h(self):\n    try:\n        self.n += 1\n    finally:\n        self.n -= 2\n"
     )
-    assert [what for statement in ast.parse(text).body for _, what in counted_before_try(statement)] == [
+    assert [counter for statement in ast.parse(text).body for _, counter in counted_before_try(statement)] == [
         "self.n",
         "lock",
     ]
@@ -168,7 +168,7 @@ def test_tests_query_only_their_own_part_of_a_server():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
                 continue
-            asked = re.search(r"FROM pg_(locks|stat_activity)\b(.*)", node.value, re.DOTALL)
-            if asked and not re.search(r"\b(pid|datname|database|usename)\b", asked[2]):
+            query = re.search(r"FROM pg_(locks|stat_activity)\b(.*)", node.value, re.DOTALL)
+            if query and not re.search(r"\b(pid|datname|database|usename)\b", query[2]):
                 everybodys.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}")
     assert everybodys == []

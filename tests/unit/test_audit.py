@@ -43,11 +43,11 @@ def test_audit_finds_broken_histories(some, data):
     for _ in range(data.draw(st.integers(1, 3))):
         number = data.draw(st.integers(0, len(rows) - 1))
         row = rows[number]
-        asked = nights.seconds(row.requested_at)
+        requested = nights.seconds(row.requested_at)
         kind = data.draw(st.sampled_from(nights.KINDS))
         times = sorted(data.draw(st.lists(st.integers(0, 15), min_size=2, max_size=2)))
         changed = [
-            nights.moved(row, granted_at=asked + times[0], ended_at=asked + times[1]),
+            nights.moved(row, granted_at=requested + times[0], ended_at=requested + times[1]),
             replace(row, access=kind[0], limit=kind[1], weight=kind[2]),
             replace(row, resource="a"),
         ]
@@ -318,8 +318,8 @@ def settings_of(cap=None, paused=False):
     ],
 )
 def test_audit_respects_operators_settings(done, now, expected):
-    found = module.rulings(reversed(done), [now] if now else [])
-    assert sorted(found, key=lambda ruling: ruling.since) == expected
+    rulings = module.rulings(reversed(done), [now] if now else [])
+    assert sorted(rulings, key=lambda ruling: ruling.since) == expected
 
 
 def test_finding_is_described():
@@ -386,14 +386,14 @@ def test_a_long_history_takes_the_memory_of_a_moment_of_it():
     tracemalloc.start()
     try:
         assert module.audit(long_night(8_000)).ok
-        few = tracemalloc.get_traced_memory()[1]
+        bytes_of_few = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
         result = module.audit(long_night(24_000))
-        many = tracemalloc.get_traced_memory()[1]
+        bytes_of_many = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert (result.ok, result.grants) == (True, 24_000)
-    assert many < few + 500_000, (few, many)
+    assert bytes_of_many < bytes_of_few + 500_000, (bytes_of_few, bytes_of_many)
 
 
 def test_the_time_grows_with_the_rows_and_not_with_their_square():

@@ -27,8 +27,8 @@ def test_every_measurement_runs(tmp_path):
         [sys.executable, "-m", "benchmarks", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(figures.read_text())["sqlite"]
-    assert set(found) == set(ALL.split())
-    assert found["handoff"]["sqlsem"]["overlaps"] == 0
-    assert found["waiters"]["calls"] > 0
-    assert [figure["rate"] > 0 for figure in found["growth"]["waiters"]] == [True, True]
+    results = json.loads(figures.read_text())["sqlite"]
+    assert set(results) == set(ALL.split())
+    assert results["handoff"]["sqlsem"]["overlaps"] == 0
+    assert results["waiters"]["calls"] > 0
+    assert [figure["rate"] > 0 for figure in results["growth"]["waiters"]] == [True, True]

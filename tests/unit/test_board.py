@@ -12,49 +12,49 @@ from sqlsem.model import QueueCounts
 from sqlsem.model_rates import RateEntry
 
 
-def listing(found, *rest, **others):
-    return board.listing(found, reasons(found), *rest, **others)
+def listing(overview_, *rest, **others):
+    return board.listing(overview_, reasons(overview_), *rest, **others)
 
 
-def cells(found, *keys):
-    at = [next(number for number, column in enumerate(found.columns) if column.key == key) for key in keys]
-    return [tuple(row.cells[number] for number in at) for row in found.rows if not row.heading]
+def cells(table, *keys):
+    at = [next(number for number, column in enumerate(table.columns) if column.key == key) for key in keys]
+    return [tuple(row.cells[number] for number in at) for row in table.rows if not row.heading]
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_each_view_of_something_and_of_nothing(view):
     for sort in VIEWS[view].sorts:
-        found = listing(a_night(), view, sort)
-        assert found.rows
-        assert found.sort == sort
-        assert all(row.heading or len(row.cells) == len(found.columns) for row in found.rows)
-        assert len({row.key for row in found.rows}) == len(found.rows)
-        assert all(row.details for row in found.rows)
+        table = listing(a_night(), view, sort)
+        assert table.rows
+        assert table.sort == sort
+        assert all(row.heading or len(row.cells) == len(table.columns) for row in table.rows)
+        assert len({row.key for row in table.rows}) == len(table.rows)
+        assert all(row.details for row in table.rows)
         assert listing(overview(), view, sort).rows == ()
 
 
 def test_queues_stand_below_their_resources_in_order():
-    found = listing(a_night())
-    headings = [row.cells[0] for row in found.rows if row.heading]
+    table = listing(a_night())
+    headings = [row.cells[0] for row in table.rows if row.heading]
     assert headings == [
         "archive  1 in, 0 waiting, 1 dead",
         "etl  3 in, 2 waiting",
         "report  1 in, 1 waiting  PAUSED by ann",
         "spare  0 in, 0 waiting  capped at 2 by bob",
     ]
-    assert [column.key for column in found.columns][:2] == ["position", "state"]
-    assert [position for (position,) in cells(found, "position")] == list("891234567")
-    assert (found.shown, found.total) == (9, 9)
+    assert [column.key for column in table.columns][:2] == ["position", "state"]
+    assert [position for (position,) in cells(table, "position")] == list("891234567")
+    assert (table.shown, table.total) == (9, 9)
 
 
 def test_row_description():
-    found = {row.position: row for row in listing(a_night()).rows if not row.heading}
-    assert found[6].cells[-4] == "not found for 2.0s, 3.0s left"
-    assert found[9].cells[-4] == "told to stop"
-    assert found[4].cells[-4], "why it waits"
-    assert found[1].details == ("1 holds etl for 16m30s: limit 3, db1:801, load.py", "Note: orders")
-    assert found[4].cells[-4] == "limit 3 full: db1:801 +2"
-    assert found[4].details[1].startswith('Why: the limit of 3 is full: db1:801 (load.py, "orders"), ')
+    rows = {row.position: row for row in listing(a_night()).rows if not row.heading}
+    assert rows[6].cells[-4] == "not found for 2.0s, 3.0s left"
+    assert rows[9].cells[-4] == "told to stop"
+    assert rows[4].cells[-4], "why it waits"
+    assert rows[1].details == ("1 holds etl for 16m30s: limit 3, db1:801, load.py", "Note: orders")
+    assert rows[4].cells[-4] == "limit 3 full: db1:801 +2"
+    assert rows[4].details[1].startswith('Why: the limit of 3 is full: db1:801 (load.py, "orders"), ')
 
 
 def test_row_actions():
@@ -83,18 +83,18 @@ def in_line(*positions, **others):
 
 
 def test_rate_line_shows_its_use():
-    found = listing(overview([entry(1, "holds"), *in_line(5, 6, 7)], rates=windows()))
+    table = listing(overview([entry(1, "holds"), *in_line(5, 6, 7)], rates=windows()))
     used = "3 of 10 used in 1.0s, 100 of 100 used in 1m00s, room in 12s"
-    assert [row.cells[0] for row in found.rows if row.heading] == [
+    assert [row.cells[0] for row in table.rows if row.heading] == [
         "etl  1 in, 0 waiting",
         f"rate:api  3 in line  {used}",
     ]
-    assert cells(found, "why", "enters")[1:] == [
+    assert cells(table, "why", "enters")[1:] == [
         (used, "00:12"),
         ("behind db1:805", "00:12"),
         ("behind db1:805, 1 before", "00:12"),
     ]
-    last = found.rows[-1]
+    last = table.rows[-1]
     assert last.details[1] == f"Why: rate 'api': {used}; 2 ahead of it in the queue, so it is granted in about 00:12"
     paused = listing(overview(in_line(5, 6), [resource("rate:api", paused=True)], rates=windows()))
     assert "PAUSED" in paused.rows[0].cells[0]
@@ -106,19 +106,19 @@ def test_rate_line_shows_its_use():
 
 def test_rates_show_their_waiters():
     night = overview(in_line(5, 6), [resource("rate:mail", paused=True)], rates=[*windows(), *windows("mail", taken=7)])
-    found = listing(night, "rates")
-    assert cells(found, "rate", "window", "limit", "used", "left", "free", "waiting", "state") == [
+    table = listing(night, "rates")
+    assert cells(table, "rate", "window", "limit", "used", "left", "free", "waiting", "state") == [
         ("api", "1.0s", "10", "3", "7", "", "2", ""),
         ("api", "1m00s", "100", "100", "0", "12s", "2", ""),
         ("mail", "1.0s", "10", "3", "7", "", "0", "paused"),
         ("mail", "1m00s", "100", "100", "0", "12s", "0", "paused"),
     ]
-    assert [row.actions for row in found.rows] == [("pause",)] * 2 + [("resume",)] * 2
-    assert {row.resource for row in found.rows} == {"rate:api", "rate:mail"}
+    assert [row.actions for row in table.rows] == [("pause",)] * 2 + [("resume",)] * 2
+    assert {row.resource for row in table.rows} == {"rate:api", "rate:mail"}
     assert (
-        found.rows[1].details[0] == "rate 'api': 100 of 100 used in 1m00s, room in 12s; 2 in line; last used 0.4s ago"
+        table.rows[1].details[0] == "rate 'api': 100 of 100 used in 1m00s, room in 12s; 2 in line; last used 0.4s ago"
     )
-    assert "7 taken" in found.rows[3].details[1]
+    assert "7 taken" in table.rows[3].details[1]
     assert cells(listing(night, "rates", "free"), "free") == [("12s",), ("12s",), ("",), ("",)]
     assert cells(listing(night, "rates", filter_text="rate:mail"), "rate") == [("mail",), ("mail",)]
 
@@ -132,12 +132,12 @@ def test_rates_are_offered_where_there_are_some():
 
 
 def test_sorted_by_a_column_there_are_no_headings():
-    found = listing(a_night(), "queues", "seconds")
-    assert found.columns[0].key == "resource"
-    assert not any(row.heading for row in found.rows)
+    table = listing(a_night(), "queues", "seconds")
+    assert table.columns[0].key == "resource"
+    assert not any(row.heading for row in table.rows)
     seconds = [entry.seconds for entry in a_night().entries]
-    assert cells(found, "position")[0] == ("1",)
-    assert len(seconds) == found.shown
+    assert cells(table, "position")[0] == ("1",)
+    assert len(seconds) == table.shown
     assert [value for (value,) in cells(listing(a_night(), "queues", "position"), "position")] == list("123456789")
 
 
@@ -163,8 +163,8 @@ def test_a_filter_finds_rows_with_all_of_its_words():
 
 
 def test_unknown_choice_becomes_the_first():
-    found = listing(a_night(), "no such view", "no such column")
-    assert (found.view.key, found.sort) == ("queues", ORDER)
+    table = listing(a_night(), "no such view", "no such column")
+    assert (table.view.key, table.sort) == ("queues", ORDER)
 
 
 def test_all_of_it_in_a_line():

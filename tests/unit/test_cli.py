@@ -98,14 +98,14 @@ def test_version() -> None:
 
 
 def test_as_a_module(coordinator: sqlsem.Coordinator) -> None:
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "sqlsem", "ls"],
         env={**os.environ, "PYTHONPATH": str(Path(sqlsem.__file__).parents[1])},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout == "No request holds or waits.\n"
+    assert process.stdout == "No request holds or waits.\n"
 
 
 #: Commands about one thing that must be there, and one that SQLite cannot do; all others that list exit with 0.
@@ -175,9 +175,9 @@ def entry(position: int, state: str = "holds", **other: object) -> Entry:
     return Entry(**{**fields, **other})  # type: ignore[arg-type]
 
 
-def drawn(what: object, width: int) -> list[str]:
+def drawn(renderable: object, width: int) -> list[str]:
     file = io.StringIO()
-    Console(file=file, width=width, force_terminal=True, color_system=None, legacy_windows=False).print(what)
+    Console(file=file, width=width, force_terminal=True, color_system=None, legacy_windows=False).print(renderable)
     return file.getvalue().splitlines()
 
 
@@ -246,13 +246,13 @@ def test_ls_and_json(coordinator: sqlsem.Coordinator) -> None:
         assert "limit 3 x2" in text
         assert "y  1 in, 0 waiting" in text
         assert "x" not in [line.split()[0] for line in done("ls", "y").splitlines()]
-        found = json.loads(done("ls", "--json"))
-    assert [queue["resource"] for queue in found] == ["x", "y"]
-    assert found[0]["holding"] == 1
-    assert found[0]["waiting"] == 0
-    assert found[0]["entries"][0]["weight"] == 2
-    assert found[0]["entries"][0]["pid"] == os.getpid()
-    assert datetime.fromisoformat(found[0]["entries"][0]["granted_at"]).tzinfo is not None
+        queues = json.loads(done("ls", "--json"))
+    assert [queue["resource"] for queue in queues] == ["x", "y"]
+    assert queues[0]["holding"] == 1
+    assert queues[0]["waiting"] == 0
+    assert queues[0]["entries"][0]["weight"] == 2
+    assert queues[0]["entries"][0]["pid"] == os.getpid()
+    assert datetime.fromisoformat(queues[0]["entries"][0]["granted_at"]).tzinfo is not None
 
 
 def test_history(coordinator: sqlsem.Coordinator) -> None:
@@ -280,8 +280,8 @@ def test_history_fits_80_columns() -> None:
 
 
 def test_a_limit_by_pattern_is_told_where_it_counts(coordinator: sqlsem.Coordinator) -> None:
-    told = done("set", "tenant:*", "--limit", "2")  # no --allow-new: a pattern is no name that could be misspelt
-    assert re.search(r"^tenant:\*: not paused, capped at 2 by \S+, ", told)
+    output = done("set", "tenant:*", "--limit", "2")  # no --allow-new: a pattern is no name that could be misspelt
+    assert re.search(r"^tenant:\*: not paused, capped at 2 by \S+, ", output)
     with coordinator.limit("tenant:7"):
         shown = done("ls", "tenant:7")
         assert re.search(r"tenant:7  1 in, 0 waiting  capped at 2 by \S+, for tenant:\*", shown)
@@ -292,14 +292,14 @@ def test_a_limit_by_pattern_is_told_where_it_counts(coordinator: sqlsem.Coordina
 
 
 def test_set_pause_resume(coordinator: sqlsem.Coordinator) -> None:
-    told = done("set", "x", "--limit", "2", "--stale-after", "2h", "--allow-new")
-    assert re.search(r"capped at 2 by \S+, rows stale after 2h00m", told)
-    (found,) = coordinator.admin.resources()
-    by = found.cap_by
+    output = done("set", "x", "--limit", "2", "--stale-after", "2h", "--allow-new")
+    assert re.search(r"capped at 2 by \S+, rows stale after 2h00m", output)
+    (resource,) = coordinator.admin.resources()
+    by = resource.cap_by
     assert by
     assert done("pause", "x").startswith(f"x: paused by {by}, capped at 2 by {by}")
-    (found,) = coordinator.admin.resources()
-    assert found == Resource("x", 2, True, 7200.0, 0, 0, found.paused_at, by, by)
+    (resource,) = coordinator.admin.resources()
+    assert resource == Resource("x", 2, True, 7200.0, 0, 0, resource.paused_at, by, by)
     shown = done("ls")
     assert re.fullmatch(
         rf"x  0 in, 0 waiting  PAUSED by {by} since \S+  capped at 2 by {by}  stale after 2h00m\n", shown
@@ -398,9 +398,9 @@ def test_looking_again(coordinator: sqlsem.Coordinator, monkeypatch: pytest.Monk
         result = call("ls", "--watch", "100ms", "--json")
         decoder, text, times = json.JSONDecoder(), result.stdout, []
         while text.strip():
-            found, end = decoder.raw_decode(text)
-            times.append(datetime.fromisoformat(found["at"]))
-            assert [queue["resource"] for queue in found["queues"]] == ["x"]
+            listing, end = decoder.raw_decode(text)
+            times.append(datetime.fromisoformat(listing["at"]))
+            assert [queue["resource"] for queue in listing["queues"]] == ["x"]
             text = text[end:].lstrip()
         assert len(times) == 2
         looks.clear()
@@ -414,16 +414,16 @@ def test_looking_again(coordinator: sqlsem.Coordinator, monkeypatch: pytest.Monk
 def test_history_filters(coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     from sqlsem.engines.sqlite import SqliteSession
 
-    asked: list[object] = []
+    calls: list[object] = []
 
-    def history(self: object, resource: str | None, maximum: int, **wanted: object) -> list[Past]:
-        asked.append((resource, maximum, wanted))
+    def history(self: object, resource: str | None, maximum: int, **filters: object) -> list[Past]:
+        calls.append((resource, maximum, filters))
         return []
 
     monkeypatch.setattr(SqliteSession, "history", history)
     done("history", "x", "--since", "24h", "--until", "90", "--outcome", "reaped", "-n", "5")
     done("history")
-    assert asked == [("x", 5, {"since": 86400.0, "until": 90.0, "outcome": "reaped"}), (None, 20, {})]
+    assert calls == [("x", 5, {"since": 86400.0, "until": 90.0, "outcome": "reaped"}), (None, 20, {})]
     assert call("history", "--outcome", "odd").exit_code == 64
 
 
@@ -439,9 +439,9 @@ def test_history_shows_owner_and_limit() -> None:
 
 def test_the_dead_are_shown() -> None:
     dead = entry(5, "dead", granted_at=NOW, missing_for=12.0, grace=5.0, note="daily")
-    gone = entry(6, missing_for=2.0)
+    missing = entry(6, missing_for=2.0)
     session = entry(7, host="127.0.0.1", pid=None)
-    ((resource, entries),) = by_resource([dead, gone, session], [], None)
+    ((resource, entries),) = by_resource([dead, missing, session], [], None)
     assert (resource.holding, resource.waiting) == (2, 0)
     lines = drawn(render_queues([(resource, entries)], 120), 120)
     assert "2 in, 0 waiting, 1 dead" in lines[0]
@@ -628,9 +628,9 @@ def test_doctor_is_content(url: str) -> None:
     text = done("doctor")
     assert text.endswith("Everything is in order.\n")
     assert "FAIL" not in text
-    found = json.loads(done("doctor", "--json"))
-    assert found["ok"] is True
-    names = [check["name"] for check in found["checks"]]
+    report = json.loads(done("doctor", "--json"))
+    assert report["ok"] is True
+    names = [check["name"] for check in report["checks"]]
     assert names[:3] == ["url", "connect", "schema"]
     assert {"driver", "journal", "writable", "beacon", "disk", "round trip"} <= set(names)
     assert done("ls") == "No request holds or waits.\n"
@@ -737,8 +737,8 @@ def test_demo_keeps_the_limit(url: str, tmp_path: Path, capfd: pytest.CaptureFix
 def test_priorities(coordinator: sqlsem.Coordinator) -> None:
     assert "by priority (a step is worth 1m00s of waiting)" in done("set", "x", "--priorities", "--allow-new")
     assert "a step is worth 5m00s" in done("set", "x", "--priorities", "5m")
-    (found,) = coordinator.admin.resources()
-    assert found.ageing == 300
+    (resource,) = coordinator.admin.resources()
+    assert resource.ageing == 300
     assert "ageing 60000 → 300000 ms" in done("history", "--operations")
     done("run", "--mutex", "x", "--priority", "9", "--", sys.executable, "-c", "pass")
     assert [past.resource for past in coordinator.admin.history("x")] == ["x"]

@@ -77,8 +77,8 @@ def judge(words, wrong):
 
 def needed(path, folder):
     """Return the example arguments that a command needs."""
-    given = command_line.examples()[path]
-    words = [word.format(folder=folder, port=0) for word in ENDING.get(path, given)]
+    words_given = command_line.examples()[path]
+    words = [word.format(folder=folder, port=0) for word in ENDING.get(path, words_given)]
     if path == ("work",):
         words = ["q", "--idle-exit", "1ms", "--kinds", "sql"]
     return words

@@ -25,15 +25,15 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STAY
 
 @pytest.fixture
 def bench(tmp_path):
-    made = Bench(tmp_path)
-    yield made
-    made.close()
+    new_bench = Bench(tmp_path)
+    yield new_bench
+    new_bench.close()
 
 
 @pytest.fixture
 def coordinator(bench):
-    with sqlsem.connect(bench.url) as made:
-        yield made
+    with sqlsem.connect(bench.url) as locks:
+        yield locks
 
 
 def joined(bench, code=STAYS, then="exec sleep 1000"):

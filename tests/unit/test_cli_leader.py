@@ -27,15 +27,15 @@ STUBBORN = LEADS.replace("lambda *_: os._exit(5)", "signal.SIG_IGN")
 
 @pytest.fixture
 def bench(tmp_path):
-    made = Bench(tmp_path)
-    yield made
-    made.close()
+    new_bench = Bench(tmp_path)
+    yield new_bench
+    new_bench.close()
 
 
 @pytest.fixture
 def coordinator(bench):
-    with sqlsem.connect(bench.url) as made:
-        yield made
+    with sqlsem.connect(bench.url) as locks:
+        yield locks
 
 
 def candidate(bench, *options, code=LEADS):
@@ -46,9 +46,9 @@ def candidate(bench, *options, code=LEADS):
 
 def led(bench, terms):
     """Wait for that many terms, and return the process ids of their commands; all but the last one have ended."""
-    found = until(lambda: pids(bench.told) if len(pids(bench.told)) >= terms else None, f"term {terms}")
-    assert not any(alive(pid) for pid in found[:-1])
-    return found
+    leaders = until(lambda: pids(bench.told) if len(pids(bench.told)) >= terms else None, f"term {terms}")
+    assert not any(alive(pid) for pid in leaders[:-1])
+    return leaders
 
 
 def waiting(coordinator, number):
@@ -143,12 +143,12 @@ def test_invalid_leader_options_are_refused(bench, arguments, words):
 def terms(monkeypatch):
     """``terms(*outcomes)``: the results of one term after the other; the exit code, or the exception."""
 
-    def terms(*outcomes, events=(), asked=False):
-        left = list(outcomes)
+    def terms(*outcomes, events=(), requested=False):
+        remaining = list(outcomes)
 
         def run(make_lock, job, **_):
-            job.step_down.requested = asked
-            outcome = left.pop(0)
+            job.step_down.requested = requested
+            outcome = remaining.pop(0)
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
@@ -160,7 +160,7 @@ def terms(monkeypatch):
             queue.put(event)
         job = supervisor.Job(["true"], {}, 0.5, step_down=supervisor.StepDown(1.0))
         code = supervisor.lead(lambda on_lost: None, job, coordinator=None, events=queue)
-        assert left == []
+        assert remaining == []
         return code
 
     return terms
@@ -172,7 +172,7 @@ def test_it_takes_part_again_after_any_loss(terms):
 
 
 def test_stopped_leader_does_not_campaign_again(terms):
-    assert terms((143, LockLost("at the same time")), asked=True) == 143
+    assert terms((143, LockLost("at the same time")), requested=True) == 143
 
 
 def test_a_signal_between_two_terms_ends_it(terms):

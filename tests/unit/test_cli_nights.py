@@ -42,8 +42,8 @@ def write(url: str, *rows: tuple[object, ...]) -> None:
             "requested_at, granted_at, ended_at, outcome, concurrency_limit, host, note) "
             "VALUES (?, ?, 'x' || ?, 'write', 1, ?, ?, ?, 'released', ?, 'h', ?)",
             [
-                (resource, position, position, now - asked, now - granted, now - ended, limit, note)
-                for resource, position, asked, granted, ended, limit, note in rows
+                (resource, position, position, now - requested, now - granted, now - ended, limit, note)
+                for resource, position, requested, granted, ended, limit, note in rows
             ],
         )
 
@@ -66,9 +66,9 @@ def test_audit_of_an_orderly_history(url: str) -> None:
             result = call("audit", "--since", "30d")
             assert result.exit_code == 0, result.output
             assert "3 finished requests and 1 that hold or wait, of 2 resources: let in 4 times" in result.stdout
-            told = json.loads(call("audit", "etl", "--json").stdout)
-    assert (told["ok"], told["finished"], told["present"], told["grants"]) == (True, 3, 0, 3)
-    assert told["first_end"] <= told["last_end"] <= told["taken_at"]
+            report = json.loads(call("audit", "etl", "--json").stdout)
+    assert (report["ok"], report["finished"], report["present"], report["grants"]) == (True, 3, 0, 3)
+    assert report["first_end"] <= report["last_end"] <= report["taken_at"]
 
 
 def test_audit_shows_violations(url: str) -> None:
@@ -105,9 +105,9 @@ def test_a_night_again(url: str) -> None:
     assert was[:4] == ["etl", "was", "4", "0"]
     assert was[-1] == would[-1] == "100%"
     assert (was[-2], would[-2]) == ("10m00s", "3m20s")
-    told = json.loads(call("replay", "etl", "--limit", "etl=4", "--json").stdout)
-    assert told["resources"]["etl"]["would"]["wait_total"] == pytest.approx(0, abs=0.01)
-    assert not told["left_out"]
+    report = json.loads(call("replay", "etl", "--limit", "etl=4", "--json").stdout)
+    assert report["resources"]["etl"]["would"]["wait_total"] == pytest.approx(0, abs=0.01)
+    assert not report["left_out"]
 
 
 def test_audit_names_omissions(url: str) -> None:

@@ -17,9 +17,9 @@ LONG = "366d"
 
 @pytest.fixture
 def bench(tmp_path):
-    made = Bench(tmp_path)
-    yield made
-    made.close()
+    new_bench = Bench(tmp_path)
+    yield new_bench
+    new_bench.close()
 
 
 def once(bench, status=0, *options, per=f"report={LONG}"):

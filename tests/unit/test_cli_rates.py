@@ -28,13 +28,13 @@ def test_rates(tmp_path, monkeypatch):
         assert (nothing.exit_code, nothing.stdout) == (0, "There are no rates.\n")
         assert "'api'" in call("api").stdout
         windows = {"1h": 10, "1d": 1000}
-        taken = coordinator.rate("api", windows, cost=7).take()
+        grant = coordinator.rate("api", windows, cost=7).take()
         coordinator.rate("mail", 3, per="1h").take()
         waiting = threading.Thread(target=lambda: coordinator.rate("api", windows, cost=4).take(timeout=PATIENCE))
         waiting.start()
         until(lambda: coordinator.admin.entries("rate:api"), "somebody waits")
         heads, *lines = (line.split() for line in call().stdout.splitlines())
-        taken.adjust(0)
+        grant.adjust(0)
         waiting.join()
     assert heads == ["RATE", "WINDOW", "LIMIT", "USED", "LEFT", "ROOM", "IN", "WAITING", "LAST"]
     assert sorted(line[:6] for line in lines) == [
@@ -42,8 +42,8 @@ def test_rates(tmp_path, monkeypatch):
         ["api", "1h00m", "10", "7", "3", "1"],
         ["mail", "1h00m", "3", "1", "2", "0"],
     ]
-    found = json.loads(call("mail", "--json").stdout)
-    assert [{**entry, "idle": None} for entry in found] == [
+    rates = json.loads(call("mail", "--json").stdout)
+    assert [{**entry, "idle": None} for entry in rates] == [
         {
             **{"name": "mail", "window": 3600.0, "limit": 3, "used": 1, "idle": None, "waiting": 0},
             **{"taken": 1, "returned": 0, "waits": 0, "free_in": 0.0, "cap": None},
@@ -96,12 +96,12 @@ def test_members_are_removed_by_number_and_by_login(tmp_path, monkeypatch):
         lock.acquire()
         other.mutex("dwh").acquire()
         member = next(entry for entry in coordinator.admin.entries("etl")).member_id
-        found = runner.invoke(cli.main, ["revoke", "--member", str(member)], prog_name="sqlsem")
-        assert found.stdout.startswith("0 members are gone; members that still hold something have been told")
+        result = runner.invoke(cli.main, ["revoke", "--member", str(member)], prog_name="sqlsem")
+        assert result.stdout.startswith("0 members are gone; members that still hold something have been told")
         until(lambda: lock.grant is None or lock.grant.lost, "the holder is told")
         login = other.admin.overview().members[0].login
-        found = runner.invoke(cli.main, ["revoke", "--login", login, "--force"], prog_name="sqlsem")
-        assert found.stdout.endswith("members are gone, with their rows.\n")
+        result = runner.invoke(cli.main, ["revoke", "--login", login, "--force"], prog_name="sqlsem")
+        assert result.stdout.endswith("members are gone, with their rows.\n")
         assert other.admin.entries() == []
         assert runner.invoke(cli.main, ["revoke", "1", "--login", login], prog_name="sqlsem").exit_code == 64
 
@@ -111,6 +111,6 @@ def test_why_shows_a_rate_without_waiters(tmp_path, monkeypatch):
     monkeypatch.setenv("SQLSEM_URL", url)
     with sqlsem.connect(url) as coordinator:
         coordinator.rate("api", 3, per="1h", burst=3, cost=3).take().adjust(1000)
-        found = CliRunner().invoke(cli.main, ["why", "rate:api"], prog_name="sqlsem")
-    assert found.exit_code == 0
-    assert found.stdout.startswith("Nobody waits for the rate 'api': 1,000 of 3 used in 1h00m, room in ")
+        result = CliRunner().invoke(cli.main, ["why", "rate:api"], prog_name="sqlsem")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Nobody waits for the rate 'api': 1,000 of 3 used in 1h00m, room in ")

@@ -62,29 +62,29 @@ def test_the_commands_status_is_returned(bench: Bench, script: str, code: int) -
 def test_the_command_knows_its_place(bench: Bench) -> None:
     script = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('SQLSEM_')}))"
     code, out, _ = bench.run("run", "--mutex", "x", "--", sys.executable, "-c", script)
-    told = json.loads(out)
+    variables = json.loads(out)
     assert code == 0
-    assert told["SQLSEM_RESOURCE"] == "x"
-    assert int(told["SQLSEM_POSITION"]) > 0
-    assert told["SQLSEM_FENCE"] == told["SQLSEM_POSITION"]
+    assert variables["SQLSEM_RESOURCE"] == "x"
+    assert int(variables["SQLSEM_POSITION"]) > 0
+    assert variables["SQLSEM_FENCE"] == variables["SQLSEM_POSITION"]
 
 
 WITH_PASSWORD = "postgresql://etl:correct-horse@nowhere/db"
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_password_is_handed_on_only_when_asked(bench: Bench, asked: bool) -> None:
+@pytest.mark.parametrize("pass_url", [False, True])
+def test_a_password_is_handed_on_only_when_asked(bench: Bench, pass_url: bool) -> None:
     show = [sys.executable, "-c", "import os; print(os.environ.get('SQLSEM_URL'))"]
     use = [sys.executable, "-c", "import sqlsem; sqlsem.mutex('y').acquire()"]
     bench.environment["SQLSEM_URL"] = WITH_PASSWORD
-    option = ["--pass-url"] if asked else []
+    option = ["--pass-url"] if pass_url else []
     code, out, _ = bench.run("--url", bench.url, "run", "--mutex", "x", *option, "--", *show)
     assert code == 0
     assert "correct-horse" not in out
-    assert out.startswith(bench.url if asked else "withheld")
+    assert out.startswith(bench.url if pass_url else "withheld")
     code, out, err = bench.run("--url", bench.url, "run", "--mutex", "x", *option, "--", *use)
-    assert (code == 0) is asked
-    if not asked:
+    assert (code == 0) is pass_url
+    if not pass_url:
         # It does not lock in another database instead.
         assert "ConfigurationError" in err
         assert "--pass-url" in err
@@ -96,14 +96,14 @@ def test_a_url_without_a_password_is_inherited(bench: Bench) -> None:
 
 
 def test_on_a_terminal_it_says_where(bench: Bench) -> None:
-    ours, theirs = os.openpty()
-    process = bench.start("run", "--mutex", "x", "--", "true", stderr=theirs)
-    os.close(theirs)
+    controller, terminal = os.openpty()
+    process = bench.start("run", "--mutex", "x", "--", "true", stderr=terminal)
+    os.close(terminal)
     try:
         assert process.wait(PATIENCE) == 0
-        assert f"locking 'x' in SQLite file {bench.folder}/queue.db" in os.read(ours, 10000).decode()
+        assert f"locking 'x' in SQLite file {bench.folder}/queue.db" in os.read(controller, 10000).decode()
     finally:
-        os.close(ours)
+        os.close(controller)
 
 
 def test_several_locks_are_held_at_once(bench: Bench) -> None:
@@ -124,8 +124,8 @@ def test_several_locks_are_held_at_once(bench: Bench) -> None:
             "hello",
         )
     )
-    found = {(e.resource, e.state, e.access, e.limit, e.weight, e.note) for e in bench.entries()}
-    assert found == {
+    holds = {(e.resource, e.state, e.access, e.limit, e.weight, e.note) for e in bench.entries()}
+    assert holds == {
         ("a", "holds", "write", 1, 1, "hello"),
         ("b", "holds", "write", 5, 2, "hello"),
         ("c", "holds", "read", 1, 1, "hello"),
@@ -164,9 +164,9 @@ def test_verbose_run_tells_each_thing_once(bench: Bench) -> None:
             grant.release()
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
-    told = [line for line in err.splitlines() if "'x'" in line]
-    found = [re.sub(r"^.*?((Still )?[Ww]aiting for|Granted|[Hh]ad|Started).*", r"\1", line) for line in told]
-    assert [event for event in found if event != "Still waiting for"] == ["Waiting for", "Granted", "Started"], err
+    messages = [line for line in err.splitlines() if "'x'" in line]
+    events = [re.sub(r"^.*?((Still )?[Ww]aiting for|Granted|[Hh]ad|Started).*", r"\1", line) for line in messages]
+    assert [event for event in events if event != "Still waiting for"] == ["Waiting for", "Granted", "Started"], err
 
 
 def test_unstartable_command_is_reported(bench: Bench) -> None:
@@ -283,20 +283,20 @@ def test_ignored_signals_stay_ignored(bench: Bench) -> None:
 
 
 def test_ctrl_c_on_a_terminal_comes_once(bench: Bench) -> None:
-    ours, theirs = os.openpty()
+    controller, terminal = os.openpty()
     take_it = (
         "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
     )
     process = bench.start(
         *("run", "--mutex", "x", "--", sys.executable, "-c", LISTENER, bench.told),
         prefix=[sys.executable, "-c", take_it],
-        stdin=theirs,
+        stdin=terminal,
     )
-    os.close(theirs)
+    os.close(terminal)
     try:
         until(lambda: pids(bench.told), "the command's start")
         for number in (2, 3):
-            os.write(ours, b"\x03")
+            os.write(controller, b"\x03")
             until(lambda number=number: len(lines(bench.told)) >= number, "Ctrl-C")
         process.send_signal(signal.SIGUSR1)  # delivered after any SIGINT that was forwarded wrongly
         until(lambda: "SIGUSR1" in lines(bench.told), "SIGUSR1")
@@ -304,12 +304,12 @@ def test_ctrl_c_on_a_terminal_comes_once(bench: Bench) -> None:
         assert process.wait(PATIENCE) == 5
         assert lines(bench.told)[1:] == ["SIGINT", "SIGINT", "SIGUSR1", "SIGTERM"]
     finally:
-        os.close(ours)
+        os.close(controller)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descendants are found through /proc")
 def test_on_a_terminal_too_everything_is_ended(bench: Bench) -> None:
-    ours, theirs = os.openpty()
+    controller, terminal = os.openpty()
     take_it = (
         "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
     )
@@ -318,16 +318,16 @@ def test_on_a_terminal_too_everything_is_ended(bench: Bench) -> None:
     process = bench.start(
         *("--grace", "1", "run", "--mutex", "x", "--", sys.executable, script, bench.told, script),
         prefix=[sys.executable, "-c", take_it],
-        stdin=theirs,
+        stdin=terminal,
     )
-    os.close(theirs)
+    os.close(terminal)
     try:
         until(lambda: len(pids(bench.told)) == 2, "the start")
         bench.run("revoke", "--force", str(bench.entries()[0].position))
         assert process.wait(PATIENCE) == 76
         until(lambda: not any(map(alive, pids(bench.told))), "the end")
     finally:
-        os.close(ours)
+        os.close(controller)
 
 
 # -- losing the lock --------------------------------------------------------------------------------------------------
@@ -375,8 +375,10 @@ def test_stubborn_command_tree_is_killed_before_next_grant(bench: Bench) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="found through /proc")
-@pytest.mark.parametrize(("how", "environment"), [("lost", "inherited"), ("lost", "cleared"), ("killed", "inherited")])
-def test_a_daemon_does_not_survive_the_lock(bench: Bench, how: str, environment: str) -> None:
+@pytest.mark.parametrize(
+    ("ending", "environment"), [("lost", "inherited"), ("lost", "cleared"), ("killed", "inherited")]
+)
+def test_a_daemon_does_not_survive_the_lock(bench: Bench, ending: str, environment: str) -> None:
     script = bench.folder / "daemon.py"
     script.write_text(DAEMON)
     prefix = ["env", "-i"] if environment == "cleared" else []
@@ -386,7 +388,7 @@ def test_a_daemon_does_not_survive_the_lock(bench: Bench, how: str, environment:
     until(lambda: len(pids(bench.told)) == 2, "the daemon's start")
     command, daemon = sorted(pids(bench.told), key=lambda pid: os.getsid(pid) == pid, reverse=True)
     assert all(map(alive, (command, daemon)))
-    if how == "lost":
+    if ending == "lost":
         bench.run("revoke", "--force", str(bench.entries()[0].position))
         assert process.wait(PATIENCE) == 76
         # Before the next grant, were it not forced.
@@ -410,8 +412,8 @@ left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], 
 with open(sys.argv[1], "a") as file: file.write(f"pid {left.pid}\\n")
 """
     assert bench.run("run", "--mutex", "x", "--", sys.executable, "-c", script, bench.told)[0] == 0
-    (left,) = pids(bench.told)
-    assert alive(left)
+    (child,) = pids(bench.told)
+    assert alive(child)
 
 
 @pytest.mark.parametrize("script", [LISTENER, STUBBORN], ids=["willing", "stubborn"])

@@ -32,12 +32,12 @@ BAD = ("closed", "full", "broken")
 # -- every command, in processes that fork from one which has loaded everything ---------------------------------------
 
 
-def ruin(number: int, how: str) -> None:
+def ruin(number: int, fault: str) -> None:
     """Give a standard stream the condition under test."""
-    if how == "closed":
+    if fault == "closed":
         os.close(number)
         return
-    if how == "full":
+    if fault == "full":
         opened = os.open("/dev/full", os.O_RDWR)
     else:
         reading, opened = os.pipe()
@@ -71,14 +71,14 @@ def end() -> int:
     return 0
 
 
-def do(arguments: list[str], how: str, out: str) -> None:
+def do(arguments: list[str], fault: str, out: str) -> None:
     """Call the command line in this process, which has forked for it; does not return."""
     signal.alarm(int(PATIENCE))
     opened = os.open(out, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
     for number in (1, 2):
         os.dup2(opened, number)
-    for number in (0, 1, 2) if how in BAD else ():
-        ruin(number, how if number or how == "closed" else "broken")
+    for number in (0, 1, 2) if fault in BAD else ():
+        ruin(number, fault if number or fault == "closed" else "broken")
     begin_anew()
     code: object = 0
     try:
@@ -97,47 +97,47 @@ def end_once_it_answers(pid: int, port: int) -> None:
     os.kill(pid, signal.SIGTERM)
 
 
-def a_day(how: str, folder: str) -> None:
+def a_day(fault: str, folder: str) -> None:
     """All commands, one after the other: how each ended, and what it wrote, as JSON."""
     assert all(command.callback for _, command in command_line.commands())  # their modules are loaded
-    told = {}
+    outputs = {}
     for path, arguments in command_line.examples().items():
         port = free_port()
         words = [*path, *(argument.format(folder=folder, port=port) for argument in arguments)]
         out = f"{folder}/out"
         pid = os.fork()
         if pid == 0:
-            do(words, how, out)
+            do(words, fault, out)
         if path in command_line.SERVES:
             end_once_it_answers(pid, port)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        told[" ".join(path)] = [code, Path(out).read_text()]
-    print(json.dumps(told))
+        outputs[" ".join(path)] = [code, Path(out).read_text()]
+    print(json.dumps(outputs))
 
 
-def day(how: str, folder: Path) -> tuple[dict[str, Any], Any]:
+def day(fault: str, folder: Path) -> tuple[dict[str, Any], Any]:
     """Return the output of each command, and the final contents of the database."""
     folder.mkdir()
     url = f"sqlite:///{folder}/queue.db"
-    script = f"import test_cli_streams; test_cli_streams.a_day({how!r}, {str(folder)!r})"
-    found = subprocess.run(
+    script = f"import test_cli_streams; test_cli_streams.a_day({fault!r}, {str(folder)!r})"
+    process = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "SQLSEM_URL": url, "PYTHONPATH": os.pathsep.join([ROOT, TESTS, HERE])},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
+    assert process.returncode == 0, process.stderr
     assert (folder / "ran").exists(), "the command of run"
     with sqlsem.connect(url) as coordinator:
-        left = (
+        rows = (
             [(task.task_id, task.status) for task in coordinator.admin.tasks()],
             [(resource.resource, resource.cap, resource.paused) for resource in coordinator.admin.resources()],
             [(hold.resource, hold.outcome) for hold in coordinator.admin.history()],
             [(operation.resource, operation.action) for operation in coordinator.admin.operations()],
             coordinator.admin.entries(),
         )
-    return json.loads(found.stdout), left
+    return json.loads(process.stdout), rows
 
 
 @pytest.fixture(scope="module")
@@ -147,25 +147,25 @@ def good_day(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 @posix
 def test_commands_work_at_all(good_day: tuple[dict[str, Any], Any]) -> None:
-    told, _ = good_day
+    outputs, _ = good_day
     unusual = {"why": 1, "tasks cancel": 0, "tasks retry": 0, "revoke": 1, "guard": 78, "top": 64}
     unusual |= dict.fromkeys(("schedules pause", "schedules resume", "schedules remove"), 1)
     unusual |= {"batches abandon": 78, "config allow": 78, "config deny": 78}
     served = {"metrics", "dashboard"}  # SIGTERM ends these
-    codes = {name: code for name, (code, _) in told.items() if name not in served}
+    codes = {name: code for name, (code, _) in outputs.items() if name not in served}
     assert codes == {name: unusual.get(name, 0) for name in codes}
-    assert not [name for name, (_, text) in told.items() if "Traceback" in text]
+    assert not [name for name, (_, text) in outputs.items() if "Traceback" in text]
 
 
 @posix
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("how", BAD)
-def test_commands_do_the_same_without_streams(how: str, good_day: tuple[dict[str, Any], Any], tmp_path: Path) -> None:
-    told, left = day(how, tmp_path / how)
+@pytest.mark.parametrize("fault", BAD)
+def test_commands_do_the_same_without_streams(fault: str, good_day: tuple[dict[str, Any], Any], tmp_path: Path) -> None:
+    outputs, rows = day(fault, tmp_path / fault)
     good, good_left = good_day
-    assert left == good_left
-    allowed = {name: {code, EXIT_IO} if code == 0 and how != "closed" else {code} for name, (code, _) in good.items()}
-    assert {name: code for name, (code, _) in told.items() if code not in allowed[name]} == {}
+    assert rows == good_left
+    allowed = {name: {code, EXIT_IO} if code == 0 and fault != "closed" else {code} for name, (code, _) in good.items()}
+    assert {name: code for name, (code, _) in outputs.items() if code not in allowed[name]} == {}
 
 
 # -- sqlsem run, as it is really started ------------------------------------------------------------------------------
@@ -198,14 +198,14 @@ def test_run_holds_its_lock_with_any_streams(
     streams: str, verbose: tuple[str, ...], tmp_path: Path, environment: dict[str, str]
 ) -> None:
     words = [sys.executable, "-m", "sqlsem", *verbose, "run", "--mutex", "m", "--", "sh", "-c", COMMAND]
-    found = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", REDIRECTIONS[streams], "bash", *words, f"{tmp_path}/seen"],
         env=environment,
         timeout=PATIENCE,
         check=False,
         capture_output=True,
     )
-    assert found.returncode == 7, found.stderr
+    assert process.returncode == 7, process.stderr
     (queue,) = json.loads((tmp_path / "seen").read_text())
     assert [(entry["resource"], entry["state"]) for entry in queue["entries"]] == [("m", "holds")]
     with sqlsem.connect(environment["SQLSEM_URL"]) as coordinator:
@@ -234,14 +234,14 @@ def test_commands_work_in_any_locale(name: str, tmp_path: Path, environment: dic
         coordinator.admin.set_limit("b\xe4nk \u65e5", 3)
     words = [sys.executable, "-m", "sqlsem"]
     started: list[str | bytes] = [*words, "run", "--mutex", "m", "--", program, b"\xff\xe4"]
-    found = subprocess.run(started, env=environment, timeout=PATIENCE, check=False, capture_output=True)
-    assert found.returncode == 3, found.stderr
+    process = subprocess.run(started, env=environment, timeout=PATIENCE, check=False, capture_output=True)
+    assert process.returncode == 3, process.stderr
     assert Path(os.fsdecode(program + b".told")).read_bytes() == b"\xff\xe4"
     for arguments in (["ls"], ["history"], ["ls", "--json"], ["history", "--json"], ["-v", "ls"]):
-        found = subprocess.run(
+        process = subprocess.run(
             [*words, *arguments], env=environment, timeout=PATIENCE, check=False, capture_output=True
         )
-        assert (found.returncode, b"Traceback" in found.stderr) == (0, False), found.stderr
+        assert (process.returncode, b"Traceback" in process.stderr) == (0, False), process.stderr
         if "--json" in arguments:
-            told = json.loads(found.stdout)
-            assert told[0]["resource"] == ("b\xe4nk \u65e5" if "ls" in arguments else "m")
+            queues = json.loads(process.stdout)
+            assert queues[0]["resource"] == ("b\xe4nk \u65e5" if "ls" in arguments else "m")

@@ -66,11 +66,11 @@ def test_a_position(waiting: int) -> None:
     assert "it is behind " in text
     assert '"orders"), which has held it for' in text
     assert "usually " in text
-    (told,) = json.loads(done("why", str(waiting), "--json"))
-    assert told["entry"]["position"] == waiting
-    assert told["why"]["code"] == "limit"
-    assert told["why"]["enters"]["count"] == 8
-    assert told["chain"] == [{"position": waiting, "behind": waiting - 1}]
+    (answer,) = json.loads(done("why", str(waiting), "--json"))
+    assert answer["entry"]["position"] == waiting
+    assert answer["why"]["code"] == "limit"
+    assert answer["why"]["enters"]["count"] == 8
+    assert answer["chain"] == [{"position": waiting, "behind": waiting - 1}]
 
 
 def test_a_holder(waiting: int) -> None:
@@ -112,8 +112,8 @@ def test_tasks(coordinator: sqlsem.Coordinator) -> None:
     lines = done("why", "nightly").splitlines()
     assert lines[0].startswith(f"task {first} of 'nightly'")
     assert f"order 1 is open because task {first} failed; retry or cancel it" in lines[-1]
-    told = json.loads(done("why", "--task", str(second), "--json"))
-    assert told[0]["why"]["behind"] == [first]
+    answers = json.loads(done("why", "--task", str(second), "--json"))
+    assert answers[0]["why"]["behind"] == [first]
 
 
 def test_when_a_task_will_be_started(coordinator: sqlsem.Coordinator) -> None:
@@ -125,9 +125,9 @@ def test_when_a_task_will_be_started(coordinator: sqlsem.Coordinator) -> None:
     first, second, third = (queue.put(number, note=f"load {number}") for number in (8, 9, 10))
     with queue.try_claim():
         assert "such tasks usually take about " in done("why", "--task", str(second))
-        told = json.loads(done("why", "--task", str(third), "--json"))[0]["why"]
-        assert 0 <= told["starts"]["low"] <= told["starts"]["likely"] <= told["starts"]["high"] < 10
-        assert told["starts"]["count"] == 8
+        reason = json.loads(done("why", "--task", str(third), "--json"))[0]["why"]
+        assert 0 <= reason["starts"]["low"] <= reason["starts"]["likely"] <= reason["starts"]["high"] < 10
+        assert reason["starts"]["count"] == 8
         # The same on a page that shows only some of the tasks: not all tasks ahead, nor the ended ones.
         for more in ([], ["--max", "2"], ["--status", "pending"], ["--max", "1", "--page", "3"]):
             (task,) = [task for task in json.loads(done("tasks", *more, "--json")) if task["task_id"] >= second][-1:]
@@ -161,8 +161,8 @@ def test_why_names_operators_actions(coordinator: sqlsem.Coordinator) -> None:
     assert "pause" in newest
     assert "cap none \u2192 3" in oldest
     login = coordinator.admin.operations()[0].login
-    told = json.loads(done("history", "--operations", "--who", str(login), "--json"))
-    assert [entry["action"] for entry in told] == ["pause", "cap"]
+    operations = json.loads(done("history", "--operations", "--who", str(login), "--json"))
+    assert [entry["action"] for entry in operations] == ["pause", "cap"]
     assert done("history", "--who", "nobody") == "Nothing has finished yet.\n"
     assert call("history", "--operations", "--outcome", "lost").exit_code == 64
 
@@ -177,9 +177,9 @@ def entry(position: int, state: str) -> Entry:
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_names_with_markup_do_no_harm(width: int) -> None:
     entries = [entry(1, "holds"), entry(2, "waits"), entry(3, "waits")]
-    found = Overview(NOW, [], entries, [], [], [], {})
+    snapshot = Overview(NOW, [], entries, [], [], [], {})
     console = Console(width=width, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(render_queues(by_resource(entries, [], None), width, None, reasons(found)))
+    console.print(render_queues(by_resource(entries, [], None), width, None, reasons(snapshot)))
     did = Operation(1, NOW, EVIL, EVIL, 7, EVIL, "cap", EVIL, None, None, None, EVIL, None)
     console.print(render_operations([did], width))
     text = console.export_text()
@@ -198,14 +198,14 @@ def test_why_estimates_a_rates_waiter(coordinator: sqlsem.Coordinator) -> None:
     for number, waiter in enumerate(waiters, 1):
         waiter.start()
         until(lambda number=number: len(coordinator.admin.entries("rate:api")) == number, "it waits")  # type: ignore[misc]
-    told = done("why", "rate:api")
+    output = done("why", "rate:api")
     assert (
-        "rate 'api': 2 of 2 used in 1h00m, room in 1h00m; first in the queue, so it is granted in about 1:00:" in told
+        "rate 'api': 2 of 2 used in 1h00m, room in 1h00m; first in the queue, so it is granted in about 1:00:" in output
     )
-    assert "1 ahead of it in the queue, so it is granted in about 1:00:" in told
-    found = json.loads(done("why", "rate:api", "--json"))
+    assert "1 ahead of it in the queue, so it is granted in about 1:00:" in output
+    answers = json.loads(done("why", "rate:api", "--json"))
     # (Not before there is room: all uses were taken at once, and leave the window together.)
-    for entry in found:
+    for entry in answers:
         ((window,), goes_in) = entry["rate"]["windows"], entry["rate"]["goes_in"]
         assert goes_in == window["free_in"] > 3500
     grant.adjust(0)

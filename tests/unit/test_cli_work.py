@@ -72,10 +72,10 @@ def where():
 posix = pytest.mark.skipif(os.name != "posix", reason="signals")
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], description: str) -> Any:
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come true"
+        assert time.monotonic() < deadline, f"{description} did not come true"
         time.sleep(0.01)
     return value
 
@@ -137,10 +137,10 @@ class Bench:
         self.started.append(process)
         return process
 
-    def told(self, what: str) -> int:
+    def told(self, prefix: str) -> int:
         """Return how often a job has reported something."""
         file = self.folder / "told"
-        return sum(line.startswith(what) for line in file.read_text().splitlines()) if file.exists() else 0
+        return sum(line.startswith(prefix) for line in file.read_text().splitlines()) if file.exists() else 0
 
     def open(self, gate: str) -> None:
         (self.folder / f"open-{gate}").touch()
@@ -259,8 +259,8 @@ def test_schedules(coordinator: sqlsem.Coordinator) -> None:
     assert "paused by" in done("schedules")
     assert done("schedules", "resume", "mine") == "Schedule mine goes on.\n"
     assert done("schedules", "remove", "mine") == "Schedule mine was removed.\n"
-    gone = call("schedules", "remove", "mine")
-    assert (gone.exit_code, "There is no schedule 'mine'" in gone.stderr) == (1, True)
+    result = call("schedules", "remove", "mine")
+    assert (result.exit_code, "There is no schedule 'mine'" in result.stderr) == (1, True)
     assert coordinator.admin.tasks("q") == []
     for wrong in (
         ["--every", "x"],
@@ -321,14 +321,14 @@ def test_work_of_every_kind(coordinator: sqlsem.Coordinator) -> None:
     result = work("--workers", "2")
     assert result.stdout == ""
     assert result.stderr.splitlines()[-1] == "sqlsem: 3 finished, 3 failed"
-    found = {task.task_id: task for task in coordinator.admin.tasks("q")}
-    assert [found[n].status for n in (sql, shell, function)] == ["finished"] * 3
-    assert [found[n].status for n in (bad, missing, claims)] == ["failed"] * 3
-    assert found[shell].result == "hello\n"
-    assert json.loads(found[function].result or "") == {"sum": 5}
-    assert "ValueError: no" in (found[bad].error or "")
-    assert "nowhere_at_all" in (found[missing].error or "")
-    assert "claim" in (found[claims].error or "")
+    tasks = {task.task_id: task for task in coordinator.admin.tasks("q")}
+    assert [tasks[n].status for n in (sql, shell, function)] == ["finished"] * 3
+    assert [tasks[n].status for n in (bad, missing, claims)] == ["failed"] * 3
+    assert tasks[shell].result == "hello\n"
+    assert json.loads(tasks[function].result or "") == {"sum": 5}
+    assert "ValueError: no" in (tasks[bad].error or "")
+    assert "nowhere_at_all" in (tasks[missing].error or "")
+    assert "claim" in (tasks[claims].error or "")
 
 
 @pytest.mark.parametrize(
@@ -352,14 +352,14 @@ def test_worker_exits_with_1_on_failed_tasks(url: str, shell: str, attempts: int
 def test_worker_log_lines(url: str) -> None:
     good, bad = put("--shell", "echo"), put("--call", "jobs_of_ours:bad", "--note", "fails")
     lines = work().stderr.splitlines()
-    for wanted in (
+    for text in (
         f"Task {good} started: $ echo",
         f"Task {good} finished after ",
         f"Task {bad} started: fails",
         f"Task {bad} of 'q' failed after ",
         "ValueError: no",
     ):
-        assert sum(wanted in line for line in lines) == 1, wanted
+        assert sum(text in line for line in lines) == 1, text
     assert sum("failed" in line for line in lines[:-1]) == 1  # told once
 
 
@@ -378,8 +378,8 @@ def test_the_reference_load(coordinator: sqlsem.Coordinator, tmp_path: Path) -> 
     assert work("--workers", "5").stderr.splitlines()[-1] == "sqlsem: 10 finished, 0 failed"
     ended: list[int] = []
     for line in (tmp_path / "log").read_text().splitlines():
-        what, order = line.split()[0], int(line.split()[1])
-        if what == "start":
+        event, order = line.split()[0], int(line.split()[1])
+        if event == "start":
             assert len(ended) >= sum(count for stage, count in stages.items() if stage < order), line
         else:
             ended.append(order)
@@ -582,7 +582,7 @@ def test_commands_end_with_their_killed_worker(
     process = bench.start("work", "q", "--workers", "2")
     pids = tmp_path / "pids"
     until(lambda: pids.exists() and len(pids.read_text().split()) == 4, "the start of both commands")
-    found = [int(pid) for pid in pids.read_text().split()]
+    commands = [int(pid) for pid in pids.read_text().split()]
     service = int((tmp_path / "service").read_text())
     try:
         if sys.platform == "linux":
@@ -592,21 +592,21 @@ def test_commands_end_with_their_killed_worker(
             assert len(killers) == 1
         process.kill()
         process.wait(PATIENCE)
-        until(lambda: not any(map(alive, found)), "the end of the commands")
+        until(lambda: not any(map(alive, commands)), "the end of the commands")
         assert alive(service), "its task had ended, so it is nobody's but its own"
     finally:
-        for pid in (*found, service):
+        for pid in (*commands, service):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def children_of(parent: int) -> list[int]:
-    found = []
+    children = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             if path.read_text().rpartition(")")[2].split()[1] == str(parent):
-                found.append(int(path.parent.name))
-    return found
+                children.append(int(path.parent.name))
+    return children
 
 
 @posix
@@ -640,19 +640,19 @@ def test_the_picture_on_a_terminal(bench: Bench) -> None:
 
     put("--call", "jobs_of_ours:gated", "--arg", '"a"')
     bad = put("--call", "jobs_of_ours:bad", "--order", "7", "--note", "comes later")
-    ours, theirs = pty.openpty()
-    seen = b""
+    controller, terminal = pty.openpty()
+    output = b""
     try:
-        os.set_blocking(ours, False)
+        os.set_blocking(controller, False)
         environment = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
         bench.environment.update(environment)
-        process = bench.start("work", "q", "--workers", "2", stdout=theirs, stderr=theirs, stdin=theirs)
+        process = bench.start("work", "q", "--workers", "2", stdout=terminal, stderr=terminal, stdin=terminal)
 
         def shows(words: str) -> bool:
-            nonlocal seen
+            nonlocal output
             with contextlib.suppress(BlockingIOError):
-                seen += os.read(ours, 65536)
-            return words in seen.decode(errors="replace")
+                output += os.read(controller, 65536)
+            return words in output.decode(errors="replace")
 
         until(lambda: shows("1 of 2 busy, 0 finished, 0 failed, 1 pending"), "the first picture")
         for words in ("jobs_of_ours:gated", "q-", "comes later"):
@@ -664,10 +664,10 @@ def test_the_picture_on_a_terminal(bench: Bench) -> None:
         until(lambda: shows("sqlsem: 1 finished, 1 failed"), "the summary")
         assert process.wait(PATIENCE) == 0
         assert shows("\x1b[?25h"), "the cursor is shown again"
-        assert "Task 1 started" not in seen.decode()
+        assert "Task 1 started" not in output.decode()
     finally:
-        os.close(ours)
-        os.close(theirs)
+        os.close(controller)
+        os.close(terminal)
 
 
 @posix
@@ -675,13 +675,13 @@ def test_work_goes_on_when_the_terminal_is_gone(bench: Bench, coordinator: sqlse
     import pty
 
     put("--call", "jobs_of_ours:gated", "--arg", '"a"')
-    ours, theirs = pty.openpty()
-    process = bench.start("work", "q", stdout=theirs, stderr=theirs, stdin=theirs)
-    os.close(theirs)
+    controller, terminal = pty.openpty()
+    process = bench.start("work", "q", stdout=terminal, stderr=terminal, stdin=terminal)
+    os.close(terminal)
     try:
-        until(lambda: b"1 of 1 busy" in os.read(ours, 65536), "a picture")
+        until(lambda: b"1 of 1 busy" in os.read(controller, 65536), "a picture")
     finally:
-        os.close(ours)
+        os.close(controller)
     put("--shell", "touch seen")
     bench.open("a")
     until(lambda: len(coordinator.admin.tasks("q", "finished")) == 2, "the work")
@@ -702,16 +702,16 @@ if sys.argv[2] == "before": sys.stdout.write("last words")
 
 @posix
 @pytest.mark.parametrize("written", ["before", "after"])
-@pytest.mark.parametrize(("how", "code"), [("as ever", 120), ("let go", 0)])
-def test_last_words_to_a_terminal_that_is_gone(how: str, code: int, written: str) -> None:
+@pytest.mark.parametrize(("ending", "code"), [("as ever", 120), ("let go", 0)])
+def test_last_words_to_a_terminal_that_is_gone(ending: str, code: int, written: str) -> None:
     import pty
 
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": ROOT, "PYTHONUNBUFFERED": ""}
-    words = [sys.executable, "-c", LAST_WORDS, how, written]
-    process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    os.close(ours)
+    words = [sys.executable, "-c", LAST_WORDS, ending, written]
+    process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    os.close(controller)
     process.communicate(b"go\n", timeout=PATIENCE)
     assert process.returncode == code
 
@@ -729,14 +729,14 @@ def task(number: int, status: str = "pending", **other: object) -> TaskEntry:
     return TaskEntry(**{**fields, **other})  # type: ignore[arg-type]
 
 
-def drawn(what: object, width: int) -> list[str]:
+def drawn(renderable: object, width: int) -> list[str]:
     file = io.StringIO()
-    Console(file=file, width=width, highlight=False).print(what)
+    Console(file=file, width=width, highlight=False).print(renderable)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 def test_the_table_of_tasks_fits() -> None:
-    found = [
+    tasks = [
         task(
             1, "running", seconds=75.0, host="a-host-with-a-long-name.example.org", pid=4321, attempt=2, max_attempts=3
         ),
@@ -744,8 +744,8 @@ def test_the_table_of_tasks_fits() -> None:
         task(12345, "failed", ended_at=NOW, seconds=0.2, error="\n ValueError: no\x1b such thing\nmore", kind="shell"),
     ]
     for width in (80, 120):
-        why = task_reasons(found[:2], datetime.now(timezone.utc))
-        lines = drawn(render_tasks(found, width, "nightly", why), width)
+        why = task_reasons(tasks[:2], datetime.now(timezone.utc))
+        lines = drawn(render_tasks(tasks, width, "nightly", why), width)
         assert max(map(len, lines)) <= width
         head, first, second, third, empty, error = lines
         assert head.split() == ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", "WHY", "WHO", "WHAT"]
@@ -761,8 +761,8 @@ def test_the_table_of_tasks_fits() -> None:
 
 
 def test_tasks_of_all_queues() -> None:
-    found = [task(1), task(2, queue="mails\x1b", order=-2147483647)]
-    lines = drawn(render_tasks(found, 80), 80)
+    tasks = [task(1), task(2, queue="mails\x1b", order=-2147483647)]
+    lines = drawn(render_tasks(tasks, 80), 80)
     assert max(map(len, lines)) <= 80
     assert "QUEUE" in lines[0]
     assert "nightly" in lines[1]
@@ -827,25 +827,25 @@ def test_queues(coordinator: sqlsem.Coordinator) -> None:
     assert f"held up by task {bad}, which has failed; see it with: sqlsem tasks log {bad}" in done("queues", "q")
     (counts,) = json.loads(done("queues", "q", "--json"))
     assert (counts["pending"], counts["failed"], counts["blocked_by"]) == (1, 1, bad)
-    found = coordinator.admin.queues()
-    assert all(len(line) <= 80 for line in drawn(render_counts(found, 80), 80))
+    queues = coordinator.admin.queues()
+    assert all(len(line) <= 80 for line in drawn(render_counts(queues, 80), 80))
 
 
 def test_queue_settings_are_shown(coordinator: sqlsem.Coordinator) -> None:
-    told = done("queues", "set", "q", "--limit", "9", "--per-key", "2", "--rate", "1000/1m", "--rate-per-key", "1/1h")
-    assert told.startswith(
+    output = done("queues", "set", "q", "--limit", "9", "--per-key", "2", "--rate", "1000/1m", "--rate-per-key", "1/1h")
+    assert output.startswith(
         "'q': at most 9 running, at most 2 of each key, at most 1000/1m started, at most 1/1h started"
     )
-    told = done("queues", "set", "q", "--key", "b", "--rate", "3/1s", "--weight", "2")
-    assert "key 'b' of 'q': at most 3/1s started, weight 2 (set by" in told
+    output = done("queues", "set", "q", "--key", "b", "--rate", "3/1s", "--weight", "2")
+    assert "key 'b' of 'q': at most 3/1s started, weight 2 (set by" in output
     first, second = put("--shell", "true", "--key", "a"), put("--shell", "true", "--key", "a")
     work()
     text = done("queues")
     assert "LIMIT" in text.splitlines()[0]
     assert "1/1h a key" in text
     assert "key 'b' of 'q': at most 3/1s started" in text
-    (kept, _) = json.loads(done("queues", "--json"))[0]["limits"]
-    assert (kept["task_rate"], kept["task_per"], kept["key_rate"], kept["key_per"]) == (1000, 60, 1, 3600)
+    (limits, _) = json.loads(done("queues", "--json"))[0]["limits"]
+    assert (limits["task_rate"], limits["task_per"], limits["key_rate"], limits["key_per"]) == (1000, 60, 1, 3600)
     assert {task.task_id: task.status for task in coordinator.admin.tasks("q")} == {
         first: "finished",
         second: "pending",
@@ -876,8 +876,8 @@ def test_queue_blockers_are_shown(coordinator: sqlsem.Coordinator) -> None:
         assert f"2 pending tasks wait for {bad}, which has failed" in text
     text = done("tasks", "q")
     assert text.rstrip().endswith("q: 2 pending, 1 failed")
-    found = coordinator.admin.tasks("q")
-    narrow = drawn(render_tasks(found, 60), 60)
+    tasks = coordinator.admin.tasks("q")
+    narrow = drawn(render_tasks(tasks, 60), 60)
     assert any("the cause" in line for line in narrow)
     assert len(others) == 2
     cut = call("tasks", "q", "-n", "2", "--json")
@@ -984,10 +984,10 @@ def test_commands_without_a_shell(coordinator: sqlsem.Coordinator, tmp_path: Pat
     missing = put("--on-failure", "continue", "--", "./no-such-program", "x")
     assert f"$ {sys.executable} -c " in done("tasks", "q")
     work()
-    found = {task.task_id: task for task in coordinator.admin.tasks("q")}
-    assert json.loads(found[number].result or "") == words
+    tasks = {task.task_id: task for task in coordinator.admin.tasks("q")}
+    assert json.loads(tasks[number].result or "") == words
     assert not (tmp_path / "injected").exists()
-    assert found[missing].error == "'./no-such-program' cannot be started: No such file or directory"
+    assert tasks[missing].error == "'./no-such-program' cannot be started: No such file or directory"
 
 
 def test_batch_files_are_refused_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1004,7 +1004,7 @@ def test_shell_words_are_quoted(text: str) -> None:
 def test_worker_runs_allowed_kinds(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
     more = ["--on-failure", "continue"]
     sql, shell = put("--sql", "SELECT 1", *more), put("--shell", "touch done", *more)
-    ours = put("--call", "jobs_of_ours:add", "--arg", "1", *more)
+    own = put("--call", "jobs_of_ours:add", "--arg", "1", *more)
     result = work("--kinds", "sql,call", "--modules", "jobs_of_ours,json")
     assert "2 finished, 1 failed" in result.stderr
     others = [
@@ -1019,13 +1019,13 @@ def test_worker_runs_allowed_kinds(coordinator: sqlsem.Coordinator, tmp_path: Pa
     ]
     good = put("--call", "json.decoder:JSONDecoder.__init__", *more)
     work("--kinds", "sql,call", "--modules", "jobs_of_ours,json")
-    found = {task.task_id: task for task in coordinator.admin.tasks("q")}
-    assert (found[sql].status, found[ours].status, found[shell].status) == ("finished", "finished", "failed")
-    assert "runs sql, call only, no task of kind shell" in (found[shell].error or "")
+    tasks = {task.task_id: task for task in coordinator.admin.tasks("q")}
+    assert (tasks[sql].status, tasks[own].status, tasks[shell].status) == ("finished", "finished", "failed")
+    assert "runs sql, call only, no task of kind shell" in (tasks[shell].error or "")
     assert not (tmp_path / "done").exists()
     for number in others:
-        assert "calls functions of jobs_of_ours, json only" in (found[number].error or ""), found[number]
-    assert "missing 1 required" in (found[good].error or "")
+        assert "calls functions of jobs_of_ours, json only" in (tasks[number].error or ""), tasks[number]
+    assert "missing 1 required" in (tasks[good].error or "")
     for wrong in (["--kinds", "sql,lies"], ["--kinds", ""], ["--modules", "a b"], ["--path", "/no/such/folder"]):
         assert call("work", "q", *wrong).exit_code == 64
 
@@ -1042,28 +1042,28 @@ def test_the_current_folder_comes_last(bench: Bench, tmp_path: Path) -> None:
     script.write_text("import sys\nfrom sqlsem.cli import main\nmain(sys.argv[1:])\n")
 
     def worked(**options: Any) -> str:
-        found = subprocess.run(
+        process = subprocess.run(
             [sys.executable, script, "work", "q", "--idle-exit", "0", "--shared", *options.pop("arguments", [])],
             **{"env": bench.environment, "cwd": tmp_path, "check": True, "timeout": PATIENCE, "text": True, **options},
             capture_output=True,
         )
-        return found.stderr
+        return process.stderr
 
     assert "2 finished, 0 failed" in worked()
     assert not (tmp_path / "sprung").exists()
     # A folder that others can write to is never searched, not even last.
     tmp_path.chmod(0o777)
     put("--call", "jobs_of_ours:add", "--arg", "1")
-    told = worked()
-    assert "everybody can write to" in told
-    assert "0 finished, 1 failed" in told
+    errors = worked()
+    assert "everybody can write to" in errors
+    assert "0 finished, 1 failed" in errors
     done("tasks", "retry", str(number + 1))
     assert "1 finished, 0 failed" in worked(arguments=["--path", str(tmp_path)])
     tmp_path.chmod(0o700)
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_tasks_get_no_password_unless_asked(url: str, monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+@pytest.mark.parametrize("pass_url", [False, True])
+def test_tasks_get_no_password_unless_asked(url: str, monkeypatch: pytest.MonkeyPatch, pass_url: bool) -> None:
     monkeypatch.setenv("SQLSEM_URL", "postgresql://u:correct-horse@nowhere/x")
     numbers = [
         int(done("--url", url, "put", "q", *arguments))
@@ -1076,14 +1076,14 @@ def test_tasks_get_no_password_unless_asked(url: str, monkeypatch: pytest.Monkey
     # (The URL has no password, so tasks would get it: pretend that it has one.)
     monkeypatch.setattr(config, "has_secret", lambda url: bool(url))
     monkeypatch.setattr(here, "has_secret", lambda url: bool(url))
-    option = ["--pass-url"] if asked else []
+    option = ["--pass-url"] if pass_url else []
     result = call("--url", url, "work", "q", "--idle-exit", "0", *option)
     assert "3 finished" in result.stderr, result.stderr  # and Python code that takes locks finds our database
     with sqlsem.connect(url) as coordinator:
-        found = {task.task_id: task.result or "" for task in coordinator.admin.tasks("q")}
+        results = {task.task_id: task.result or "" for task in coordinator.admin.tasks("q")}
     for number in numbers[:2]:
-        assert (url in found[number]) is asked
-        assert ("withheld" in found[number]) is not asked
+        assert (url in results[number]) is pass_url
+        assert ("withheld" in results[number]) is not pass_url
     assert os.environ["SQLSEM_URL"].startswith("postgresql:")
 
 
@@ -1100,12 +1100,12 @@ def test_a_worker_outlasts_an_outage(
     coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = coordinator.queue("q")
-    away, asked = threading.Event(), []
+    away, calls = threading.Event(), []
     reach = Claiming.end_and_claim
 
     def unreachable(self: Claiming, ends: Sequence[Any], maximum: int, **given: Any) -> Any:
         if away.is_set():
-            asked.append(maximum)
+            calls.append(maximum)
             raise sqlsem.Unavailable("out of reach")
         return reach(self, ends, maximum, **given)
 
@@ -1123,8 +1123,8 @@ def test_a_worker_outlasts_an_outage(
         done("put", "q", "--shell", "true")
         until(lambda: worker.finished == 1, "the first task")
         away.set()
-        asked.clear()
-        until(lambda: len(asked) > 10, "attempts")
+        calls.clear()
+        until(lambda: len(calls) > 10, "attempts")
         assert running.is_alive()
         done("put", "q", "--shell", "true")
         away.clear()
@@ -1229,9 +1229,9 @@ def test_batches(coordinator: sqlsem.Coordinator) -> None:
     assert "expected" in text
     with nightly.part("b"):
         pass
-    (found,) = json.loads(done("batches", "--json"))
-    assert (found["name"], found["status"]) == ("nightly", "succeeded")
-    assert [(p["part"], p["is_last"]) for p in found["parts"]] == [("a", False), ("b", True)]
+    (batch,) = json.loads(done("batches", "--json"))
+    assert (batch["name"], batch["status"]) == ("nightly", "succeeded")
+    assert [(p["part"], p["is_last"]) for p in batch["parts"]] == [("a", False), ("b", True)]
     assert json.loads(done("batches", "other", "--json")) == []
     assert done("batches", "--name", "nightly", "-n", "1") == done("batches")
 
@@ -1245,9 +1245,9 @@ def test_resuming_batches(coordinator: sqlsem.Coordinator, tmp_path: Path) -> No
     with pytest.raises(sqlsem.BatchFailed):
         with nightly.part("a"):
             pass
-    (found,) = json.loads(done("batches", "--json"))
-    number = str(found["batch_id"])
-    assert found["callback_status"] == "failed"
+    (batch,) = json.loads(done("batches", "--json"))
+    number = str(batch["batch_id"])
+    assert batch["callback_status"] == "failed"
     assert done("batches", "resume", "nightly") == "Nothing was left to do.\n"
     failing = call("batches", "resume", number)
     assert failing.exit_code == 1

@@ -20,15 +20,15 @@ BEGINS = (SupervisedThread.begin, SupervisedThread._start)
 
 def interrupted(number, functions, do):
     """True if a KeyboardInterrupt hit the line of that number that these functions run through."""
-    seen, codes = 0, {function.__code__ for function in functions}
+    lines_seen, codes = 0, {function.__code__ for function in functions}
 
     def trace(frame, event, _):
-        nonlocal seen
+        nonlocal lines_seen
         if frame.f_code not in codes:
             return None
         if event == "line":
-            seen += 1
-            if seen == number:
+            lines_seen += 1
+            if lines_seen == number:
                 raise KeyboardInterrupt
         return trace
 
@@ -36,18 +36,18 @@ def interrupted(number, functions, do):
 
 
 def test_interrupted_entry_is_polled_for(tmp_path):
-    ours = ("sqlsem-heartbeat", "sqlsem-watchdog")
+    expected = ("sqlsem-heartbeat", "sqlsem-watchdog")
 
     before = threading.enumerate()
 
     def running():
-        return [name for name in started_since(before) if name in ours]
+        return [name for name in started_since(before) if name in expected]
 
     for number in itertools.count(1):
         with sqlsem.connect(tmp_path / "locks.db", lease=10) as coordinator:
             struck = interrupted(number, (*BEGINS, Membership.connected), coordinator.mutex("a").acquire)
             with coordinator.mutex("b"):
-                assert running() == sorted(ours), f"struck at line {number}"
+                assert running() == sorted(expected), f"struck at line {number}"
         if not struck:
             break
     assert number > 8
@@ -55,7 +55,7 @@ def test_interrupted_entry_is_polled_for(tmp_path):
 
 def test_deadlock_search_runs_after_an_interrupt(tmp_path):
     class Searching(Monitor):
-        name, every, what = "sqlsem-test", 0.001, "nothing"
+        name, every, purpose = "sqlsem-test", 0.001, "nothing"
 
         def __init__(self, client):
             super().__init__(client.member, client.wait_pool)

@@ -20,9 +20,9 @@ from sqlsem import chosen, config
 
 
 def test_embedded_file_is_named_in_a_single_line(home: Path) -> None:
-    found = config.resolve()
-    assert found.embedded
-    assert found.url == f"sqlite:///{home / 'state' / 'sqlsem.db'}" == sqlsem.default_url()
+    chosen = config.resolve()
+    assert chosen.embedded
+    assert chosen.url == f"sqlite:///{home / 'state' / 'sqlsem.db'}" == sqlsem.default_url()
     for words in (["ls"], ["run", "--mutex", "a", "--", "true"], ["put", "q", "--json-body", "1"]):
         result = call(*words)
         assert result.exit_code == 0
@@ -55,12 +55,12 @@ def test_embedded_file_is_told_once_in_a_terminal(home: Path) -> None:
             )
         finally:
             os.close(end)
-        said = b""
+        output = b""
         with contextlib.suppress(OSError):  # no process has the other end open any more
             while part := os.read(terminal, 10_000):
-                said += part
+                output += part
         os.close(terminal)
-        return said.decode()
+        return output.decode()
 
     # (The first command of all makes the folder that stores which messages were shown.)
     assert 1 <= said_in_a_session().count("no database is named") <= 2
@@ -105,9 +105,9 @@ def test_a_database_that_was_named_is_told_with_v_only(home: Path, monkeypatch: 
     monkeypatch.setenv("SQLSEM_URL", f"sqlite:///{home}/own.db")
     assert call("init").exit_code == 0
     assert call("ls").stderr == ""
-    told = call("-v", "ls").stderr
-    assert f"{home}/own.db" in told
-    assert "from $SQLSEM_URL" in told
+    errors = call("-v", "ls").stderr
+    assert f"{home}/own.db" in errors
+    assert "from $SQLSEM_URL" in errors
 
 
 def test_the_environment_before_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,10 +158,10 @@ def test_single_file_by_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     project(home, 'profile = "of nobody"')
     other = write(home / "other.toml", 'url = "sqlite:///other.db"', 0o666)
     monkeypatch.setenv("SQLSEM_CONFIG", str(other))
-    found = config.resolve()
-    assert found.url == "sqlite:///other.db"
+    chosen = config.resolve()
+    assert chosen.url == "sqlite:///other.db"
     if os.name == "posix":
-        assert f"everybody can write to {other}" in found.warnings[0]
+        assert f"everybody can write to {other}" in chosen.warnings[0]
     monkeypatch.setenv("SQLSEM_CONFIG", "")
     assert config.resolve().embedded
     monkeypatch.setenv("SQLSEM_CONFIG", str(home / "nowhere.toml"))
@@ -259,13 +259,13 @@ def test_passwords_from_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @posix
 def test_a_password_that_others_can_read_is_told(home: Path) -> None:
-    mine = user(home, 'url = "postgresql://etl:secret@127.0.0.1:1/dwh"', 0o644)
+    own_file = user(home, 'url = "postgresql://etl:secret@127.0.0.1:1/dwh"', 0o644)
     (warning,) = config.resolve().warnings
-    assert f"chmod 600 {mine}" in warning
+    assert f"chmod 600 {own_file}" in warning
     result = call("--retry", "0", "ls")
     assert "warning:" in result.stderr
     assert "etl:secret" not in result.output
-    mine.chmod(0o600)
+    own_file.chmod(0o600)
     assert config.resolve().warnings == ()
     secret = write(home / "config" / "secret", "x", 0o640)
     user(home, 'url = "postgresql://etl@db/dwh"\npassword_file = "secret"')

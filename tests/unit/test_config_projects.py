@@ -69,20 +69,20 @@ def test_harmful_setting_is_refused_until_allowed(home: Path, setting: str, name
     assert re.search(rf"sets .*\b{setting}\b", words)
     assert f"sqlsem config allow {path}" in words
     allow(path)
-    found = config.resolve()
+    chosen = config.resolve()
     if setting in ("url", "url_file", "profiles"):
-        assert "theirs" in found.url
+        assert "theirs" in chosen.url
     elif setting != "password_file":
-        assert setting in found.options
+        assert setting in chosen.options
 
 
 @pytest.mark.parametrize("setting", HARMLESS)
 def test_harmless_setting_is_followed(home: Path, setting: str) -> None:
     user(home, OWN + PROFILES)
     project(home, HARMLESS[setting])
-    found = config.resolve()
-    assert found.url == f"postgresql://me@db/{'prod' if setting == 'profile' else 'own'}"
-    assert found.options == ({"retry": 60.0} if setting == "retry" else {})
+    chosen = config.resolve()
+    assert chosen.url == f"postgresql://me@db/{'prod' if setting == 'profile' else 'own'}"
+    assert chosen.options == ({"retry": 60.0} if setting == "retry" else {})
     user(home, PROFILES)
     if setting == "require_server":
         with pytest.raises(sqlsem.ConfigurationError, match="server is required"):
@@ -92,9 +92,9 @@ def test_harmless_setting_is_followed(home: Path, setting: str) -> None:
 def test_project_chooses_among_own_profiles_only(home: Path) -> None:
     own = user(home, f'profile = "prod"\n{PROFILES}')
     path = project(home, 'profile = "test"')
-    found = config.resolve()
-    assert found.url == "postgresql://me@db/test"
-    assert found.source == f"profile 'test' in {own}, which {path} names"
+    chosen = config.resolve()
+    assert chosen.url == "postgresql://me@db/test"
+    assert chosen.source == f"profile 'test' in {own}, which {path} names"
     project(home, 'profile = "tst"')
     assert "There is no profile 'tst'" in refused()
 
@@ -107,24 +107,24 @@ def test_own_profile_wins_over_a_projects(home: Path, monkeypatch: pytest.Monkey
             allow(path)
         assert config.resolve(profile="prod").url == "postgresql://me@db/prod"
         monkeypatch.setenv("SQLSEM_PROFILE", "prod")
-        found = config.resolve()
-        assert found.url == "postgresql://me@db/prod"
-        assert found.options == {}
+        chosen = config.resolve()
+        assert chosen.url == "postgresql://me@db/prod"
+        assert chosen.options == {}
         monkeypatch.delenv("SQLSEM_PROFILE")
 
 
 @pytest.mark.parametrize("chooser", ["project", "user"])
 def test_own_profile_wins_if_a_file_chooses_it(home: Path, chooser: str) -> None:
-    theirs = '[profiles.prod]\nurl = "sqlite:///theirs.db"\nschema = "theirs"\n'
+    project_profile = '[profiles.prod]\nurl = "sqlite:///theirs.db"\nschema = "theirs"\n'
     own = user(home, PROFILES if chooser == "project" else f'profile = "prod"\n{PROFILES}')
-    path = project(home, f'profile = "prod"\n{theirs}' if chooser == "project" else theirs)
+    path = project(home, f'profile = "prod"\n{project_profile}' if chooser == "project" else project_profile)
     for allowed in (False, True):
         if allowed:
             allow(path)
-        found = config.resolve()
-        assert found.url == "postgresql://me@db/prod"
-        assert found.options == {}
-        assert found.source.startswith(f"profile 'prod' in {own}")
+        chosen = config.resolve()
+        assert chosen.url == "postgresql://me@db/prod"
+        assert chosen.options == {}
+        assert chosen.source.startswith(f"profile 'prod' in {own}")
 
 
 def test_own_options_win_over_a_projects(home: Path) -> None:
@@ -238,11 +238,11 @@ def test_record_of_allowed_files_belongs_to_the_user(home: Path) -> None:
 
 
 @as_root
-@pytest.mark.parametrize("what", ["record", "folder"])
-def test_record_of_another_user_is_not_believed(home: Path, what: str) -> None:
+@pytest.mark.parametrize("changed", ["record", "folder"])
+def test_record_of_another_user_is_not_believed(home: Path, changed: str) -> None:
     allow(project(home, HARMFUL["url"]))
     (record,) = (home / "state" / "allowed").iterdir()
-    os.chown(record if what == "record" else record.parent, STRANGER, STRANGER)
+    os.chown(record if changed == "record" else record.parent, STRANGER, STRANGER)
     assert f"belongs to user {STRANGER}" in refused()
 
 
@@ -313,23 +313,23 @@ def test_folder_that_others_can_write_ends_the_search(
 ) -> None:
     write(home / "project" / "sqlsem.toml", "this is no TOML and = would be refused", 0o644)
     shared = home / "project" / "below"
-    mine = shared / "mine" / "deep"
-    mine.mkdir(parents=True)
+    own_folder = shared / "mine" / "deep"
+    own_folder.mkdir(parents=True)
     write(shared / "pyproject.toml", "[tool.sqlsem]\nnor = this", 0o644)
     if not above:
         write(shared / "sqlsem.toml", "nor = this", 0o644)
     if mode == 0o775:
         os.chown(shared, 0, STRANGER)
     shared.chmod(mode)
-    monkeypatch.chdir(mine)
-    found = config.resolve()
-    assert found.embedded
-    assert str(shared) in found.note
+    monkeypatch.chdir(own_folder)
+    chosen = config.resolve()
+    assert chosen.embedded
+    assert str(shared) in chosen.note
     assert call("ls").exit_code == 0
     assert str(shared) in " ".join(call("config").stdout.split())
     # A file of the user's own below that is followed, wherever it lies.
     user(home, PROFILES)
-    write(mine.parent / "sqlsem.toml", 'profile = "prod"', 0o644)
+    write(own_folder.parent / "sqlsem.toml", 'profile = "prod"', 0o644)
     assert config.resolve().url == "postgresql://me@db/prod"
 
 
@@ -371,11 +371,11 @@ def test_user_file_is_no_projects_file(home: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_folder_that_was_removed_has_no_project(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = home / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
+    removed = home / "gone"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
     try:
-        gone.rmdir()
+        removed.rmdir()
     except OSError:
         pytest.skip("the current folder cannot be removed here")
     assert config.resolve().embedded
@@ -399,13 +399,13 @@ def make_pipe(path: Path) -> None:
 
 
 def make_socket(path: Path) -> None:
-    here = Path.cwd()
+    current = Path.cwd()
     os.chdir(path.parent)  # its path may be too long for a socket
     try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name)
     finally:
-        os.chdir(here)
+        os.chdir(current)
 
 
 def make_large(path: Path) -> None:
@@ -522,48 +522,50 @@ def test_trust_is_in_the_file_that_was_read(home: Path, monkeypatch: pytest.Monk
 
 
 @posix
-@pytest.mark.parametrize("when", ["judged", "above"])
-def test_folder_is_the_checked_folder(home: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+@pytest.mark.parametrize("moment", ["judged", "above"])
+def test_folder_is_the_checked_folder(home: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     """Another folder takes its name between the check and the read, or before the search in its parents."""
     user(home, PROFILES)
     project(home, 'profile = "prod"')
-    theirs = home / "theirs"
-    theirs.mkdir()
-    write(theirs / "sqlsem.toml", 'profile = "test"', 0o644)
+    other_folder = home / "theirs"
+    other_folder.mkdir()
+    write(other_folder / "sqlsem.toml", 'profile = "test"', 0o644)
     read = files.Folder.read
 
     def swapped(folder: files.Folder, name: str, maximum: int = files.MAX_BYTES) -> files.Content:
-        if folder.path == home / "project" / ("below" if when == "above" else "") and theirs.exists():
+        if folder.path == home / "project" / ("below" if moment == "above" else "") and other_folder.exists():
             (home / "project").rename(home / "moved")
-            theirs.rename(home / "project")
+            other_folder.rename(home / "project")
         return read(folder, name, maximum)
 
     monkeypatch.setattr(files.Folder, "read", swapped)
     assert config.resolve().url == "postgresql://me@db/prod"
-    assert not theirs.exists()
+    assert not other_folder.exists()
 
 
 @posix
-@pytest.mark.parametrize("how", ["grows", "is rewritten", "shrinks"])
+@pytest.mark.parametrize("change", ["grows", "is rewritten", "shrinks"])
 @pytest.mark.parametrize("times", [1, 1000])
-def test_file_that_changes_while_it_is_read(home: Path, monkeypatch: pytest.MonkeyPatch, how: str, times: int) -> None:
+def test_file_that_changes_while_it_is_read(
+    home: Path, monkeypatch: pytest.MonkeyPatch, change: str, times: int
+) -> None:
     user(home, PROFILES)
     path = project(home, 'profile = "prod"\n')
-    real, left = os.read, times
+    real, remaining = os.read, times
 
     def read(fd: int, length: int) -> bytes:
-        nonlocal left
+        nonlocal remaining
         data = real(fd, length)
-        if left and data.startswith(b"profile"):
-            left -= 1
-            if how == "grows":
+        if remaining and data.startswith(b"profile"):
+            remaining -= 1
+            if change == "grows":
                 with path.open("a") as file:
                     file.write("# more\n")
-            elif how == "shrinks":
+            elif change == "shrinks":
                 os.truncate(path, len(data) - 1)
             else:
                 path.write_bytes(data.swapcase().swapcase())
-                os.utime(path, ns=(1, time.time_ns() + times - left))
+                os.utime(path, ns=(1, time.time_ns() + times - remaining))
         return data
 
     monkeypatch.setattr(os, "read", read)
@@ -594,22 +596,24 @@ def test_file_that_grows_without_end_is_not_read(home: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("command", "what"), [("work nightly --idle-exit 0", "tasks"), ("batches resume", "callbacks")]
+    ("command", "subject"), [("work nightly --idle-exit 0", "tasks"), ("batches resume", "callbacks")]
 )
-def test_worker_says_where_its_code_comes_from(home: Path, command: str, what: str) -> None:
+def test_worker_says_where_its_code_comes_from(home: Path, command: str, subject: str) -> None:
     own = user(home, f'[profiles.prod]\nurl = "sqlite:///{home}/own.db"')
     path = project(home, 'profile = "prod"')
     result = call(*command.split())
     words = (
-        f"sqlsem: {what} come from SQLite file {home}/own.db, named by profile 'prod' in {own}, which {path} names\n"
+        f"sqlsem: {subject} come from SQLite file {home}/own.db, named by profile 'prod' in {own}, which {path} names\n"
     )
     assert result.stderr.startswith(words), result.output
     assert "come from" not in call("-q", *command.split()).stderr
     for file in (own, path):
         file.unlink()
-    told = call(*command.split()).stderr
-    assert told.startswith(f"sqlsem: {what} come from SQLite file {home}/state/sqlsem.db, of this user and host only")
-    assert told.count("no database is named") == 1
+    errors = call(*command.split()).stderr
+    assert errors.startswith(
+        f"sqlsem: {subject} come from SQLite file {home}/state/sqlsem.db, of this user and host only"
+    )
+    assert errors.count("no database is named") == 1
 
 
 def test_every_command_that_runs_code_says_so() -> None:

@@ -12,27 +12,27 @@ from sqlsem.insight.overview import Overview
 from sqlsem.model import QueueCounts, Request
 
 
-def told(found: Overview, kind: str, **others: object) -> list[str]:
-    asked = consequence(found, Action(kind, **others))
-    assert asked.possible
-    return [asked.question, *asked.lines]
+def told(snapshot: Overview, kind: str, **others: object) -> list[str]:
+    result = consequence(snapshot, Action(kind, **others))
+    assert result.possible
+    return [result.question, *result.lines]
 
 
 def test_resume_grants_as_many_as_fit_and_names_the_next():
     entries = [entry(3, "holds"), *(entry(position) for position in (4, 5, 6))]
-    found = overview(entries, [resource(paused=True)])
-    assert told(found, "resume", resource="etl") == ["Resume 'etl'?", "Grants 4 (db1:804) and 5 (db1:805), then 6."]
-    assert consequence(found, Action("resume", resource="etl")).admitted == (4, 5)
+    snapshot = overview(entries, [resource(paused=True)])
+    assert told(snapshot, "resume", resource="etl") == ["Resume 'etl'?", "Grants 4 (db1:804) and 5 (db1:805), then 6."]
+    assert consequence(snapshot, Action("resume", resource="etl")).admitted == (4, 5)
 
 
 def test_raised_cap_grants_held_back_waiters():
     entries = [entry(3, "holds", limit=9), *(entry(position, limit=9) for position in (4, 5, 6, 7))]
-    found = overview(entries, [resource(cap=1)])
-    assert told(found, "cap", resource="etl", cap=3) == [
+    snapshot = overview(entries, [resource(cap=1)])
+    assert told(snapshot, "cap", resource="etl", cap=3) == [
         "Cap 'etl' at 3 (now 1)?",
         "Grants 4 (db1:804) and 5 (db1:805), then 6.",
     ]
-    assert told(found, "uncap", resource="etl") == [
+    assert told(snapshot, "uncap", resource="etl") == [
         "Lift the cap of 'etl' (now 1)?",
         "Grants 4 (db1:804), 5 (db1:805), 6 (db1:806) and 1 more; no request waits behind.",
     ]
@@ -40,8 +40,8 @@ def test_raised_cap_grants_held_back_waiters():
 
 def test_cap_below_holders_and_below_a_weight():
     entries = [*(entry(position, "holds", limit=9) for position in (1, 2, 3)), entry(4, limit=9, weight=2), entry(5)]
-    found = overview(entries)
-    lines = told(found, "cap", resource="etl", cap=1)
+    snapshot = overview(entries)
+    lines = told(snapshot, "cap", resource="etl", cap=1)
     assert lines[1] == "The 3 holders stay. No request is granted until a weight of 2 and more has left."
     assert lines[2].startswith("4 asks for a weight of 2: under this cap it can never be granted")
     # Without the cap it would have been granted at this instant.
@@ -50,13 +50,13 @@ def test_cap_below_holders_and_below_a_weight():
 
 
 def test_cap_on_a_paused_resource_grants_nothing():
-    found = overview([entry(4)], [resource(paused=True, cap=1)])
-    assert told(found, "uncap", resource="etl")[1:] == ["It is paused: nothing is granted until it is resumed."]
+    snapshot = overview([entry(4)], [resource(paused=True, cap=1)])
+    assert told(snapshot, "uncap", resource="etl")[1:] == ["It is paused: nothing is granted until it is resumed."]
 
 
 def test_pause_holds_back_the_next_waiter():
-    found = overview([entry(1, "holds"), entry(2), entry(3, limit=1)])
-    assert told(found, "pause", resource="etl") == [
+    snapshot = overview([entry(1, "holds"), entry(2), entry(3, limit=1)])
+    assert told(snapshot, "pause", resource="etl") == [
         "Pause 'etl'?",
         "The holder stays.",
         "No request is granted until it is resumed; 2 wait.",
@@ -101,13 +101,13 @@ def test_revoked_waiting_writer_grants_readers_behind():
 
 
 def test_revoke_on_a_paused_resource_grants_nothing():
-    found = overview([entry(1, "holds", limit=1), entry(2, limit=1)], [resource(paused=True)])
-    assert told(found, "revoke", position=1)[-1] == "The resource is paused: this grants nothing."
+    snapshot = overview([entry(1, "holds", limit=1), entry(2, limit=1)], [resource(paused=True)])
+    assert told(snapshot, "revoke", position=1)[-1] == "The resource is paused: this grants nothing."
 
 
 def test_retrying_the_task_that_holds_up_its_queue():
-    found = overview(queues=[QueueCounts("nightly", 12, 0, 3, 1, 0, 0, 60.0, 1.0, 17)])
-    assert told(found, "retry", task_id=17) == [
+    snapshot = overview(queues=[QueueCounts("nightly", 12, 0, 3, 1, 0, 0, 60.0, 1.0, 17)])
+    assert told(snapshot, "retry", task_id=17) == [
         "Retry task 17?",
         "It is pending again, and the next free worker takes it.",
         "It has failed, and blocks later orders of 'nightly' (12 pending tasks there).",
@@ -127,16 +127,16 @@ def test_retrying_the_task_that_holds_up_its_queue():
     ],
 )
 def test_impossible_actions_are_reported(action, why):
-    found = overview([entry(4)], [resource("p", paused=True, cap=2)])
-    asked = consequence(found, action)
-    assert (asked.possible, asked.question) == (False, why)
+    snapshot = overview([entry(4)], [resource("p", paused=True, cap=2)])
+    result = consequence(snapshot, action)
+    assert (result.possible, result.question) == (False, why)
 
 
 def test_names_of_others_steer_nothing():
-    found = overview([entry(1, "holds", "a\u202eb", host="\x1b[2J", note="\x07")], [])
+    snapshot = overview([entry(1, "holds", "a\u202eb", host="\x1b[2J", note="\x07")], [])
     for action in (Action("revoke", position=1), Action("pause", resource="a\u202eb")):
-        asked = consequence(found, action)
-        assert all(text.isprintable() for text in (asked.question, *asked.lines, action.command)), asked
+        result = consequence(snapshot, action)
+        assert all(text.isprintable() for text in (result.question, *result.lines, action.command)), result
 
 
 def test_the_same_as_a_command():

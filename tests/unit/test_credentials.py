@@ -180,11 +180,11 @@ def test_secret_keywords_stand_in_a_single_table() -> None:
     """A module with its own list of keywords would miss the next keyword."""
     words = re.compile(r"(?i)^(pwd|passwd|password|sslpassword|access_?token|client_?secret|oauth_client_secret)$")
     allowed = {("engines/mssql/odbc.py", "PWD")}  # builds the pattern for a URL's password
-    found = {
+    places = {
         (path.relative_to(PACKAGE).as_posix(), node.value)
         for path in sorted(PACKAGE.rglob("*.py"))
         if path.name != "credentials.py"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and words.match(node.value)
     }
-    assert found == allowed
+    assert places == allowed

@@ -20,8 +20,8 @@ IGNORED = (
 
 
 def test_children_ignore_no_signal():
-    found = subprocess.run([sys.executable, "-c", IGNORED], capture_output=True, check=True)
-    assert set(json.loads(found.stdout)) <= set(dispositions.BY_PYTHON)
+    process = subprocess.run([sys.executable, "-c", IGNORED], capture_output=True, check=True)
+    assert set(json.loads(process.stdout)) <= set(dispositions.BY_PYTHON)
 
 
 @pytest.mark.skipif(NOHUP not in os.environ, reason="only where the run itself is to outlive a hangup")
@@ -31,7 +31,7 @@ def test_run_outlives_a_hangup():
 
 def test_children_ignore_no_signal_under_nohup():
     words = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", f"{__file__}"]
-    found = subprocess.run(
+    process = subprocess.run(
         ["sh", "-c", "trap '' HUP INT QUIT TERM USR1; exec \"$@\"", "sh", *words, "-k", "not nohup"],
         env={**os.environ, NOHUP: "yes", "CI": ""},
         cwd=TESTS.parent,
@@ -40,4 +40,4 @@ def test_children_ignore_no_signal_under_nohup():
         timeout=PATIENCE,
         check=False,
     )
-    assert "2 passed" in found.stdout, found.stdout + found.stderr
+    assert "2 passed" in process.stdout, process.stdout + process.stderr

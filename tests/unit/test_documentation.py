@@ -49,8 +49,8 @@ def test_nothing_is_wrong(capsys):
     ],
 )
 def test_faults_are_found(find, text, words):
-    found = list(find(text))
-    assert any(words in finding for finding in found), found
+    findings = list(find(text))
+    assert any(words in finding for finding in findings), findings
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,14 @@ def test_commits_that_pages_name_are_there():
     if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
         pytest.skip("not a clone with its whole history")
     pages = [*(top / "docs").rglob("*.md"), *(top / "proof").glob("*.md"), top / "README.md"]
-    named = {found for page in pages for found in re.findall(r"`([0-9a-f]{7})`", page.read_text(encoding="utf-8"))}
+    named = {
+        commit_name
+        for page in pages
+        for commit_name in re.findall(r"`([0-9a-f]{7})`", page.read_text(encoding="utf-8"))
+    }
     assert len(named) > 10
-    gone = {commit for commit in named if git("merge-base", "--is-ancestor", commit, "HEAD").returncode}
-    assert gone == set()
+    missing = {commit for commit in named if git("merge-base", "--is-ancestor", commit, "HEAD").returncode}
+    assert missing == set()
 
 
 def test_roles_are_known():
@@ -102,11 +106,11 @@ def with_examples():
 def test_examples_in_docstrings(module):
     """Examples that need a database have ``doctest: +SKIP``."""
     try:
-        found = importlib.import_module(module)
+        module_object = importlib.import_module(module)
     except ModuleNotFoundError as exc:  # an adapter's package may be missing
         assert module.startswith("sqlsem.adapters.")
         pytest.skip(f"{exc.name} is not installed")
-    assert doctest.testmod(found, extraglobs={"sqlsem": sqlsem}).failed == 0
+    assert doctest.testmod(module_object, extraglobs={"sqlsem": sqlsem}).failed == 0
 
 
 def test_environment_variables_are_in_a_single_table():

@@ -110,8 +110,8 @@ def test_capability_is_announced_by_complete_class(engine):
         assert own
         if engine.name == "memory":  # it supports that part of the operators' calls
             own -= SettingSession.__abstractmethods__
-        there = {name for name in own if hasattr(engine.session_class, name)}
-        assert there == (own if engine.has(capability) else set())
+        methods = {name for name in own if hasattr(engine.session_class, name)}
+        assert methods == (own if engine.has(capability) else set())
     lacks = {
         protocol.ConversionSession,
         protocol.AdminSession,
@@ -155,7 +155,7 @@ def test_an_upgrade_is_refused_and_the_reader_reads_on():
 def test_engines_are_named_in_a_single_place():
     """Elsewhere the names occur only in docstrings, help and advice. (Adapters use the words of other libraries.)"""
     names = re.compile(r'(?<![\w/])"(sqlite|postgresql|postgres|mssql|sqlserver)"')
-    found = [
+    places = [
         f"{file.relative_to(PACKAGE)}:{number}"
         for file in PACKAGE.rglob("*.py")
         if file.name != "mixed.py"
@@ -164,7 +164,7 @@ def test_engines_are_named_in_a_single_place():
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
         if names.search(line) and not re.match(r"    name = ", line)
     ]
-    assert found == []
+    assert places == []
 
 
 def test_macro_expands_to_its_text():
@@ -196,11 +196,11 @@ def test_memory_looks_at_many_at_once():
         first, second, third, fourth = (take(number) for number in range(4))
         fifth = take(5, you)
         assert (first.granted, second.granted, third.granted) == (True, True, False)
-        everybody = [fifth, fourth, third, second, first]
+        tickets = [fifth, fourth, third, second, first]
         granted = {first.position: True, second.position: True}
-        assert session.poll(me, everybody) == {**granted, fifth.position: None}
+        assert session.poll(me, tickets) == {**granted, fifth.position: None}
         assert session.release(first, "released")
-        assert session.poll(me, everybody[1:]) == {
+        assert session.poll(me, tickets[1:]) == {
             first.position: None,
             second.position: True,
             third.position: True,

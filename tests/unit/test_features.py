@@ -91,8 +91,8 @@ SUBSETS = [
 def test_scripts_of_features_name_nothing_else(engine: str, names: frozenset[str]) -> None:
     """Installed objects refer to no object of a feature that is not installed."""
     everything, _ = made_and_named(engine, sql.ALL)
-    made, named = made_and_named(engine, names)
-    assert named & (everything - made) == set()
+    created, named = made_and_named(engine, names)
+    assert named & (everything - created) == set()
 
 
 @pytest.mark.parametrize("engine", SERVERS)

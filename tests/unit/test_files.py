@@ -56,8 +56,8 @@ def outside_of_testing() -> Iterator[tuple[str, ast.AST]]:
 
 
 def test_files_are_read_in_a_single_place() -> None:
-    found = [place for name, tree in outside_of_testing() for place in readers(name, tree) if name not in THEMSELVES]
-    assert found == []
+    places = [place for name, tree in outside_of_testing() for place in readers(name, tree) if name not in THEMSELVES]
+    assert places == []
 
 
 def test_table_of_readers_is_no_longer_than_need_be() -> None:
@@ -74,12 +74,12 @@ def test_reader_is_found_wherever_it_hides() -> None:
 def test_settings_are_checked_by_open_descriptor() -> None:
     """The modules of settings judge no path of a file: it may lead to another file later."""
     judging = {"stat", "lstat", "exists", "is_file", "is_symlink", "access", "samefile", "resolve", "realpath"}
-    found = {}
+    calls = {}
     for path in sorted((PACKAGE / "config").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in judging:
-                found.setdefault(path.name, set()).add(ast.unparse(node))
-    assert found == {
+                calls.setdefault(path.name, set()).add(ast.unparse(node))
+    assert calls == {
         "reading.py": {
             "os.stat(os.path.expanduser('~'))",  # where the search ends
             "os.path.realpath(path.parent)",  # of a folder that is then opened
@@ -120,14 +120,14 @@ def test_writers_of_a_folder_and_of_a_file(
 
 
 @as_root
-@pytest.mark.parametrize("what", ["folder", "file", "group"])
-def test_writers_are_owners_and_groups(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("changed", ["folder", "file", "group"])
+def test_writers_are_owners_and_groups(tmp_path: Path, changed: str) -> None:
     path = tmp_path / "place" / "file"
     path.parent.mkdir()
     path.touch()
-    os.chown(path.parent if what == "folder" else path, 0 if what == "group" else STRANGER, STRANGER)
+    os.chown(path.parent if changed == "folder" else path, 0 if changed == "group" else STRANGER, STRANGER)
     path.chmod(0o664)
-    words = f"group {STRANGER} can write to" if what == "group" else f"belongs to user {STRANGER}"
+    words = f"group {STRANGER} can write to" if changed == "group" else f"belongs to user {STRANGER}"
     assert words in (files.writable_by_others(path) or "")
     assert words in (files.read(path).others or "")
 
@@ -164,9 +164,9 @@ def test_links_to_a_named_file_are_followed(tmp_path: Path) -> None:
     (tmp_path / "..data").mkdir()
     (tmp_path / "..data" / "secret").write_text("x")
     (tmp_path / "secret").symlink_to("..data/secret")
-    found = files.read(tmp_path / "secret")
-    assert found.data == b"x"
-    assert found.path == tmp_path / "..data" / "secret"
+    content = files.read(tmp_path / "secret")
+    assert content.data == b"x"
+    assert content.path == tmp_path / "..data" / "secret"
     with files.Folder(tmp_path) as folder, pytest.raises(files.Unfit, match="is a link"):
         folder.read("secret")
 

@@ -22,9 +22,9 @@ def number(version):
 
 @pytest.mark.parametrize("name", FIXED)
 def test_floors_have_no_known_fault(name):
-    found = [version for package, version in lowest.floors(groups=True) if package == name]
-    assert found, f"{name} is not required any more: take it out of the table"
-    for version in found:  # of the tests, too: they run with these versions
+    versions = [version for package, version in lowest.floors(groups=True) if package == name]
+    assert versions, f"{name} is not required any more: take it out of the table"
+    for version in versions:  # of the tests, too: they run with these versions
         assert number(version) >= number(FIXED[name][0]), FIXED[name][1]
 
 

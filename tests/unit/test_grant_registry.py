@@ -43,13 +43,13 @@ def test_loss_before_the_grant_event_reaches_the_owner_only(locks, registry):
     lost = []
     state = GrantState(registry, [Request("a")], [ticket("a", 1)], this_thread(), lost.append, 0.0)
     assert state.on_lost == lost.append
-    with mock.patch.object(registry, "_publish") as tell:
+    with mock.patch.object(registry, "_publish") as publish:
         registry.publish_released(state)
-        tell.assert_not_called()
+        publish.assert_not_called()
         state.is_published = True
         for _ in range(2):
             registry.publish_released(state)
-        tell.assert_called_once()
+        publish.assert_called_once()
 
 
 def test_ended_hold_is_not_ended_twice(locks):
@@ -162,8 +162,8 @@ def test_grant_ended_by_commit_is_not_released_again(locks, registry):
     assert locks.admin.entries("a") == []
 
 
-def refusing(registry, *asked, reentrant=False, timeout=None):
-    return registry.check_conflicts(asked, this_thread(), reentrant, timeout)
+def refusing(registry, *requests, reentrant=False, timeout=None):
+    return registry.check_conflicts(requests, this_thread(), reentrant, timeout)
 
 
 def test_self_wait_is_described(locks, registry):
@@ -192,7 +192,7 @@ def test_a_reader_is_told_to_become_the_writer(locks, registry):
 
 def test_all_that_it_acquisitions_is_looked_at(locks, registry):
     """Its last acquisition may allow the request, and an earlier one exclude it."""
-    with locks.limit("a", 3), mock.patch.object(Request, "excludes", lambda held, asked: held.note == "first"):
+    with locks.limit("a", 3), mock.patch.object(Request, "excludes", lambda held, request: held.note == "first"):
         first, last = Request("a", limit=3, note="first"), Request("a", limit=3, note="last")
         held = [(mock.Mock(positions={"a": 1}), last), (mock.Mock(positions={"a": 2}), first)]
         with mock.patch.object(registry, "_held_of", return_value=held):
@@ -292,9 +292,9 @@ def test_child_does_not_release_its_parents_grants(locks):
 
 
 def told_of(locks, kind):
-    told = []
-    locks.on(kind, told.append)
-    return told
+    events = []
+    locks.on(kind, events.append)
+    return events
 
 
 def test_row_missing_at_release_was_lost(locks, registry):
@@ -377,29 +377,29 @@ def test_grant_event_names_the_rows_waited_for(locks, registry):
         waiters = {}
         for ticket, request in zip(grant.state.tickets, grant.state.requests, strict=True):
             waiters[ticket.position] = Waiter(ticket, request, mock.Mock())
-        somebody = registry.blocker_of(Request("b"), 99)
-        waiters[grant.positions["b"]].behind = somebody
+        blocker = registry.blocker_of(Request("b"), 99)
+        waiters[grant.positions["b"]].behind = blocker
         registry.publish_granted(grant.state, 2.5, waiters)
         until(lambda: len(granted) == 4, "both are told again")
         assert {event.resource: (event.at_once, event.behind, event.waited) for event in granted[2:]} == {
             "a": (False, None, 2.5),
-            "b": (False, somebody, 2.5),
+            "b": (False, blocker, 2.5),
         }
 
 
 def test_an_end_is_told_once_with_how_long_it_was_held(locks, registry):
-    told = []
+    events = []
     for kind in ("released", "lost"):
-        locks.on(kind, told.append)
+        locks.on(kind, events.append)
     ends = [registry.publish_released, registry.publish_lost]
     for end in ends:
         with locks.mutex("a") as grant:
             assert grant.state.is_published is True
             end(grant.state)
             assert grant.state.is_published is False
-    until(lambda: len(told) == len(ends), "each end is told, and once")
-    assert [event.name for event in told] == ["released", "lost"]
-    assert all(0 <= event.held < 60 for event in told)
+    until(lambda: len(events) == len(ends), "each end is told, and once")
+    assert [event.name for event in events] == ["released", "lost"]
+    assert all(0 <= event.held < 60 for event in events)
 
 
 def test_lost_marks_only_lost_grants(locks, registry):

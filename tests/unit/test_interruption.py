@@ -15,8 +15,8 @@ from sqlsem.errors import TaskInterrupted
 pytestmark = pytest.mark.skipif(sys.implementation.name != "cpython", reason="others cannot")
 
 
-def call(function: str, started: running.Started, *given: object) -> str | None:
-    body = json.dumps({"function": f"{__name__}:{function}", "args": given, "kwargs": {}})
+def call(function: str, started: running.Started, *arguments: object) -> str | None:
+    body = json.dumps({"function": f"{__name__}:{function}", "args": arguments, "kwargs": {}})
     return running._run_call(body, Allowed(), started)
 
 
@@ -51,7 +51,7 @@ def traced_to_its_end() -> int:
 
 def test_uninterrupted_thread_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[object] = []
-    monkeypatch.setattr(running, "_raise_in", lambda *what: raised.append(what) or True)
+    monkeypatch.setattr(running, "_raise_in", lambda *arguments: raised.append(arguments) or True)
     assert call("work", lambda strike: None, 10) == "10"
     assert raised == []
 

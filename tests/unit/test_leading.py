@@ -20,14 +20,14 @@ def strike():
 def _default_handler():
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
-    left = signal.signal(signal.SIGTERM, before)
-    assert left is signal.SIG_DFL, "the handler of before is there again"
+    handler_left = signal.signal(signal.SIGTERM, before)
+    assert handler_left is signal.SIG_DFL, "the handler of before is there again"
 
 
 @pytest.fixture
 def coordinator():
-    with sqlsem.testing.memory() as made:
-        yield made
+    with sqlsem.testing.memory() as locks:
+        yield locks
 
 
 def test_the_block_is_left(coordinator):
@@ -50,30 +50,30 @@ def test_leaders_inside_of_each_other(coordinator):
 
 
 def test_signal_during_exit_waits_for_its_end(coordinator):
-    told = []
+    calls = []
 
     def stop(term):
         strike()
-        told.append("stopped")
+        calls.append("stopped")
 
     with pytest.raises(SystemExit) as ended:
         with coordinator.leader("a", on_stopped=stop):
             pass
     assert ended.value.code == 143
-    assert told == ["stopped"]
+    assert calls == ["stopped"]
     assert coordinator.admin.entries("a") == []
 
 
 def test_second_signal_changes_nothing(coordinator):
-    told = []
+    calls = []
 
     def stop(term):
         strike()
-        told.append("stopped")
+        calls.append("stopped")
 
     with pytest.raises(SystemExit), coordinator.leader("a", on_stopped=stop):
         strike()
-    assert told == ["stopped"]
+    assert calls == ["stopped"]
     assert coordinator.admin.entries("a") == []
 
 
@@ -92,7 +92,7 @@ def test_a_handler_of_the_programs_own(coordinator):
 def test_a_handler_that_comes_inside_the_block_stays(coordinator):
     struck = []
     with coordinator.leader("a"):
-        ours = signal.getsignal(signal.SIGTERM)
+        handler = signal.getsignal(signal.SIGTERM)
         own = lambda number, frame: struck.append(number)  # noqa: E731
         signal.signal(signal.SIGTERM, own)
     assert signal.getsignal(signal.SIGTERM) is own
@@ -100,15 +100,15 @@ def test_a_handler_that_comes_inside_the_block_stays(coordinator):
         strike()
     assert signal.signal(signal.SIGTERM, signal.SIG_DFL) is own
     assert struck == [signal.SIGTERM]
-    assert callable(ours)
+    assert callable(handler)
 
 
-@pytest.mark.parametrize("how", [signal.SIG_IGN, None])
-def test_foreign_signal_handlers_are_kept(coordinator, how):
-    if how is not None:
-        signal.signal(signal.SIGTERM, how)
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, None])
+def test_foreign_signal_handlers_are_kept(coordinator, handler):
+    if handler is not None:
+        signal.signal(signal.SIGTERM, handler)
     before = signal.getsignal(signal.SIGTERM)
-    with coordinator.leader("a", handle_sigterm=how is not None):
+    with coordinator.leader("a", handle_sigterm=handler is not None):
         assert signal.getsignal(signal.SIGTERM) is before
     assert signal.signal(signal.SIGTERM, signal.SIG_DFL) is before
 

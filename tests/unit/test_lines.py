@@ -31,21 +31,21 @@ def pair():
 @pytest.fixture
 def looks(monkeypatch):
     """Record the positions of each poll. Waits without time that are no polls are among them, too."""
-    asked = []
+    polls = []
     look, wait = MemorySession.poll, MemorySession.wait
 
     def looking(self, member_id, tickets):
-        asked.append([ticket.position for ticket in tickets])
+        polls.append([ticket.position for ticket in tickets])
         return look(self, member_id, tickets)
 
     def waiting(self, ticket, timeout, nudge):
         if timeout == 0:
-            asked.append([ticket.position])
+            polls.append([ticket.position])
         return wait(self, ticket, timeout, nudge)
 
     monkeypatch.setattr(MemorySession, "poll", looking)
     monkeypatch.setattr(MemorySession, "wait", waiting)
-    return asked
+    return polls
 
 
 def without_sessions(coordinator, monkeypatch):
@@ -107,7 +107,7 @@ def test_readers_are_let_in_together(pair, looks):
 def test_waiters_without_connection_are_polled_together(pair, looks, monkeypatch, resources):
     first, other = pair
     without_sessions(other, monkeypatch)
-    few, together = 40, resources * 0.8
+    most_polls, together = 40, resources * 0.8
     names = [f"r{number}" for number in range(resources)]
     held = [first.mutex(name) for name in names]
     assert all(lock.acquire() for lock in held)
@@ -127,7 +127,7 @@ def test_waiters_without_connection_are_polled_together(pair, looks, monkeypatch
             looks.clear()
             await asyncio.sleep(2)
             number, maximum = len(looks), max(map(len, looks), default=0)
-            if number <= few and maximum >= together:
+            if number <= most_polls and maximum >= together:
                 break
         looks.clear()
         await asyncio.gather(*(asyncio.to_thread(grant.release) for grant in grants))
@@ -135,7 +135,7 @@ def test_waiters_without_connection_are_polled_together(pair, looks, monkeypatch
         return number, maximum
 
     number, maximum = asyncio.run(main())
-    assert number <= few, "about the twentieth part of the time for which they have stood"
+    assert number <= most_polls, "about the twentieth part of the time for which they have stood"
     assert maximum >= together, "one statement for all"
     assert len(looks) <= 60
     assert first.admin.entries() == []
@@ -216,10 +216,10 @@ def room(monkeypatch):
 
 
 def woken(*waiters):
-    found = [waiter.position for waiter in waiters if waiter.event.is_set()]
+    positions = [waiter.position for waiter in waiters if waiter.event.is_set()]
     for waiter in waiters:
         waiter.event.clear()
-    return found
+    return positions
 
 
 def test_each_gets_its_own_answer(room):
@@ -318,19 +318,19 @@ class Locks:
 
 
 def test_middle_waiters_drop_their_wakeup_locks(room):
-    few, session = waiter_queues.MAX_WAKEUP_LOCKS, Locks()
-    for number in range(few):
+    locks_allowed, session = waiter_queues.MAX_WAKEUP_LOCKS, Locks()
+    for number in range(locks_allowed):
         room.lines.drop_wakeup_locks("a", session, 1)
         room.waiter(number)
     assert session.calls == 0, "of a few, nobody"
     room.lines.drop_wakeup_locks("a", session, 1)
-    assert session.spared == set(range(waiter_queues.FRONT, few - 1))
-    for number in range(few, 100 * few):
+    assert session.spared == set(range(waiter_queues.FRONT, locks_allowed - 1))
+    for number in range(locks_allowed, 100 * locks_allowed):
         room.waiter(number)
         room.lines.drop_wakeup_locks("a", session, 1)
-    kept = 100 * few - len(session.spared)
-    assert kept <= few
-    assert session.calls <= 100 * few / (few - waiter_queues.FRONT - 1) + 1, "and only now and then"
+    locks_kept = 100 * locks_allowed - len(session.spared)
+    assert locks_kept <= locks_allowed
+    assert session.calls <= 100 * locks_allowed / (locks_allowed - waiter_queues.FRONT - 1) + 1, "and only now and then"
 
 
 @pytest.mark.parametrize("kind", [{"limit": 2}, {"access": "read"}])
@@ -367,15 +367,15 @@ def test_wakeup_lock_is_restored_near_the_head(room):
     assert session.calls - calls <= 2 * number / waiter_queues.FRONT + 2
 
 
-@pytest.mark.parametrize("what", ["drop_wakeup_locks", "restore_wakeup_locks"])
-def test_refused_wakeup_lock_change_is_retried(room, what):
+@pytest.mark.parametrize("method", ["drop_wakeup_locks", "restore_wakeup_locks"])
+def test_refused_wakeup_lock_change_is_retried(room, method):
     """A change may be refused: the row was just inserted, or just released."""
     session = Locks()
 
     def refuse(*_):
         raise sqlsem.Unavailable("no")
 
-    setattr(session, what, refuse)
+    setattr(session, method, refuse)
     several = [room.waiter(position) for position in range(2 * waiter_queues.MAX_WAKEUP_LOCKS)]
     room.lines.drop_wakeup_locks("a", session, 1)
     for waiter in several[: waiter_queues.FRONT]:
@@ -428,10 +428,10 @@ def test_poll_covers_a_thousand_rows_per_statement(room):
     for waiter in several:
         room.lines.poll_delay(waiter)
     room.now += 1
-    asked = []
+    polled = []
     while chosen := room.looks_for(several[0]):
-        asked += chosen
-    assert sorted(asked) == list(range(2500))
+        polled += chosen
+    assert sorted(polled) == list(range(2500))
     assert {len(positions) for positions in room.asked} == {1000, 500}
 
 
@@ -445,23 +445,23 @@ def test_candidates_are_blocked_by_no_earlier_waiter(room, seed):
         for weight in (1, 2)
         if limit is None or weight <= limit
     ]
-    there = [room.waiter(position, **chance.choice(kinds), enter=False) for position in range(12)]
-    for waiter in chance.sample(there, len(there)):
+    waiters = [room.waiter(position, **chance.choice(kinds), enter=False) for position in range(12)]
+    for waiter in chance.sample(waiters, len(waiters)):
         room.lines.add(waiter)
-    while there:
+    while waiters:
         exposed = [
             later
-            for number, later in enumerate(there)
-            if not any(earlier.request.keeps_out(later.request) for earlier in there[:number])
+            for number, later in enumerate(waiters)
+            if not any(earlier.request.keeps_out(later.request) for earlier in waiters[:number])
         ]
-        found = [waiter for waiter in there if room.lines.state(waiter) is not WaiterState.BLOCKED_LOCALLY]
-        assert found == exposed
-        assert room.lines.state(there[0]) is WaiterState.HEAD
-        woken(*there)
-        gone = there.pop(chance.randrange(len(there)))
+        candidates = [waiter for waiter in waiters if room.lines.state(waiter) is not WaiterState.BLOCKED_LOCALLY]
+        assert candidates == exposed
+        assert room.lines.state(waiters[0]) is WaiterState.HEAD
+        woken(*waiters)
+        gone = waiters.pop(chance.randrange(len(waiters)))
         room.lines.remove([gone])
-        now_exposed = {item.position for item in there if room.lines.state(item) is not WaiterState.BLOCKED_LOCALLY}
-        assert set(woken(*there)) == now_exposed - {item.position for item in exposed}
+        now_exposed = {item.position for item in waiters if room.lines.state(item) is not WaiterState.BLOCKED_LOCALLY}
+        assert set(woken(*waiters)) == now_exposed - {item.position for item in exposed}
     assert room.lines._queues == {}
 
 
@@ -608,12 +608,12 @@ def test_blockers_of_a_locally_blocked_waiter(room):
     room.now += 5
     second, other = room.waiter(2), room.waiter(3, "b")
     room.now += 2
-    found = room.lines.blocker_of(second)
-    assert (found.position, found.state, found.seconds) == (1, "waits", 7)
+    blocker = room.lines.blocker_of(second)
+    assert (blocker.position, blocker.state, blocker.seconds) == (1, "waits", 7)
     assert room.lines.blocker_of(first) is None
     assert room.lines.blocker_of(other) is None
-    first.behind = found
-    assert room.lines.blocker_of(room.waiter(4)) is found, "whom that one waits behind is the one to be told of"
+    first.behind = blocker
+    assert room.lines.blocker_of(room.waiter(4)) is blocker, "whom that one waits behind is the one to be told of"
     readers = [room.waiter(number, "c", "read", None) for number in (5, 6)]
     assert room.lines.blocker_of(readers[1]) is None, "they share: both wait for the same one"
 
@@ -694,10 +694,10 @@ def test_interrupted_entry_blocks_no_waiter(room):
 
 def test_half_granted_request_blocks_no_waiter(pair):
     """All or nothing: it has the first lock and waits for the second, while the first has room for others."""
-    mine, other = pair
-    first = mine.limit("a", 2, weight=2)
+    locks, other = pair
+    first = locks.limit("a", 2, weight=2)
     assert first.acquire()
-    assert mine.mutex("b").acquire()
+    assert locks.mutex("b").acquire()
     with ThreadPoolExecutor(2) as pool:
         both = other.all_of(other.limit("a", 2), other.mutex("b"))
 
@@ -716,14 +716,14 @@ def test_half_granted_request_blocks_no_waiter(pair):
         first.release()
         assert quick.result(PATIENCE)
         assert not slow.done()
-        mine.client.close()
+        locks.client.close()
         assert slow.result(PATIENCE)
 
 
 def test_removed_row_wakes_its_locally_blocked_waiter(pair, monkeypatch):
     """No poll covers it: the heartbeat of its process finds the removal."""
-    mine, other = pair
-    assert mine.mutex("a").acquire()
+    locks, other = pair
+    assert locks.mutex("a").acquire()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(other.mutex("a").acquire, timeout=PATIENCE)
         until(lambda: waiters(other) == 1, "the first one waits")
@@ -737,7 +737,7 @@ def test_removed_row_wakes_its_locally_blocked_waiter(pair, monkeypatch):
         other.client.member.heartbeat()
         with pytest.raises(sqlsem.LockLost, match="taken out of the queue"):
             second.result(5)
-        mine.client.close()
+        locks.client.close()
         assert first.result(PATIENCE)
 
 

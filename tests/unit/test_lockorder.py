@@ -19,10 +19,10 @@ def orders():
     return LockOrder()
 
 
-def told(orders, held, *wanted, where="db", alone=True):
+def told(orders, held, *requested, database="db", alone=True):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        orders.entering(where, [(resource, alone) for resource in held], wanted)
+        orders.entering(database, [(resource, alone) for resource in held], requested)
     assert all(warning.category is LockOrderWarning for warning in caught)
     assert all(warning.filename == __file__ for warning in caught)
     return [str(warning.message) for warning in caught]
@@ -95,7 +95,7 @@ def test_a_lock_that_others_share_guards_nothing(orders):
 
 def test_other_databases_have_other_locks(orders):
     assert told(orders, "a", "b") == []
-    assert told(orders, "b", "a", where="another") == []
+    assert told(orders, "b", "a", database="another") == []
 
 
 def test_other_threads(orders):

@@ -43,19 +43,19 @@ def test_wait_log_line_names_the_holders(coordinator: sqlsem.Coordinator, caplog
             other.start()
             other.join(PATIENCE)
         thread.join(PATIENCE)
-    told = {record.message: record.levelname for record in caplog.records if record.name == "sqlsem"}
-    (at_once,) = (text for text in told if text.startswith(f"Granted write on 'etl' at {grant.position}, after "))
-    assert told[at_once] == "DEBUG"
-    (waiting,) = (text for text in told if text.startswith("Waiting for 'etl' at "))
-    assert told[waiting] == "INFO"
+    levels = {record.message: record.levelname for record in caplog.records if record.name == "sqlsem"}
+    (at_once,) = (text for text in levels if text.startswith(f"Granted write on 'etl' at {grant.position}, after "))
+    assert levels[at_once] == "DEBUG"
+    (waiting,) = (text for text in levels if text.startswith("Waiting for 'etl' at "))
+    assert levels[waiting] == "INFO"
     assert f", behind {grant.state.tickets[0].requesting_id.rpartition(':')[0].rpartition(':')[0]}" in waiting
     assert ", which holds for " in waiting
-    assert told["Not granted within 0 s: write on 'etl'"] == "INFO"
-    (released,) = (text for text in told if text.startswith(f"Released 'etl' at {grant.position}, held for "))
-    assert told[released] == "DEBUG"
+    assert levels["Not granted within 0 s: write on 'etl'"] == "INFO"
+    (released,) = (text for text in levels if text.startswith(f"Released 'etl' at {grant.position}, held for "))
+    assert levels[released] == "DEBUG"
     position = int(waiting.split()[4].rstrip(","))
-    (after,) = (text for text in told if text.startswith("Granted") and f" at {position}, after" in text)
-    assert told[after] == "INFO"
+    (after,) = (text for text in levels if text.startswith("Granted") and f" at {position}, after" in text)
+    assert levels[after] == "INFO"
 
 
 def test_attempts_to_look_are_told_in_words(
@@ -77,8 +77,8 @@ def test_attempts_to_look_are_told_in_words(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
-@pytest.mark.parametrize("what", ["cancel", "retry", "work"])
-def test_a_dead_workers_task(coordinator: sqlsem.Coordinator, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("action", ["cancel", "retry", "work"])
+def test_a_dead_workers_task(coordinator: sqlsem.Coordinator, tmp_path: Path, action: str) -> None:
     """No client has polled it meanwhile."""
     queue = coordinator.queue("q")
     number = queue.put(sqlsem.Call("os:getpid"))
@@ -101,10 +101,10 @@ with sqlsem.connect(sys.argv[1], grace=0.2) as coordinator:
         process.send_signal(signal.SIGKILL)
         process.communicate()
     time.sleep(0.3)  # longer than its grace
-    if what == "cancel":
+    if action == "cancel":
         coordinator.admin.cancel_task(number)
         assert coordinator.admin.tasks("q")[0].status == "cancelled"
-    elif what == "retry":
+    elif action == "retry":
         coordinator.admin.retry_task(number)
         assert coordinator.admin.tasks("q")[0].status == "pending"
     else:

@@ -45,8 +45,8 @@ def values(collector):
     }
 
 
-def of(found, name, **wanted):
-    return found.get((name, tuple(sorted(wanted.items()))))
+def of(samples, name, **sample_labels):
+    return samples.get((name, tuple(sorted(sample_labels.items()))))
 
 
 # -- labels
@@ -71,16 +71,16 @@ def test_a_pattern_stands_for_a_name_and_its_like(name, pattern):
 def test_labels_are_printable_short_and_few(text, maximum):
     assert clean(labels.label(text)) == labels.label(text)
     assert len(labels.label(text)) <= labels.MAX_CHARACTERS
-    few = labels.Few(maximum)
-    found = {few.of(f"{text}{number}") for number in range(20)}
-    assert len(found) == maximum + 1
-    assert (labels.OTHER,) in found
+    label_set = labels.Few(maximum)
+    shown = {label_set.of(f"{text}{number}") for number in range(20)}
+    assert len(shown) == maximum + 1
+    assert (labels.OTHER,) in shown
 
 
 def test_labels_that_are_there_no_more_make_room():
-    few = labels.Few(2)
-    assert few.all_of({("a",): 1, ("b",): 5, ("c",): 3}) == {("a",): ("other",), ("b",): ("b",), ("c",): ("c",)}
-    assert few.all_of({("a",): 9, ("c",): 1, ("d",): 1}) == {("a",): ("a",), ("c",): ("c",), ("d",): ("other",)}
+    label_set = labels.Few(2)
+    assert label_set.all_of({("a",): 1, ("b",): 5, ("c",): 3}) == {("a",): ("other",), ("b",): ("b",), ("c",): ("c",)}
+    assert label_set.all_of({("a",): 9, ("c",): 1, ("d",): 1}) == {("a",): ("a",), ("c",): ("c",), ("d",): ("other",)}
 
 
 # -- this process
@@ -88,9 +88,9 @@ def test_labels_that_are_there_no_more_make_room():
 
 @pytest.fixture
 def collector():
-    made = Collector(patterns=["dim_*"], maximum=3)
-    yield made
-    made.close()
+    new_collector = Collector(patterns=["dim_*"], maximum=3)
+    yield new_collector
+    new_collector.close()
 
 
 def test_actions_of_this_process_are_counted(collector):
@@ -115,20 +115,20 @@ def test_actions_of_this_process_are_counted(collector):
             locks.write("dim_b").acquire()
     closed.set()
     waiting.join(PATIENCE)
-    found = values(collector)
-    assert of(found, "sqlsem_client_grants_total", resource="load:*") == 2
-    assert of(found, "sqlsem_client_grants_total", resource="dim_*") == 2
-    assert of(found, "sqlsem_client_wait_seconds_count", resource="load:*") == 2
-    assert of(found, "sqlsem_client_hold_seconds_count", resource="load:*") == 1
-    assert of(found, "sqlsem_client_timeouts_total", resource="load:*") == 1
-    assert of(found, "sqlsem_client_deadlocks_total", resource="dim_*") == 1
-    assert of(found, "sqlsem_client_lost_total", resource="load:*") == 1, "what was held when its coordinator closed"
-    (blamed,) = (key for key in found if key[0] == "sqlsem_client_blamed_seconds_total")
+    samples = values(collector)
+    assert of(samples, "sqlsem_client_grants_total", resource="load:*") == 2
+    assert of(samples, "sqlsem_client_grants_total", resource="dim_*") == 2
+    assert of(samples, "sqlsem_client_wait_seconds_count", resource="load:*") == 2
+    assert of(samples, "sqlsem_client_hold_seconds_count", resource="load:*") == 1
+    assert of(samples, "sqlsem_client_timeouts_total", resource="load:*") == 1
+    assert of(samples, "sqlsem_client_deadlocks_total", resource="dim_*") == 1
+    assert of(samples, "sqlsem_client_lost_total", resource="load:*") == 1, "what was held when its coordinator closed"
+    (blamed,) = (key for key in samples if key[0] == "sqlsem_client_blamed_seconds_total")
     blame = dict(blamed[1])
     assert blame["resource"] == "load:*"
     assert blame["holder_note"] == labels.label(ODD)
     assert blame["holder_note"].isprintable()
-    assert found[blamed] >= 0.05
+    assert samples[blamed] >= 0.05
 
 
 def test_many_resources_have_few_labels(collector):
@@ -136,10 +136,10 @@ def test_many_resources_have_few_labels(collector):
         for number in range(26):
             with locks.mutex(chr(ord("a") + number)):
                 pass
-    found = values(collector)
-    assert len([key for key in found if key[0] == "sqlsem_client_grants_total"]) == 4
-    assert of(found, "sqlsem_client_grants_total", resource="other") == 23
-    assert of(found, "sqlsem_client_other_events_total") == 46
+    samples = values(collector)
+    assert len([key for key in samples if key[0] == "sqlsem_client_grants_total"]) == 4
+    assert of(samples, "sqlsem_client_grants_total", resource="other") == 23
+    assert of(samples, "sqlsem_client_other_events_total") == 46
 
 
 def test_metrics_cover_a_coordinator_until_closed():
@@ -184,29 +184,29 @@ def test_waiting_is_attributed_to_holders(url):
             until(lambda: len(locks.admin.entries("load:7")) == 3, "two wait")
             values(exporter)
             exporter._answer = None
-            found = values(exporter)
+            samples = values(exporter)
         for thread in waiting:
             thread.join(PATIENCE)
     exporter.close()
-    assert of(found, "sqlsem_up") == 1
-    assert of(found, "sqlsem_holding", resource="load:*") == 1
-    assert of(found, "sqlsem_waiting", resource="load:*") == 2
-    assert of(found, "sqlsem_waiting", resource="capped") == 0
-    assert of(found, "sqlsem_cap", resource="capped") == 3
-    assert of(found, "sqlsem_paused", resource="stopped") == 1
-    assert of(found, "sqlsem_ageing_seconds", resource="ranked") == 300
+    assert of(samples, "sqlsem_up") == 1
+    assert of(samples, "sqlsem_holding", resource="load:*") == 1
+    assert of(samples, "sqlsem_waiting", resource="load:*") == 2
+    assert of(samples, "sqlsem_waiting", resource="capped") == 0
+    assert of(samples, "sqlsem_cap", resource="capped") == 3
+    assert of(samples, "sqlsem_paused", resource="stopped") == 1
+    assert of(samples, "sqlsem_ageing_seconds", resource="ranked") == 300
     rates = {
         window: [
-            of(found, f"sqlsem_rate_{what}", resource="rate:api", window=window) for what in ("limit", "used", "debt")
+            of(samples, f"sqlsem_rate_{kind}", resource="rate:api", window=window) for kind in ("limit", "used", "debt")
         ]
         for window in ("60", "3600")
     }
     assert rates == {"60": [10, 5, 0], "3600": [4, 5, 1]}
-    assert of(found, "sqlsem_waiting", resource="rate:api") == 0
-    assert of(found, "sqlsem_tasks", queue="q", state="pending") == 1
-    assert of(found, "sqlsem_members", kind="beacon") == 1
-    assert of(found, "sqlsem_longest_wait_seconds", resource="load:*") > 0
-    blamed = {name: dict(key) for name, key in found if name.startswith(("sqlsem_blocked", "sqlsem_blamed"))}
+    assert of(samples, "sqlsem_waiting", resource="rate:api") == 0
+    assert of(samples, "sqlsem_tasks", queue="q", state="pending") == 1
+    assert of(samples, "sqlsem_members", kind="beacon") == 1
+    assert of(samples, "sqlsem_longest_wait_seconds", resource="load:*") > 0
+    blamed = {name: dict(key) for name, key in samples if name.startswith(("sqlsem_blocked", "sqlsem_blamed"))}
     assert set(blamed) == {"sqlsem_blocked", "sqlsem_blocked_seconds", "sqlsem_blamed_seconds_total"}
     assert {label_set["holder_note"] for label_set in blamed.values()} == {labels.label(ODD)}
 
@@ -239,9 +239,9 @@ def test_a_database_that_is_away_and_comes_back(url, monkeypatch):
         monkeypatch.setattr(type(locks.engine), "connect", refuses)
         exporter._drop()
         exporter._answer = None
-        found = values(exporter)
-        assert {name for name, _ in found} == {"sqlsem_up", "sqlsem_scrape_seconds"}
-        assert of(found, "sqlsem_up") == 0
+        samples = values(exporter)
+        assert {name for name, _ in samples} == {"sqlsem_up", "sqlsem_scrape_seconds"}
+        assert of(samples, "sqlsem_up") == 0
         monkeypatch.setattr(type(locks.engine), "connect", connect)
         exporter._answer = None
         assert of(values(exporter), "sqlsem_up") == 1
@@ -274,17 +274,17 @@ def test_a_hundred_thousand_resources(url):
         exporter = Exporter(locks)
         for _ in range(4):  # each gets twice the time of the one before, on a machine that is too busy
             exporter._answer = None
-            found = values(exporter)
-            if of(found, "sqlsem_up") == 1:
+            samples = values(exporter)
+            if of(samples, "sqlsem_up") == 1:
                 break
         exporter.close()
     per_name = {}
-    for name, key in found:
+    for name, key in samples:
         per_name[name] = per_name.get(name, 0) + 1
         assert len(key) <= 3
     assert max(per_name.values()) <= 101
-    assert of(found, "sqlsem_other", kind="resource") == 100_001 - 100
-    assert of(found, "sqlsem_paused", resource="other") == 100_001 - 100
+    assert of(samples, "sqlsem_other", kind="resource") == 100_001 - 100
+    assert of(samples, "sqlsem_paused", resource="other") == 100_001 - 100
 
 
 def test_abnormal_ends_are_exported(url):
@@ -294,11 +294,11 @@ def test_abnormal_ends_are_exported(url):
         locks.admin.revoke(lock.grant.position, force=True)
         exporter = Exporter(locks, once=True)
         exporter.count_ends()
-        found = values(exporter)
+        samples = values(exporter)
         exporter.close()
-    assert of(found, "sqlsem_ended_last_hour", resource="load:*", outcome="revoked") == 1
-    assert of(found, "sqlsem_ended_last_hour", resource="other", outcome="reaped") == 0
-    assert not [name for name, _ in found if name.startswith("sqlsem_blamed")]
+    assert of(samples, "sqlsem_ended_last_hour", resource="load:*", outcome="revoked") == 1
+    assert of(samples, "sqlsem_ended_last_hour", resource="other", outcome="reaped") == 0
+    assert not [name for name, _ in samples if name.startswith("sqlsem_blamed")]
 
 
 def test_abnormal_ends_are_counted(url):
@@ -325,12 +325,12 @@ def test_abnormal_ends_are_counted(url):
         assert of(look(exporter), "sqlsem_ended_total", resource="load:*", outcome="revoked") == 2
         revoke(locks, "load:10")
         exporter.count_ends()
-        found = look(exporter)
+        samples = look(exporter)
         exporter.close()
-    assert of(found, "sqlsem_ended_total", resource="load:*", outcome="revoked") == 3, (
+    assert of(samples, "sqlsem_ended_total", resource="load:*", outcome="revoked") == 3, (
         "what was there before is not ours"
     )
-    assert not [name for name, _ in found if name == "sqlsem_ended_last_hour"]
+    assert not [name for name, _ in samples if name == "sqlsem_ended_last_hour"]
 
 
 def test_uses_of_rates_are_counted(url):
@@ -338,10 +338,10 @@ def test_uses_of_rates_are_counted(url):
 
     def look():
         exporter._answer = None
-        found = values(exporter)
+        samples = values(exporter)
         return [
-            of(found, f"sqlsem_rate_{what}_total", resource="rate:api-*")
-            for what in ("taken", "returned", "waits", "timeouts")
+            of(samples, f"sqlsem_rate_{use}_total", resource="rate:api-*")
+            for use in ("taken", "returned", "waits", "timeouts")
         ]
 
     def forget(name):
@@ -371,11 +371,11 @@ def test_uses_of_rates_are_counted(url):
             locks.rate(f"other{chr(97 + number // 26)}{chr(97 + number % 26)}", 10, per="1h").take()
         look()
         exporter._answer = None
-        found = values(exporter)
+        samples = values(exporter)
         exporter.close()
-    labels = [dict(key)["resource"] for name, key in found if name == "sqlsem_rate_taken_total"]
+    labels = [dict(key)["resource"] for name, key in samples if name == "sqlsem_rate_taken_total"]
     assert len(labels) <= 101
-    assert sum(of(found, "sqlsem_rate_taken_total", resource=label) for label in labels) == 219
+    assert sum(of(samples, "sqlsem_rate_taken_total", resource=label) for label in labels) == 219
 
 
 # -- the command
@@ -447,19 +447,19 @@ def told(tmp_path_factory):
         exporter.count_ends()
         with locks.mutex("etl"):
             assert not waits(locks)
-            found = {name for source in (collector, exporter) for name, _ in values(source)}
+            names = {name for source in (collector, exporter) for name, _ in values(source)}
             families = {metric.name for source in (collector, exporter) for metric in source.collect()}
         collector.close()
         exporter.close()
-    return found | families | {f"{name}_total" for name in families}
+    return names | families | {f"{name}_total" for name in families}
 
 
 def waits(locks):
-    had = []
-    thread = threading.Thread(target=lambda: had.append(locks.mutex("etl").acquire(timeout=0.05)))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(locks.mutex("etl").acquire(timeout=0.05)))
     thread.start()
     thread.join(PATIENCE)
-    return had[0]
+    return results[0]
 
 
 @pytest.mark.parametrize("file", ["--dashboard", "--alerts"])

@@ -61,9 +61,9 @@ def connect():
     with contextlib.ExitStack() as opened:
 
         def connect(server, sent):
-            made = opened.enter_context(socket.create_connection(("127.0.0.1", server.server_port), PATIENCE))
-            made.sendall(sent)
-            return made
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", server.server_port), PATIENCE))
+            connection.sendall(sent)
+            return connection
 
         yield connect
 
@@ -80,21 +80,21 @@ def scrape(server, **headers):
 
 @pytest.mark.parametrize("host", ["127.0.0.1:9464", "localhost:9464", "LOCALHOST", "[::1]:9464"])
 def test_exporter_answers_by_its_own_names(serve, host):
-    status, told = scrape(serve(), Host=host)
-    assert (status, "number_7 7.0" in told) == (200, True)
+    status, body = scrape(serve(), Host=host)
+    assert (status, "number_7 7.0" in body) == (200, True)
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:9464", "10.0.0.5", "user@127.0.0.1", "127.0.0.1,evil.example", ""]
 )
 def test_exporter_refuses_the_names_of_others(serve, host):
-    status, told = scrape(serve(), Host=host)
-    assert (status, "number" in told) == (421, False)
+    status, body = scrape(serve(), Host=host)
+    assert (status, "number" in body) == (421, False)
 
 
 def test_exporter_refuses_two_names_at_once(serve, connect):
-    made = connect(serve(), b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n")
-    assert made.recv(1000).split()[1] == b"421"
+    connection = connect(serve(), b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n")
+    assert connection.recv(1000).split()[1] == b"421"
 
 
 @pytest.mark.parametrize(("host", "status"), [("10.0.0.5:9464", 200), ("etl1", 200), ("evil.example", 421)])
@@ -114,8 +114,8 @@ def test_half_scrapes_leave_few_threads(serve, connect, half):
 def test_half_scrapes_are_given_up(serve, connect, monkeypatch):
     monkeypatch.setattr(serving._Handler, "timeout", 0.2)
     server = serve()
-    made = [connect(server, sent) for sent in HALVES.values()]
-    for connection in made:
+    connections = [connect(server, sent) for sent in HALVES.values()]
+    for connection in connections:
         while connection.recv(1000):
             pass
     until(lambda: not server._connections, "nothing is left of them")
@@ -124,10 +124,10 @@ def test_half_scrapes_are_given_up(serve, connect, monkeypatch):
 def test_an_answer_that_is_not_read_is_given_up(serve, monkeypatch, capfd, caplog):
     monkeypatch.setattr(serving._Handler, "timeout", 0.2)
     server = serve()
-    with socket.socket() as made:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        made.connect(("127.0.0.1", server.server_port))
-        made.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.server_port))
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         until(lambda: True in server._connections.values(), "it is being answered")
         until(lambda: not server._connections, "it is given up")
     assert scrape(server)[0] == 200
@@ -137,7 +137,7 @@ def test_an_answer_that_is_not_read_is_given_up(serve, monkeypatch, capfd, caplo
 
 def test_a_fault_of_the_exporter_is_printed(serve, numbers, capsys):
     numbers.failure = RuntimeError("odd")
-    status, told = scrape(serve())
-    assert (status, "a fault of sqlsem's" in told) == (500, True)
+    status, body = scrape(serve())
+    assert (status, "a fault of sqlsem's" in body) == (500, True)
     assert "RuntimeError: odd (this is a fault of sqlsem's" in capsys.readouterr().err
     numbers.failure = None

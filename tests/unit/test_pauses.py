@@ -17,10 +17,10 @@ def clock(monkeypatch):
 
 
 def test_they_grow_up_to_the_longest():
-    found = list(islice(backoff_delays(first=0.001, longest=0.05), 20))
-    assert found[0] < 0.002
-    assert 0.04 <= found[-1] <= 0.06
-    assert len(set(found[-5:])) > 1, "nobody keeps in step with others"
+    delays = list(islice(backoff_delays(first=0.001, longest=0.05), 20))
+    assert delays[0] < 0.002
+    assert 0.04 <= delays[-1] <= 0.06
+    assert len(set(delays[-5:])) > 1, "nobody keeps in step with others"
 
 
 def test_they_end_with_the_timeout_and_not_after_it(clock):

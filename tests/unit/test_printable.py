@@ -102,20 +102,20 @@ def test_clean_json_is_the_same_value(value: object) -> None:
 
 @QUICK
 @given(st.text(st.characters(), max_size=30), st.sampled_from(["%s", "%r", "%(a)s", "no argument: "]))
-def test_record_is_a_single_line_in_any_handler(text: str, how: str) -> None:
+def test_record_is_a_single_line_in_any_handler(text: str, template: str) -> None:
     stream = io.StringIO()
     logger = logging.Logger("other")
     logger.addFilter(CleanFilter())
     logger.addHandler(logging.StreamHandler(stream))
-    if how == "%(a)s":
+    if template == "%(a)s":
         logger.warning("told: %(a)s", {"a": ValueError(text)})
-    elif how.startswith("%"):
-        logger.warning(f"told: {how} %d", text, 3)
+    elif template.startswith("%"):
+        logger.warning(f"told: {template} %d", text, 3)
     else:
-        logger.warning(how + text.replace("%", ""))
-    told = stream.getvalue()
-    check(told)
-    assert told.count("\n") == 1
+        logger.warning(template + text.replace("%", ""))
+    output = stream.getvalue()
+    check(output)
+    assert output.count("\n") == 1
 
 
 def test_the_librarys_logger_is_clean_in_any_handler(caplog: pytest.LogCaptureFixture) -> None:
@@ -152,9 +152,9 @@ def test_everything_is_printed_in_a_single_place() -> None:
     """No print, no click.echo, no stream of its own elsewhere."""
     root = Path(sqlsem.__file__).parent
     # A child process tells its parent in JSON, or in words that it makes itself.
-    told = {root / "demo.py", root / "certify" / "worker.py"}
+    printers = {root / "demo.py", root / "certify" / "worker.py"}
     for path in root.rglob("*.py"):
-        if path == root / "terminal" / "output.py" or path in told:
+        if path == root / "terminal" / "output.py" or path in printers:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):

@@ -20,14 +20,14 @@ GRACE, LEASE = 0.6, 1.0
 def pings(monkeypatch):
     """Give one item for each heartbeat. An idle heartbeat pauses for longer than any test takes."""
     monkeypatch.setattr(MemoryEngine, "idle_heartbeat_seconds", 1e6)
-    made, ping = [], MemorySession.heartbeat
+    members, ping = [], MemorySession.heartbeat
 
     def counted(self, member_id):
-        made.append(member_id)
+        members.append(member_id)
         return ping(self, member_id)
 
     monkeypatch.setattr(MemorySession, "heartbeat", counted)
-    return made
+    return members
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def a_lock(locks):
 def a_place_in_a_queue(locks):
     def acquire():
         with locks.mutex("a"):
-            had.set()
+            granted.set()
 
-    had = threading.Event()
+    granted = threading.Event()
     with sqlsem.testing.memory("pulse") as other:
         assert other.mutex("a").acquire()
         waiting = threading.Thread(target=acquire)
@@ -71,7 +71,7 @@ def a_place_in_a_queue(locks):
         until(locks.client.waiter_queues.waiters, "it waits")
         yield
     waiting.join()
-    assert had.is_set()
+    assert granted.is_set()
 
 
 @contextlib.contextmanager
@@ -163,8 +163,8 @@ def test_grant_without_expiry_is_trusted_for_ever(locks):
         assert locks.client.member.seconds_until_loss() is None
 
 
-@pytest.mark.parametrize("taken", ["removed", "revoked"])
-def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, taken):
+@pytest.mark.parametrize("change", ["removed", "revoked"])
+def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, change):
     """The check waits for the verification of the grants, not only for an answer of the database."""
     holder, answered = threading.current_thread(), threading.Event()
     url = f"sqlite:///{tmp_path / 'locks.db'}"
@@ -179,7 +179,7 @@ def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, taken
 
         grant = locks.mutex("a").acquire() and locks.client.registry.grants()[0]
         with member.main._lock:  # no heartbeat comes between
-            operator.admin.revoke(grant.position, force=taken == "removed")
+            operator.admin.revoke(grant.position, force=change == "removed")
             monkeypatch.setattr(member, "record_heartbeat", proving)
             member._last_heartbeat -= 100
         lost = grant.lost
@@ -193,12 +193,12 @@ def test_late_check_is_bounded_by_the_lease(monkeypatch, late, minimum, maximum)
     with sqlsem.testing.memory(lease=10.0, retry=1.0) as locks:
         assert locks.mutex("a").acquire()
         (grant,) = locks.client.registry.grants()
-        member, asked = locks.client.member, []
+        member, timeouts = locks.client.member, []
         with member.main._lock:  # no heartbeat is answered
             member._last_heartbeat = time.monotonic() - 9 - late
-            monkeypatch.setattr(member._heartbeat_recorded, "wait_for", lambda known, timeout: asked.append(timeout))
+            monkeypatch.setattr(member._heartbeat_recorded, "wait_for", lambda known, timeout: timeouts.append(timeout))
             assert grant.lost
-        assert minimum <= asked[0] <= maximum
+        assert minimum <= timeouts[0] <= maximum
 
 
 def test_revoked_row_is_dropped_despite_failed_release(tmp_path, monkeypatch):

@@ -45,8 +45,8 @@ def setting(cap=None, paused=False, resource="r", **more):
 
 
 def why(entries, *settings, at=None, **more):
-    found = reasons(overview(entries, *settings, **more))
-    return found[max(found) if at is None else at]
+    by_position = reasons(overview(entries, *settings, **more))
+    return by_position[max(by_position) if at is None else at]
 
 
 # -- each rule has its words
@@ -54,85 +54,85 @@ def why(entries, *settings, at=None, **more):
 
 def test_behind_a_mutex():
     holder = entry(1, "holds", program="load.py", note="orders", seconds=723.0)
-    found = why([holder, entry(2), entry(3)])
-    assert (found.code, found.behind, found.waiters, found.head) == ("limit", (holder,), 1, holder)
-    assert found.words == 'it is behind h1:1 (load.py, "orders"), which has held it for 12m03s; 1 more waits before it'
-    assert found.short == "behind h1:1, 1 before"
-    assert json.dumps(found.as_dict())
+    reason = why([holder, entry(2), entry(3)])
+    assert (reason.code, reason.behind, reason.waiters, reason.head) == ("limit", (holder,), 1, holder)
+    assert reason.words == 'it is behind h1:1 (load.py, "orders"), which has held it for 12m03s; 1 more waits before it'
+    assert reason.short == "behind h1:1, 1 before"
+    assert json.dumps(reason.as_dict())
 
 
 def test_a_full_limit():
-    found = why([entry(n, "holds", limit=3) for n in (1, 2, 3)] + [entry(4, limit=3)])
-    assert (found.code, len(found.behind)) == ("limit", 3)
-    assert found.words == "the limit of 3 is full: h1:1, h2:2 and h3:3"
+    reason = why([entry(n, "holds", limit=3) for n in (1, 2, 3)] + [entry(4, limit=3)])
+    assert (reason.code, len(reason.behind)) == ("limit", 3)
+    assert reason.words == "the limit of 3 is full: h1:1, h2:2 and h3:3"
 
 
 def test_the_limit_of_another_binds():
-    found = why([entry(1, "holds", limit=2), entry(2, "holds", limit=2), entry(3, limit=5)])
-    assert found.words.startswith("the limit of 2 is full")
+    reason = why([entry(1, "holds", limit=2), entry(2, "holds", limit=2), entry(3, limit=5)])
+    assert reason.words.startswith("the limit of 2 is full")
 
 
 def test_a_cap():
     rows = [entry(1, "holds", limit=3), entry(2, limit=3)]
-    found = why(rows, setting(cap=1, cap_by="anna"))
-    assert found.code == "cap"
-    assert found.words == "the operator's cap of 1 by anna is reached: h1:1, which has held it for 1m00s"
-    assert found.short == "cap 1 by anna"
+    reason = why(rows, setting(cap=1, cap_by="anna"))
+    assert reason.code == "cap"
+    assert reason.words == "the operator's cap of 1 by anna is reached: h1:1, which has held it for 1m00s"
+    assert reason.short == "cap 1 by anna"
 
 
 def test_a_cap_below_a_weight():
-    found = why([entry(1, limit=3, weight=3)], setting(cap=2))
-    assert (found.code, found.behind) == ("cap", ())
-    assert "its weight of 3 is above the operator's cap of 2" in found.words
+    reason = why([entry(1, limit=3, weight=3)], setting(cap=2))
+    assert (reason.code, reason.behind) == ("cap", ())
+    assert "its weight of 3 is above the operator's cap of 2" in reason.words
 
 
 def test_two_of_a_weight_above_the_cap():
-    found = reasons(overview([entry(1, limit=3, weight=3), entry(2, limit=3, weight=3)], setting(cap=2)))
-    assert (found[1].code, found[1].behind) == ("cap", ())
-    assert (found[2].code, [cause.position for cause in found[2].behind]) == ("limit", [1])
-    assert "its weight of 3 is above the operator's cap of 2" in found[2].words
+    by_position = reasons(overview([entry(1, limit=3, weight=3), entry(2, limit=3, weight=3)], setting(cap=2)))
+    assert (by_position[1].code, by_position[1].behind) == ("cap", ())
+    assert (by_position[2].code, [cause.position for cause in by_position[2].behind]) == ("limit", [1])
+    assert "its weight of 3 is above the operator's cap of 2" in by_position[2].words
 
 
 def test_a_pause():
-    found = why([entry(1, limit=3)], setting(paused=True, paused_by="bob"))
-    assert (found.code, found.behind, found.head) == ("paused", (), None)
-    assert found.words.startswith("the resource is paused by bob since 2026-0")
+    reason = why([entry(1, limit=3)], setting(paused=True, paused_by="bob"))
+    assert (reason.code, reason.behind, reason.head) == ("paused", (), None)
+    assert reason.words.startswith("the resource is paused by bob since 2026-0")
     behind = why([entry(1, "holds"), entry(2)], setting(paused=True))
     assert "; then it is still behind h1:1" in behind.words
 
 
 def test_readers_and_writers():
     reader, writer = entry(1, "holds", "read"), entry(2)
-    found = reasons(overview([reader, writer, entry(3, access="read")]))
-    assert found[2].code == "readers_ahead"
-    assert found[3].code == "writer_ahead"
-    assert found[3].behind == (writer,)
-    assert found[3].head == reader
-    assert found[3].words == (
+    by_position = reasons(overview([reader, writer, entry(3, access="read")]))
+    assert by_position[2].code == "readers_ahead"
+    assert by_position[3].code == "writer_ahead"
+    assert by_position[3].behind == (writer,)
+    assert by_position[3].head == reader
+    assert by_position[3].words == (
         "a writer is ahead: h2:2, which waits itself for 1m00s; in the end for h1:1, which has held it for 1m00s (r)"
     )
 
 
 def test_stages():
-    found = why([entry(n, "holds", "stage:100") for n in (1, 2)] + [entry(3, access="stage:200")])
-    assert found.code == "stage"
-    assert found.short == "stage 100"
-    assert found.words.startswith("all of stage 100 that came before it have to leave")
+    reason = why([entry(n, "holds", "stage:100") for n in (1, 2)] + [entry(3, access="stage:200")])
+    assert reason.code == "stage"
+    assert reason.short == "stage 100"
+    assert reason.words.startswith("all of stage 100 that came before it have to leave")
 
 
 def test_an_upgrade():
     rows = [entry(1, "holds", "upgrade"), entry(2, "holds", "read")]
-    found = reasons(overview(rows))
-    assert set(found) == {1}
-    assert found[1].code == "upgrading"
-    assert found[1].behind == (rows[1],)
+    by_position = reasons(overview(rows))
+    assert set(by_position) == {1}
+    assert by_position[1].code == "upgrading"
+    assert by_position[1].behind == (rows[1],)
     assert reasons(overview(rows[:1]))[1].words == "it is alone and becomes the writer in a moment"
 
 
 def test_its_own_earlier_row():
-    found = why([entry(1, "holds", member=7), entry(2, member=7)])
-    assert found.code == "own_earlier"
-    assert found.words.startswith("it waits for its own earlier row at 1")
+    reason = why([entry(1, "holds", member=7), entry(2, member=7)])
+    assert reason.code == "own_earlier"
+    assert reason.words.startswith("it waits for its own earlier row at 1")
     # With a limit, other holders may release first.
     other = why([entry(1, "holds", limit=2, member=7), entry(2, "holds", limit=2), entry(3, limit=2, member=7)])
     assert other.code == "limit"
@@ -212,12 +212,12 @@ def ahead(rows, row):
 @given(queues())
 def test_every_waiter_has_the_reason_that_the_rule_gives(made):
     rows, set_ = made
-    found = reasons(overview(rows, *set_))
-    assert set(found) == {row.position for row in rows if row.state == "waits"}, "and nobody else has one"
+    by_position = reasons(overview(rows, *set_))
+    assert set(by_position) == {row.position for row in rows if row.state == "waits"}, "and nobody else has one"
     for row in rows:
         if row.state != "waits":
             continue
-        its, reason = set_["ab".index(row.resource)], found[row.position]
+        its, reason = set_["ab".index(row.resource)], by_position[row.position]
         before = ahead(rows, row)
         assert (reason.code == "paused") == its.paused
         if not its.paused:
@@ -250,12 +250,12 @@ def test_chains_end_at_a_root_blocker(made):
             assert (behind.member_id, behind.owner) == (following.member_id, following.owner) or behind == following
         if chain.head is not None:
             assert (chain.head.member_id, chain.head.owner) not in parties
-    found = root_blockers(overview(rows, *set_))
-    assert sum(blocker.waiters for blocker in found) == sum(
+    blockers = root_blockers(overview(rows, *set_))
+    assert sum(blocker.waiters for blocker in blockers) == sum(
         waits.head(position) is not None for position in waits.blocked
     )
-    assert [blocker.waiting_seconds for blocker in found] == sorted(
-        (blocker.waiting_seconds for blocker in found), reverse=True
+    assert [blocker.waiting_seconds for blocker in blockers] == sorted(
+        (blocker.waiting_seconds for blocker in blockers), reverse=True
     )
 
 
@@ -268,14 +268,14 @@ def test_a_chain_across_resources():
         entry(4, resource="b", member=3),
         entry(5, resource="b", member=4),
     ]
-    found = reasons(overview(rows))
-    assert found[4].head == found[5].head == found[3].head == rows[0]
+    by_position = reasons(overview(rows))
+    assert by_position[4].head == by_position[5].head == by_position[3].head == rows[0]
     chain = WaitGraph(overview(rows)).chain(5)
     assert [(waiter.position, behind.position) for waiter, behind in chain.links] == [(5, 2), (3, 1)]
     (leader,) = root_blockers(overview(rows))
     assert (leader.entry, leader.waiters, leader.waiting_seconds) == (rows[0], 3, 180.0)
     assert json.dumps(leader.as_dict())
-    assert "; in the end for h1:1, which has held it for 1m00s (a)" in found[5].words
+    assert "; in the end for h1:1, which has held it for 1m00s (a)" in by_position[5].words
 
 
 def test_a_circle_has_no_head():
@@ -311,32 +311,32 @@ def test_bare_row_hides_no_other_holder():
 def test_many():
     """Each of a thousand waiters behind one another has a reason, in time that grows with their number."""
     rows = [entry(1, "holds")] + [entry(n) for n in range(2, 1002)]
-    found = reasons(overview(rows, holds={"r": [10.0] * 20}))
-    assert found[1001].waiters == 999
-    assert found[1001].head == rows[0]
+    by_position = reasons(overview(rows, holds={"r": [10.0] * 20}))
+    assert by_position[1001].waiters == 999
+    assert by_position[1001].head == rows[0]
 
 
 # -- estimates
 
 
 def test_estimate_of_a_regular_mutex():
-    found = estimates(overview([entry(1, "holds", seconds=40.0), entry(2), entry(3)], holds={"r": [100.0] * 50}))
-    assert 50 < found[2].low <= found[2].likely <= found[2].high < 70
-    assert 150 < found[3].likely < 170
-    assert found[2].words == "usually about 100 s, in about 01:00"
+    by_position = estimates(overview([entry(1, "holds", seconds=40.0), entry(2), entry(3)], holds={"r": [100.0] * 50}))
+    assert 50 < by_position[2].low <= by_position[2].likely <= by_position[2].high < 70
+    assert 150 < by_position[3].likely < 170
+    assert by_position[2].words == "usually about 100 s, in about 01:00"
 
 
 def test_a_limit():
     rows = [entry(1, "holds", limit=2, seconds=90.0), entry(2, "holds", limit=2, seconds=10.0)]
-    found = estimates(overview([*rows, *(entry(n, limit=2) for n in (3, 4, 5))], holds={"r": [100.0] * 50}))
-    assert [round(found[n].likely, -1) for n in (3, 4, 5)] == [10, 90, 110]
+    by_position = estimates(overview([*rows, *(entry(n, limit=2) for n in (3, 4, 5))], holds={"r": [100.0] * 50}))
+    assert [round(by_position[n].likely, -1) for n in (3, 4, 5)] == [10, 90, 110]
 
 
 def test_a_reader_does_not_wait_for_readers():
     rows = [entry(1, "holds", seconds=90.0), entry(2, access="read"), entry(3, access="read"), entry(4)]
-    found = estimates(overview(rows, holds={"r": [100.0] * 50}))
-    assert round(found[2].likely, -1) == round(found[3].likely, -1) == 10
-    assert round(found[4].likely, -1) == 110
+    by_position = estimates(overview(rows, holds={"r": [100.0] * 50}))
+    assert round(by_position[2].likely, -1) == round(by_position[3].likely, -1) == 10
+    assert round(by_position[4].likely, -1) == 110
 
 
 def test_unknown_estimates():
@@ -349,9 +349,9 @@ def test_unknown_estimates():
 
 
 def test_estimate_of_an_overlong_hold():
-    found = estimates(overview([entry(1, "holds", seconds=1000.0), entry(2)], holds={"r": [100.0] * 50}))
-    assert 0 < found[2].low < found[2].likely < found[2].high
-    assert 100 < found[2].likely < 1000
+    by_position = estimates(overview([entry(1, "holds", seconds=1000.0), entry(2)], holds={"r": [100.0] * 50}))
+    assert 0 < by_position[2].low < by_position[2].likely < by_position[2].high
+    assert 100 < by_position[2].likely < 1000
 
 
 def test_missing_holder_is_gone_after_its_grace():
@@ -366,17 +366,17 @@ def test_a_note_tells_more_than_all_holds_together():
         Hold(500.0, 0.0, "slow", None) for _ in range(20)
     ]
     rows = [entry(1, "holds", note="quick 99", seconds=0.0), entry(2)]
-    found = replace(overview(rows), holds={"r": HoldTimes(tuple(holds))})
-    assert estimates(found)[2].high < 20
-    other = replace(overview([replace(rows[0], note="slow"), rows[1]]), holds=found.holds)
+    snapshot = replace(overview(rows), holds={"r": HoldTimes(tuple(holds))})
+    assert estimates(snapshot)[2].high < 20
+    other = replace(overview([replace(rows[0], note="slow"), rows[1]]), holds=snapshot.holds)
     assert estimates(other)[2].likely > 400
 
 
 def test_it_says_the_same_twice():
-    made = overview([entry(1, "holds"), entry(2), entry(3)], holds={"r": [float(n) for n in range(50, 150)]})
-    assert estimates(made) == estimates(made)
-    assert reasons(made)[3].enters == estimates(made)[3]
-    assert "such locks usually take" in reasons(made)[3].words
+    snapshot = overview([entry(1, "holds"), entry(2), entry(3)], holds={"r": [float(n) for n in range(50, 150)]})
+    assert estimates(snapshot) == estimates(snapshot)
+    assert reasons(snapshot)[3].enters == estimates(snapshot)[3]
+    assert "such locks usually take" in reasons(snapshot)[3].words
 
 
 @settings(deadline=None)
@@ -401,9 +401,9 @@ def test_a_play_is_the_rule(rows, its, cap):
 )
 def test_durations_grow_with_their_share(held, already, shares):
     durations = Durations(held)
-    found = [durations.at(share, already) for share in sorted(shares)]
-    assert all(duration >= -1e-6 for duration in found)
-    assert all(after >= before - 1e-6 for before, after in itertools.pairwise(found))
+    seconds = [durations.at(share, already) for share in sorted(shares)]
+    assert all(duration >= -1e-6 for duration in seconds)
+    assert all(after >= before - 1e-6 for before, after in itertools.pairwise(seconds))
 
 
 # -- tasks
@@ -422,21 +422,25 @@ def test_tasks():
     failed, running = task(1, 1, "failed"), task(5, 1, "running", "other", host="h", pid=7, seconds=61.0)
     later = task(8, 3, "pending", "third", ready_at=NOW + timedelta(seconds=90), failures=1, attempt=1)
     tasks = [failed, task(2, 1), task(3, 2), running, task(6, 2, queue="other"), task(7, 3, queue="other"), later]
-    found = task_reasons(tasks, NOW)
-    assert set(found) == {2, 3, 6, 7, 8}
-    assert (found[2].code, found[3].code) == ("turn_now", "order_open")
-    assert found[3].words == "order 1 is open because task 1 failed; retry or cancel it"
-    assert found[3].behind == (failed,)
-    assert found[6].words == "order 1 is open: task 5, which h:7 has run for 1m01s"
-    assert found[7].behind[0].task_id == 6
-    assert (found[8].code, found[8].words, found[8].ready_in) == ("not_ready", "attempt 2 of 3 is due in 01:30", 90)
-    assert json.dumps([reason.as_dict() for reason in found.values()])
+    by_task = task_reasons(tasks, NOW)
+    assert set(by_task) == {2, 3, 6, 7, 8}
+    assert (by_task[2].code, by_task[3].code) == ("turn_now", "order_open")
+    assert by_task[3].words == "order 1 is open because task 1 failed; retry or cancel it"
+    assert by_task[3].behind == (failed,)
+    assert by_task[6].words == "order 1 is open: task 5, which h:7 has run for 1m01s"
+    assert by_task[7].behind[0].task_id == 6
+    assert (by_task[8].code, by_task[8].words, by_task[8].ready_in) == (
+        "not_ready",
+        "attempt 2 of 3 is due in 01:30",
+        90,
+    )
+    assert json.dumps([reason.as_dict() for reason in by_task.values()])
 
 
 def test_a_failed_task_that_holds_nothing_up():
-    found = task_reasons([task(1, 1, "failed", on_failure="continue"), task(2, 2), task(3, 2)], NOW)
-    assert found[2].code == found[3].code == "turn_now"
-    assert found[3].words == "the next free worker takes it after 1 before it"
+    by_task = task_reasons([task(1, 1, "failed", on_failure="continue"), task(2, 2), task(3, 2)], NOW)
+    assert by_task[2].code == by_task[3].code == "turn_now"
+    assert by_task[3].words == "the next free worker takes it after 1 before it"
 
 
 # -- when tasks will be started
@@ -517,8 +521,8 @@ def test_kinds_of_tasks():
 
 
 def test_the_closest_kind_comes_first():
-    found = list(kinds_of(task(1, kind="call", body='{"function": "etl:load", "args": [7]}', note="day 7")))
-    assert [kind for _, kind in found] == [
+    kinds = list(kinds_of(task(1, kind="call", body='{"function": "etl:load", "args": [7]}', note="day 7")))
+    assert [kind for _, kind in kinds] == [
         "day 7",
         "day #",
         '{"function": "etl:load", "args": [7]}',
@@ -532,20 +536,20 @@ def test_tasks_of_a_group_share_its_time():
     """Return runs that a worker claimed together and ended together."""
     group = [ended(100 + n, 10.0, -500.0) for n in range(10)]
     group += [ended(200 + n, 20.0, -470.0 + n * 0.001) for n in range(10)]
-    found = task_estimates([*group, runs(1, 0.0), runs(2, 0.0), task(3)], NOW)[3]
-    assert 1.0 <= found.held_low <= found.held_high <= 2.01
-    assert 1.5 < found.likely < 5, "two of a group are run one after the other"
+    estimate = task_estimates([*group, runs(1, 0.0), runs(2, 0.0), task(3)], NOW)[3]
+    assert 1.0 <= estimate.held_low <= estimate.held_high <= 2.01
+    assert 1.5 < estimate.likely < 5, "two of a group are run one after the other"
 
 
 def test_tasks_are_told_of_in_words():
     tasks = [*night(), runs(1, 40.0), task(2), task(3, 7, ready_at=at(10))]
-    found = task_reasons(tasks, NOW)
-    told = "such tasks usually take about 100 s: it starts in about 01:"
-    assert found[2].words.startswith(f"the next free worker takes it; {told}")
-    assert found[2].short == f"~{clock(found[2].starts.likely)}"
-    assert found[3].short == f"after order 0, ~{clock(found[3].starts.likely)}"
-    assert found[2].as_dict()["starts"]["count"] == 20
-    assert json.dumps([reason.as_dict() for reason in found.values()])
+    by_task = task_reasons(tasks, NOW)
+    usual = "such tasks usually take about 100 s: it starts in about 01:"
+    assert by_task[2].words.startswith(f"the next free worker takes it; {usual}")
+    assert by_task[2].short == f"~{clock(by_task[2].starts.likely)}"
+    assert by_task[3].short == f"after order 0, ~{clock(by_task[3].starts.likely)}"
+    assert by_task[2].as_dict()["starts"]["count"] == 20
+    assert json.dumps([reason.as_dict() for reason in by_task.values()])
 
 
 lasting = st.integers(1, 9)

@@ -51,16 +51,16 @@ def test_interrupted_reentry_keeps_the_first_hold(coordinator, place):
     lock = coordinator.mutex("a", reentrant=True)
     lock.acquire()
     grant = lock.grant
-    for where in every_line(lambda _: lock.acquire):
-        assert grant.state.depth == 1, where
+    for line in every_line(lambda _: lock.acquire):
+        assert grant.state.depth == 1, line
     assert grant.state.depth == 2
     lock.release()
     lock.release()
     assert rows(place) == []
 
 
-@pytest.mark.parametrize("how", ["its lock's block", "its own block", "a call"])
-def test_interrupted_release_ends_a_single_hold(coordinator, place, how):
+@pytest.mark.parametrize("ending", ["its lock's block", "its own block", "a call"])
+def test_interrupted_release_ends_a_single_hold(coordinator, place, ending):
     lock = coordinator.mutex("a", reentrant=True)
     lock.acquire()
     grant = lock.grant
@@ -68,14 +68,14 @@ def test_interrupted_release_ends_a_single_hold(coordinator, place, how):
     def prepare(_):
         if grant.state.depth < 2:
             assert lock.acquire()
-        if how == "a call":
+        if ending == "a call":
             return lock.release
-        return lambda: (lock if how == "its lock's block" else grant).__exit__(None, None, None)
+        return lambda: (lock if ending == "its lock's block" else grant).__exit__(None, None, None)
 
-    for where in every_line(prepare):
+    for line in every_line(prepare):
         # A call that is interrupted before it did anything left no trace: its caller has to repeat it.
-        assert grant.state.depth == 1 or (how == "a call" and grant.state.depth == 2), where
-        assert rows(place) == ["a"], where
+        assert grant.state.depth == 1 or (ending == "a call" and grant.state.depth == 2), line
+        assert rows(place) == ["a"], line
     assert grant.state.depth == 1
     lock.release()
     assert rows(place) == []
@@ -103,11 +103,11 @@ def test_interrupted_inner_release_keeps_the_outer_hold(coordinator, place):
         assert locks[-1].acquire()
         return locks[-1].release
 
-    for where in every_line(prepare):
+    for line in every_line(prepare):
         lock = locks[-1]
         if lock.grant.state.depth == 2:  # the call has done nothing yet
             lock.release()
-        assert lock.grant.state.depth == 1, where
+        assert lock.grant.state.depth == 1, line
         lock.release()
         with pytest.raises(sqlsem.NotHeld):
             lock.release()

@@ -22,9 +22,9 @@ def named(page):
 
 
 def lacking(page):
-    there = named(page)
-    whole = {name for module in MODULES if module.__name__ in there for name in module.__all__}
-    return [name for name in sqlsem.__all__ if name not in there | whole and f"sqlsem.{name}" not in there]
+    present = named(page)
+    whole = {name for module in MODULES if module.__name__ in present for name in module.__all__}
+    return [name for name in sqlsem.__all__ if name not in present | whole and f"sqlsem.{name}" not in present]
 
 
 def test_every_public_name_is_there():
@@ -48,10 +48,10 @@ def test_public_members_have_docstrings(kind):
     """(Sphinx silently leaves out names without a docstring.)"""
     silent = [
         name
-        for name, found in inspect.getmembers(kind)
+        for name, member in inspect.getmembers(kind)
         if not name.startswith("_")
-        and (inspect.isfunction(found) or isinstance(found, property))
-        and not inspect.getdoc(found)
+        and (inspect.isfunction(member) or isinstance(member, property))
+        and not inspect.getdoc(member)
     ]
     assert silent == []
 

@@ -229,9 +229,13 @@ def test_replay_time_grows_linearly():
         rng = random.Random(4)
         rows = []
         for n in range(1, number + 1):
-            asked, held = rng.uniform(0, number), rng.uniform(0, 30)
+            requested, held = rng.uniform(0, number), rng.uniform(0, 30)
             access, weight = rng.choice([("write", 1), ("write", 2), ("read", 1)])
-            rows.append(past("ab"[n % 2], n, asked, asked, asked + held, access, 1 if access == "read" else 4, weight))
+            rows.append(
+                past(
+                    "ab"[n % 2], n, requested, requested, requested + held, access, 1 if access == "read" else 4, weight
+                )
+            )
         return rows
 
     def play(rows):

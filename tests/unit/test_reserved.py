@@ -51,12 +51,12 @@ def found_in_source():
 
 def test_reserved_names_match_the_source():
     """Each prefix is either reserved or in the list above."""
-    found = {}
-    for prefix, where in found_in_source():
-        found.setdefault(prefix, set()).add(where)
-    unknown = {prefix: where for prefix, where in found.items() if prefix not in {**RESERVED, **NO_NAMES}}
+    places = {}
+    for prefix, place in found_in_source():
+        places.setdefault(prefix, set()).add(place)
+    unknown = {prefix: place for prefix, place in places.items() if prefix not in {**RESERVED, **NO_NAMES}}
     assert unknown == {}
-    assert set(RESERVED) <= set(found), "the scan misses what it is there to find"
+    assert set(RESERVED) <= set(places), "the scan misses what it is there to find"
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_sqlite_reserves_the_same_names(tmp_path):
 
 @pytest.fixture
 def locks():
-    with sqlsem.testing.memory() as made:
-        yield made
+    with sqlsem.testing.memory() as coordinator:
+        yield coordinator
 
 
 MAKERS = {
@@ -152,8 +152,8 @@ def test_names_that_only_look_alike_are_free():
     "option", [["--mutex", "{}"], ["--limit", "{}=2"], ["--read", "{}"], ["--write", "{}"], ["--stage", "{}=1"]]
 )
 def test_run_of_a_reserved_name_is_refused(tmp_path, option, name):
-    given = [word.format(name) for word in option]
-    result = CliRunner().invoke(main, ["--url", f"sqlite:///{tmp_path}/x.db", "run", *given, "--", "true"])
+    words = [word.format(name) for word in option]
+    result = CliRunner().invoke(main, ["--url", f"sqlite:///{tmp_path}/x.db", "run", *words, "--", "true"])
     assert result.exit_code == 64
     assert "choose another name" in " ".join(result.output.split())
 

@@ -58,8 +58,8 @@ def test_backslashes_stand_in_strings_that_say_so():
     """Without E'…' their meaning depends on the session: standard_conforming_strings."""
     for script in (*SCRIPTS, "client", "doctor", "certify", "drop"):
         text = re.sub(r"--.*", "", sql.script("postgresql", script))
-        found = [match[0] for match in re.finditer(r"\bE?'(?:[^']|'')*'|'(?:[^']|'')*'", text) if "\\" in match[0]]
-        assert [literal for literal in found if not literal.startswith("E'")] == [], script
+        literals = [match[0] for match in re.finditer(r"\bE?'(?:[^']|'')*'|'(?:[^']|'')*'", text) if "\\" in match[0]]
+        assert [literal for literal in literals if not literal.startswith("E'")] == [], script
 
 
 @pytest.mark.parametrize("key", UNPINNED, ids=lambda key: f"{key[0]}-{key[1]}")
@@ -96,9 +96,9 @@ def inline_statements():
 
 
 def test_inline_statement_qualifies_each_name():
-    found = list(inline_statements())
-    assert any(name.startswith("sqlsem/engines/postgresql") for name, _ in found), "the scan sees nothing"
-    for place, text in found:
+    statements = list(inline_statements())
+    assert any(name.startswith("sqlsem/engines/postgresql") for name, _ in statements), "the scan sees nothing"
+    for place, text in statements:
         assert shadowing.in_fragment(parsable(text)) == [], (place, text)
 
 

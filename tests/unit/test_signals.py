@@ -124,9 +124,9 @@ def test_unread_subscription_is_bounded():
 
 def test_order_is_kept_across_threads():
     """One thread calls the listeners, also where several threads start at once."""
-    found = []
-    with sqlsem.testing.memory() as locks, locks.on("granted", lambda event: found.append(event.position)):
-        with locks.on("released", lambda event: found.append(event.position)):
+    positions = []
+    with sqlsem.testing.memory() as locks, locks.on("granted", lambda event: positions.append(event.position)):
+        with locks.on("released", lambda event: positions.append(event.position)):
 
             def work():
                 for _ in range(50):
@@ -139,8 +139,8 @@ def test_order_is_kept_across_threads():
             for thread in threads:
                 thread.join(PATIENCE)
             event_bus.drain(PATIENCE)
-            until(lambda: len(found) == 400, "all were told")
+            until(lambda: len(positions) == 400, "all were told")
     threads = [worker for worker in threading.enumerate() if worker.name == "sqlsem-events"]
     assert len(threads) == 1
-    for position in set(found):
-        assert found.count(position) == 2
+    for position in set(positions):
+        assert positions.count(position) == 2

@@ -39,8 +39,8 @@ def test_signature_of_mutex_lists_its_options():
     for module in (sqlsem, sqlsem.aio):
         assert list(inspect.signature(module.mutex).parameters) == expected
     with sqlsem.testing.memory() as locks:
-        for made in (locks, locks.aio):
-            assert list(inspect.signature(made.mutex).parameters) == expected[:-1]
+        for api in (locks, locks.aio):
+            assert list(inspect.signature(api.mutex).parameters) == expected[:-1]
 
 
 def test_signature_binds_a_call_as_the_function_does():
@@ -53,20 +53,20 @@ def test_signature_binds_a_call_as_the_function_does():
 def test_signature_defaults_are_those_of_the_call():
     with sqlsem.testing.memory() as locks:
         for make in (locks.mutex, locks.read, locks.write):
-            given = {
+            defaults = {
                 name: parameter.default
                 for name, parameter in inspect.signature(make).parameters.items()
                 if name != "name"
             }
-            assert vars(make("a", **given).terms).keys() == vars(make("a").terms).keys()
-            assert repr(make("a", **given)) == repr(make("a"))
-    given = {
+            assert vars(make("a", **defaults).terms).keys() == vars(make("a").terms).keys()
+            assert repr(make("a", **defaults)) == repr(make("a"))
+    defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(sqlsem.connect).parameters.items()
         if name != "url"
     }
     constructor = inspect.signature(sqlsem.Coordinator.__init__).parameters
-    assert given == {name: constructor[name].default for name in given}
+    assert defaults == {name: constructor[name].default for name in defaults}
     put, put_many = (inspect.signature(call).parameters for call in (sqlsem.Queue.put, sqlsem.Queue.put_many))
     names = options.PutOptions.__annotations__
     assert {name: put[name].default for name in names} == {name: put_many[name].default for name in names}
@@ -83,5 +83,7 @@ def test_defaults_are_of_options():
 def test_jedi_completes_the_keywords(call):
     jedi = pytest.importorskip("jedi")
     with sqlsem.testing.memory() as locks:
-        names = {found.name for found in jedi.Interpreter(call, [{"sqlsem": sqlsem, "locks": locks}]).complete()}
+        names = {
+            completion.name for completion in jedi.Interpreter(call, [{"sqlsem": sqlsem, "locks": locks}]).complete()
+        }
     assert {"timeout=", "note=", "reentrant=", "on_lost="} <= names

@@ -21,16 +21,16 @@ def struck(number, do, *files):
 
     A signal may arrive as a function begins, and after each call that it makes.
     """
-    seen = 0
+    lines_seen = 0
 
     def trace(frame, event, _):
-        nonlocal seen
+        nonlocal lines_seen
         if frame.f_code.co_filename not in files:
             return None
         frame.f_trace_opcodes = True
         if event == "call" or (event == "opcode" and frame.f_lasti in after_calls(frame.f_code)):
-            seen += 1
-            if seen == number:
+            lines_seen += 1
+            if lines_seen == number:
                 raise KeyboardInterrupt
         return trace
 
@@ -41,8 +41,8 @@ def test_a_lock_that_is_had_within_a_time_is_given_back():
     lock, inside = threading.Lock(), []
 
     def have():
-        with runtime.had_within(lock, 60) as had:
-            inside.append((had, lock.locked()))
+        with runtime.had_within(lock, 60) as granted:
+            inside.append((granted, lock.locked()))
 
     for number in itertools.count(1):
         more = struck(number, have, runtime.__file__, contextlib.__file__)
@@ -51,8 +51,8 @@ def test_a_lock_that_is_had_within_a_time_is_given_back():
             break
     assert number > 3
     assert set(inside) == {(True, True)}
-    with lock, runtime.had_within(lock, 0.01) as had:
-        assert not had
+    with lock, runtime.had_within(lock, 0.01) as granted:
+        assert not granted
         assert lock.locked()
 
 

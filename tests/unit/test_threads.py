@@ -78,14 +78,14 @@ def calls(tree):
 
 
 def begun(name, tree):
-    return {(name, what) for _, what, _ in calls(tree) if what in BEGINNERS}
+    return {(name, called) for _, called, _ in calls(tree) if called in BEGINNERS}
 
 
 def callback_calls(name, tree):
     return {
         (name, function)
-        for function, what, _ in calls(tree)
-        if what.removeprefix("_") in CALLBACKS or (what.startswith(("on_", "_on_")) and what != "on")
+        for function, called, _ in calls(tree)
+        if called.removeprefix("_") in CALLBACKS or (called.startswith(("on_", "_on_")) and called != "on")
     }
 
 
@@ -119,8 +119,8 @@ def test_no_class_is_a_thread():
 
 
 def test_callbacks_are_called_by_a_single_function():
-    found = {call for name, tree in trees() for call in callback_calls(name, tree)}
-    assert found == set(MAY_CALL)
+    uses = {call for name, tree in trees() for call in callback_calls(name, tree)}
+    assert uses == set(MAY_CALL)
 
 
 def parameters(tree):
@@ -139,21 +139,21 @@ def parameters(tree):
 
 
 def test_every_callback_of_a_program_is_in_the_table():
-    found = {parameter for _, tree in trees() for parameter in parameters(tree)}
-    assert found - NO_CALLBACKS <= CALLBACKS
-    assert found >= {"on_lost", "on_task", "on_started", "on_stopped", "callback"}
+    named = {parameter for _, tree in trees() for parameter in parameters(tree)}
+    assert named - NO_CALLBACKS <= CALLBACKS
+    assert named >= {"on_lost", "on_task", "on_started", "on_stopped", "callback"}
 
 
 def test_core_logs_by_the_voice():
     """A handler of the log may block: threads that detect losses hand their lines to another thread."""
-    found = {
+    modules = {
         Path(name).stem
         for name, tree in trees()
         if name.startswith("core/")
-        for _, what, _ in calls(tree)
-        if what == "getLogger"
+        for _, called, _ in calls(tree)
+        if called == "getLogger"
     }
-    assert found == {"threads"}
+    assert modules == {"threads"}
 
 
 def test_scan_finds_seeded_faults():

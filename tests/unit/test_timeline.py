@@ -88,8 +88,8 @@ def test_a_night_with_everything_in_it():
         past("dim", 5, 0, 0, 60, "read"),
         past("dim", 6, 5, 5, 80, "read"),
     ]
-    found = drawn(rows, [entry("etl", 7, 500, 510, 1000, limit=2), entry("etl", 8, 600, None, 1000, limit=2)])
-    dim, etl = found.panels
+    picture = drawn(rows, [entry("etl", 7, 500, 510, 1000, limit=2), entry("etl", 8, 600, None, 1000, limit=2)])
+    dim, etl = picture.panels
     assert (dim.resource, dim.limits, dim.most_use) == ("dim", (1,), 1)
     assert (etl.limits, etl.most_use, etl.requests) == ((2, 3), 3, 6)
     assert [(nights.seconds(moment), weight) for moment, weight in etl.use] == [
@@ -99,7 +99,7 @@ def test_a_night_with_everything_in_it():
         (131, 0),
         (510, 1),
     ]
-    assert (found.requests, found.drawn, found.left_out()) == (8, 8, "")
+    assert (picture.requests, picture.drawn, picture.left_out()) == (8, 8, "")
     assert [nights.seconds(bar.ended) for bar in etl.bars if bar.source.position in (7, 8)] == [1000, 1000]
 
 
@@ -121,19 +121,19 @@ def test_a_converted_request_waits_once():
 
 def test_omissions_are_named():
     rows = [past("a", n, n, n, n + n, limit=500) for n in range(1, 101)]
-    found = drawn([*rows, past("b", 200, 0, 0, 1)], maximum=10, max_panels=1)
-    (panel,) = found.panels
+    picture = drawn([*rows, past("b", 200, 0, 0, 1)], maximum=10, max_panels=1)
+    (panel,) = picture.panels
     assert [bar.source.position for bar in panel.bars] == list(range(91, 101))
     assert panel.most_use == 50  # all count
-    assert found.left_out() == (
+    assert picture.left_out() == (
         "10 of 101 requests are drawn, the longest; the others took 90 s or less each, and count in the use; "
         "least used resources left out: 1"
     )
 
 
 def test_nothing_at_all():
-    found = drawn([])
-    assert (found.panels, found.left_out()) == ((), "")
+    picture = drawn([])
+    assert (picture.panels, picture.left_out()) == ((), "")
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------
@@ -260,9 +260,9 @@ def test_a_page_in_a_browser(page, tmp_path):
         env={**os.environ, "TZ": "UTC", "HOME": str(tmp_path), "TMPDIR": tempfile.gettempdir()},
     )
     assert [line for line in done.stderr.splitlines() if ":CONSOLE" in line] == []
-    told = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert told, f"exit code {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-    log = json.loads(html.unescape(told[1]))
+    answer = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert answer, f"exit code {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    log = json.loads(html.unescape(answer[1]))
     (first, last), (first_again, last_again) = log["zoomed"]
     assert nights.START.timestamp() * 1000 < first < first_again < last_again < last
     assert log["again"] is None
@@ -325,7 +325,7 @@ def test_without_the_library(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_documented_picture_matches_its_script(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert", reason="to draw a timeline vl-convert-python is needed")
     script = Path(__file__).resolve().parents[2] / "docs" / "night.py"
-    kept = script.with_suffix(".svg").read_text(encoding="utf-8")
+    stored = script.with_suffix(".svg").read_text(encoding="utf-8")
     again = tmp_path / "night.py"
     again.write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
     done = subprocess.run([sys.executable, str(again)], capture_output=True, text=True, timeout=300)
@@ -336,5 +336,5 @@ def test_documented_picture_matches_its_script(tmp_path: Path) -> None:
         return [element.text for element in ET.fromstring(text).iter() if element.tag.endswith("text")]
 
     # (The next version of the drawing library may draw a line in another way.)
-    assert words(fresh) == words(kept), "draw it anew: python docs/night.py"
-    assert fresh.count("<path") == kept.count("<path")
+    assert words(fresh) == words(stored), "draw it anew: python docs/night.py"
+    assert fresh.count("<path") == stored.count("<path")

@@ -80,22 +80,22 @@ def pieces(text):
 def messages():
     """Yield module, class and first meaningful words of every error with a message of its own."""
     for path in sorted((ROOT / "sqlsem").rglob("*.py")):
-        where = path.relative_to(ROOT / "sqlsem").as_posix()
+        place = path.relative_to(ROOT / "sqlsem").as_posix()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = getattr(getattr(node, "func", None), "id", None)
             if isinstance(node, ast.Call) and name in ERRORS and node.args:
-                found = [piece for piece in pieces(node.args[0]) if len(re.findall(r"\w+", piece)) > 1]
-                if found:
-                    yield where, name, next((piece for piece in found if len(piece) > 15), max(found, key=len))
+                texts = [piece for piece in pieces(node.args[0]) if len(re.findall(r"\w+", piece)) > 1]
+                if texts:
+                    yield place, name, next((piece for piece in texts if len(piece) > 15), max(texts, key=len))
 
 
 def lacking(page):
     """Return the messages whose first 24 characters are on no line of the page."""
-    for where, name, words in messages():
-        if name == "ConfigurationError" and where.startswith(ABOUT_WHAT_IS_WRITTEN):
+    for place, name, words in messages():
+        if name == "ConfigurationError" and place.startswith(ABOUT_WHAT_IS_WRITTEN):
             continue
         if not any(plain in words for plain in PLAIN) and part(words) not in page.lower():
-            yield f"{where}: {name}: {words}"
+            yield f"{place}: {name}: {words}"
 
 
 def part(piece):
@@ -135,17 +135,17 @@ def sql_messages():
     ):
         for words, state, number, text in RAISED.findall(path.read_text(encoding="utf-8")):
             if (state or number) not in ABOUT_AN_ARGUMENT:
-                said = re.sub(r"%|\{\w+\}", "X", (words or text).replace("''", "'"))
-                yield f"{path.parent.name}/{path.name}", state or number, said.removeprefix("sqlsem: ")
+                message = re.sub(r"%|\{\w+\}", "X", (words or text).replace("''", "'"))
+                yield f"{path.parent.name}/{path.name}", state or number, message.removeprefix("sqlsem: ")
 
 
 def sql_lacking(page):
     """Yield the messages that match no cell of the page; … matches anything."""
     cells = re.findall(r"`([^`]+)`", page[page.index("## Calls in SQL") :])
     patterns = [re.compile(".*".join(map(re.escape, cell.split("…")))) for cell in cells]
-    for where, number, words in sql_messages():
+    for place, number, words in sql_messages():
         if not any(pattern.match(words) for pattern in patterns):
-            yield f"{where}: {number}: {words}"
+            yield f"{place}: {number}: {words}"
 
 
 def test_every_error_of_a_routine_is_there():

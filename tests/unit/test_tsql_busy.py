@@ -25,7 +25,7 @@ DOCS = Path(sql.__file__).parents[2] / "docs"
 
 def blocks(text: str) -> list[tuple[str, str, str]]:
     """Yield the outermost TRY blocks of a text: the whole block, its first part, and its CATCH without inner blocks."""
-    found: list[tuple[str, str, str]] = []
+    blocks_found: list[tuple[str, str, str]] = []
     depth, start, caught = 0, 0, 0
     for match in re.finditer(r"\bBEGIN TRY\b|\bBEGIN CATCH\b|\bEND CATCH\b", text):
         if match[0] == "BEGIN TRY":
@@ -39,8 +39,8 @@ def blocks(text: str) -> list[tuple[str, str, str]]:
                 catch = text[caught : match.end()]
                 for inner, _, _ in blocks(catch[len("BEGIN CATCH") :]):
                     catch = catch.replace(inner, "")
-                found.append((text[start : match.end()], text[start + len("BEGIN TRY") : caught], catch))
-    return found
+                blocks_found.append((text[start : match.end()], text[start + len("BEGIN TRY") : caught], catch))
+    return blocks_found
 
 
 def catches(text: str, caught: bool = False) -> Iterator[tuple[str, bool]]:
@@ -105,17 +105,17 @@ def for_sessions() -> set[str]:
     return (called | listed) & set(PROCEDURES) & set(granted())
 
 
-def reads_outside(name: str, seen: frozenset[str] = frozenset()) -> list[str]:
+def reads_outside(name: str, visited: frozenset[str] = frozenset()) -> list[str]:
     """Return the paths from a procedure to a table without a CATCH that maps the errors."""
     text = PROCEDURES[name]
     for block, _, catch in blocks(text):
         if MAPPING.search(catch) or "NOT IN (601, 1204, 1205, 1222" in catch:
             text = text.replace(block, "")
     text = re.sub(r"'[^']*'", "''", text)
-    called = set(re.findall(r"EXEC (?:@\w+ = )?sqlsem\.\[?(\w+)", text)) - seen - {name}
+    called = set(re.findall(r"EXEC (?:@\w+ = )?sqlsem\.\[?(\w+)", text)) - visited - {name}
     tables = set(re.findall(r"(?:FROM|JOIN|INTO|UPDATE|APPLY) sqlsem\.\[?(\w+)", text))
     ways = [f"{name} reads {', '.join(sorted(tables))}"] if tables else []
-    return ways + [f"{name}: {way}" for callee in sorted(called) for way in reads_outside(callee, seen | {name})]
+    return ways + [f"{name}: {way}" for callee in sorted(called) for way in reads_outside(callee, visited | {name})]
 
 
 def test_procedures_for_sessions_are_found():

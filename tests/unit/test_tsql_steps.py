@@ -36,10 +36,10 @@ class Reader:
         self.text, self.at = text, 0
 
     def take(self, words: str) -> bool:
-        found = re.compile(rf"\s*(?:{words})").match(self.text, self.at)
-        if found is not None:
-            self.at = found.end()
-        return found is not None
+        match = re.compile(rf"\s*(?:{words})").match(self.text, self.at)
+        if match is not None:
+            self.at = match.end()
+        return match is not None
 
     def until(self, end: str) -> str:
         """Return the text before ``end`` outside of parentheses and texts."""
@@ -67,14 +67,14 @@ class Reader:
         if self.take(r"BEGIN\b(?! TRANSACTION)"):
             return self.block(r"END;?(?!\w)")
         if self.take(r"(?=(?:IF|WHILE)\b)"):
-            found = Step(self.until(rf"(?<=\n)\s*{BEGINS}"))
-            found.then = self.steps()
-            if found.text.startswith("IF ") and self.take(r"ELSE\b"):
-                found.otherwise = self.steps()
+            step = Step(self.until(rf"(?<=\n)\s*{BEGINS}"))
+            step.then = self.steps()
+            if step.text.startswith("IF ") and self.take(r"ELSE\b"):
+                step.otherwise = self.steps()
         else:
-            found = Step(self.until(";"))
+            step = Step(self.until(";"))
             self.take(";")
-        return [found]
+        return [step]
 
 
 def read(name: str) -> list[Step]:
@@ -136,7 +136,7 @@ class Walk:
         return ""
 
     def counted(self) -> Counter[str]:
-        assert self.met == {(name, words) for name, found in self.says.items() for words in found}
+        assert self.met == {(name, words) for name, branches in self.says.items() for words in branches}
         return Counter(kind for text in self.ran for kind in kinds(text))
 
 
@@ -167,13 +167,13 @@ ANSWERED: Holds = {"@answer = 1": ALWAYS}
 
 def test_a_pair_of_a_program() -> None:
     """At most 30 statements."""
-    found = counted("register", "release", register=REGISTER | ANSWERED, release=RELEASE)
-    assert found == {"statements": 30, "calls": 4, "locks": 4, "transactions": 2, "tables": 4}
+    counts = counted("register", "release", register=REGISTER | ANSWERED, release=RELEASE)
+    assert counts == {"statements": 30, "calls": 4, "locks": 4, "transactions": 2, "tables": 4}
 
 
 def test_a_pair_of_a_session() -> None:
     """A later hand-off: the session has a member and a name. At most 60 statements."""
-    found = counted(
+    counts = counted(
         *("acquire", "release"),
         acquire={"@result IS NULL": ALWAYS, "@granted = 1 AND": ALWAYS},
         register=REGISTER,
@@ -185,7 +185,7 @@ def test_a_pair_of_a_session() -> None:
         },
         release_rows={"@one IS NOT NULL": (True, False)},
     )
-    assert found == {"statements": 60, "calls": 7, "locks": 4, "transactions": 2, "tables": 6}
+    assert counts == {"statements": 60, "calls": 7, "locks": 4, "transactions": 2, "tables": 6}
 
 
 def woken(**conditions: Iterable[bool]) -> Counter[str]:
@@ -205,16 +205,16 @@ def woken(**conditions: Iterable[bool]) -> Counter[str]:
 def test_a_hand_off() -> None:
     """The release grants the next row as well, in its transaction; the waiter reads that when it wakes up."""
     grants: Holds = {"@code = 0 AND @next": ALWAYS, "@@VERSION LIKE": ALWAYS, "@code = 0 AND APPLOCK_MODE": ALWAYS}
-    found = counted("release", release=grants)
-    assert found == {"statements": 20, "calls": 2, "locks": 2, "transactions": 1, "tables": 3}
-    found = woken(**{"@result IS NULL": (True, False), "@result = 0": (True, False)})
-    assert found == {"statements": 12, "tables": 1}
+    counts = counted("release", release=grants)
+    assert counts == {"statements": 20, "calls": 2, "locks": 2, "transactions": 1, "tables": 3}
+    counts = woken(**{"@result IS NULL": (True, False), "@result = 0": (True, False)})
+    assert counts == {"statements": 12, "tables": 1}
 
 
 def test_a_hand_off_to_a_waiter_that_grants_itself() -> None:
     """As a session does, or a program behind a removed row."""
-    found = woken(**{"@result IS NULL": ALWAYS, "@@ROWCOUNT > 0": ALWAYS, "@result = 0": (True, False)})
-    assert found == {"statements": 15, "tables": 2}
+    counts = woken(**{"@result IS NULL": ALWAYS, "@@ROWCOUNT > 0": ALWAYS, "@result = 0": (True, False)})
+    assert counts == {"statements": 15, "tables": 2}
 
 
 #: Procedures that every pair, hand-off and heartbeat runs through.
@@ -234,11 +234,11 @@ def test_hot_procedure_is_not_compiled_again(name: str) -> None:
 def test_index_of_a_hot_table_has_no_new_statistics() -> None:
     text = text_of("schema")
     for table, number in (("entry", 4), ("member", 2)):
-        made = re.findall(
+        statements = re.findall(
             rf"CREATE TABLE sqlsem\.{table} \(.*?\n\);|CREATE[^;]* INDEX \w+ ON sqlsem\.{table} [^;]*;", text, re.DOTALL
         )
-        keys = re.findall(r"PRIMARY KEY|\bUNIQUE\b(?! CLUSTERED)|\bINDEX\b", "".join(made))
-        assert (len(keys), "".join(made).count("STATISTICS_NORECOMPUTE = ON")) == (number, number)
+        keys = re.findall(r"PRIMARY KEY|\bUNIQUE\b(?! CLUSTERED)|\bINDEX\b", "".join(statements))
+        assert (len(keys), "".join(statements).count("STATISTICS_NORECOMPUTE = ON")) == (number, number)
 
 
 def test_walk_sees_an_added_statement(monkeypatch: pytest.MonkeyPatch) -> None:

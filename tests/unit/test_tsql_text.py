@@ -45,9 +45,9 @@ def text_of(name: str) -> str:
 def procedures() -> Iterator[tuple[str, str]]:
     for name in SCRIPTS:
         for part in re.split(r"(?m)^ALTER PROCEDURE ", text_of(name))[1:]:
-            found = re.match(r"sqlsem\.\[?(\w+)", part)
-            assert found is not None
-            yield found[1], re.split(r"(?m)^GO$", part)[0]
+            match = re.match(r"sqlsem\.\[?(\w+)", part)
+            assert match is not None
+            yield match[1], re.split(r"(?m)^GO$", part)[0]
 
 
 PROCEDURES = dict(procedures())
@@ -81,12 +81,12 @@ def may_be_null(argument: str) -> bool:
 def test_no_aggregate_meets_null(name):
     """The warning about it (8153) would precede a later error, and drivers report the first message."""
     text = text_of(name)
-    found = [
+    places = [
         argument
         for match in re.finditer(r"\b(?:MIN|MAX|SUM|AVG|COUNT|COUNT_BIG)\(", text)
         if may_be_null(argument := arguments(text, match.end() - 1))
     ]
-    assert found == []
+    assert places == []
 
 
 def test_the_test_for_null_finds_it():
@@ -178,15 +178,15 @@ def test_bare_participants_decide_on_committed_rows():
 def test_everything_that_is_made_is_dropped():
     """Procedures and functions are by their kind."""
     dropped = set(re.findall(r"DROP \w+ IF EXISTS sqlsem\.\[?(\w+)", text_of("drop")))
-    made = set(re.findall(r"CREATE TRIGGER sqlsem\.(\w+)", text_of("routines")))
-    made |= set(re.findall(r"CREATE (?:TABLE|SEQUENCE) sqlsem\.\[?(\w+)", text_of("schema")))
-    assert made <= dropped
+    created = set(re.findall(r"CREATE TRIGGER sqlsem\.(\w+)", text_of("routines")))
+    created |= set(re.findall(r"CREATE (?:TABLE|SEQUENCE) sqlsem\.\[?(\w+)", text_of("schema")))
+    assert created <= dropped
 
 
 def test_every_role_that_is_made_is_dropped():
-    made = set(re.findall(r"N'sqlsem_(\w+)', N'[upwor]'", text_of("permissions"))) | {"locks"}
-    assert len(made) == 6
-    assert made == set(re.findall(r"DROP ROLE IF EXISTS sqlsem_(\w+)", text_of("drop")))
+    created = set(re.findall(r"N'sqlsem_(\w+)', N'[upwor]'", text_of("permissions"))) | {"locks"}
+    assert len(created) == 6
+    assert created == set(re.findall(r"DROP ROLE IF EXISTS sqlsem_(\w+)", text_of("drop")))
 
 
 def test_the_table_of_roles_on_the_page():
@@ -202,14 +202,14 @@ def test_the_table_of_roles_on_the_page():
         "overview_rates": "overview",
         "kept_locks": "overview",
     }
-    seen = 0
+    routines_seen = 0
     for line in text[2:]:
         names, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         letters = "".join(role for role, cell in zip(roles, cells, strict=True) if cell)
         for name in re.findall(r"`(\w+)`", names):
             assert (name, rights[other.get(name, name)]) == (name, letters)
-            seen += 1
-    assert seen > 30
+            routines_seen += 1
+    assert routines_seen > 30
 
 
 def constraints_of(text: str) -> Iterator[tuple[str, str]]:
@@ -218,8 +218,8 @@ def constraints_of(text: str) -> Iterator[tuple[str, str]]:
     for part in re.split(r"(?m)^(?=CREATE TABLE |ALTER TABLE )", text)[1:]:
         table = re.match(r"(?:CREATE|ALTER) TABLE sqlsem\.\[?(\w+)", part)
         assert table is not None
-        for found in re.finditer(rf"(?:CONSTRAINT (\w+)\s+)?(?:{kinds})", part.partition(";\n")[0]):
-            yield table[1], found[1] or ""
+        for match in re.finditer(rf"(?:CONSTRAINT (\w+)\s+)?(?:{kinds})", part.partition(";\n")[0]):
+            yield table[1], match[1] or ""
 
 
 def test_constraints_of_tables_have_names_of_their_own():
@@ -335,7 +335,7 @@ def kinds_of(text: str, name: str) -> set[str]:
 
 
 def test_application_lock_name_begins_with_its_kind() -> None:
-    found: set[str] = set()
+    used: set[str] = set()
     for routine, text in lock_users():
         for name in lock_arguments(text):
             if (routine, name) in NAMED_BY_CALLER:
@@ -345,10 +345,10 @@ def test_application_lock_name_begins_with_its_kind() -> None:
                 continue
             kinds = kinds_of(text, name)
             assert kinds, (routine, name)
-            found |= kinds
+            used |= kinds
     source = (Path(sql.__file__).parents[1] / "engines" / "mssql" / "doctor.py").read_text(encoding="utf-8")
-    found |= set(re.findall(r"f\"(\w+)\.sqlsem\.\{self\._schema\}", source))
-    assert found == APPLICATION_LOCKS
+    used |= set(re.findall(r"f\"(\w+)\.sqlsem\.\{self\._schema\}", source))
+    assert used == APPLICATION_LOCKS
 
 
 def test_no_application_lock_is_named_elsewhere() -> None:

@@ -58,17 +58,17 @@ def sleeps(procedures: dict[str, str]) -> Iterator[tuple[str, str, int]]:
 
 def unslotted(procedures: dict[str, str]) -> list[tuple[str, str]]:
     """Return the sleeps that lack their slot, and the sleeps that are in no table."""
-    found = []
-    for name, what, at in sleeps(procedures):
+    waits = []
+    for name, wait, at in sleeps(procedures):
         transaction = procedures[name][:at].rpartition("BEGIN TRANSACTION")[2]
         slotted = (
             "sqlsem.take_waiter_slot" in transaction and "COMMIT" not in transaction.partition("take_waiter_slot")[0]
         )
-        if (name, what) in WITHOUT:
+        if (name, wait) in WITHOUT:
             continue
-        if not slotted or (name, what) not in WITH_A_SLOT:
-            found.append((name, what))
-    return found
+        if not slotted or (name, wait) not in WITH_A_SLOT:
+            waits.append((name, wait))
+    return waits
 
 
 def test_each_sleep_has_a_slot_or_a_reason() -> None:
@@ -76,7 +76,7 @@ def test_each_sleep_has_a_slot_or_a_reason() -> None:
 
 
 def test_the_tables_name_no_sleep_that_is_not_there() -> None:
-    assert {(name, what) for name, what, _ in sleeps(PROCEDURES)} == WITH_A_SLOT | set(WITHOUT)
+    assert {(name, wait) for name, wait, _ in sleeps(PROCEDURES)} == WITH_A_SLOT | set(WITHOUT)
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,8 @@ def test_access_is_worded_in_a_single_place():
         r"""replace\("stage:|["']mutex["'] if|["'](mutex|no limit)["'] (if|else)|f["']limit \{(\w+\.)*limit\}["']"""
     )
     root = Path(sqlsem.__file__).parent
-    found = {path.name for path in root.rglob("*.py") if own.search(path.read_text(encoding="utf-8"))}
-    assert found == {"names.py"}
+    modules = {path.name for path in root.rglob("*.py") if own.search(path.read_text(encoding="utf-8"))}
+    assert modules == {"names.py"}
 
 
 def test_an_entry_as_json():

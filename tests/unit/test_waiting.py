@@ -15,21 +15,21 @@ def client(tmp_path):
 
 def test_where_there_is_no_room_idle_sessions_stay(client, monkeypatch):
     room = client.wait_pool
-    with room.connection(1.0) as kept:
+    with room.connection(1.0) as connection:
         pass
     monkeypatch.setattr(room._permits, "size", 0)
     with room.connection(1.0) as session:
         assert session is None
     monkeypatch.undo()
     with room.connection(1.0) as session:
-        assert session is kept
+        assert session is connection
 
 
 def test_few_are_kept(client):
-    room, made = client.wait_pool, []
+    room, connections = client.wait_pool, []
     with room.connection(1.0) as connection, room.connection(1.0) as second, room.connection(1.0) as three:
-        made += [connection, second, three]
-    assert len(set(map(id, made))) == 3
+        connections += [connection, second, three]
+    assert len(set(map(id, connections))) == 3
     assert len(room.sessions()) == wait_pool.MAX_IDLE_CONNECTIONS
 
 
