@@ -33,13 +33,13 @@ def database(database, engine_name, request):
 @pytest.fixture
 def login(database):
     """``login("sqlsem_user")`` makes a login with that role (or with none): a `Database` seen through it."""
-    made = []
+    logins = []
     with psycopg.connect(database.url, autocommit=True) as connection:
 
         def login(role=None):
             name = f"sqlsem_test_{secrets.token_hex(5)}"
             connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(name)))
-            made.append(name)
+            logins.append(name)
             if role is not None:
                 connection.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(name)))
             parts = psycopg.conninfo.conninfo_to_dict(database.url)
@@ -47,7 +47,7 @@ def login(database):
             return Database("postgresql", url, database.options, database.server)
 
         yield login
-        for name in made:
+        for name in logins:
             with contextlib.suppress(errors.UndefinedObject):
                 connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (name,))
                 until(

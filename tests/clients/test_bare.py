@@ -25,9 +25,9 @@ def two(database):
 
 
 def acquire(connection, resource, timeout_ms=-1, **named):
-    given = "".join(f", {parameter} => %({parameter})s" for parameter in named)
+    arguments = "".join(f", {parameter} => %({parameter})s" for parameter in named)
     return connection.execute(
-        f"CALL sqlsem.acquire(resource => %(resource)s, timeout_ms => %(timeout_ms)s{given})",
+        f"CALL sqlsem.acquire(resource => %(resource)s, timeout_ms => %(timeout_ms)s{arguments})",
         {"resource": str(resource), "timeout_ms": timeout_ms, **named},
     ).fetchone()
 
@@ -152,11 +152,11 @@ def bare_worker(database, resource, rounds, seed, stays, guard, autocommit):
                 time.sleep(0.001)
             entered = time.monotonic()
             time.sleep(chance.random() * 0.002)
-            left = time.monotonic()
+            left_at = time.monotonic()
             delete(database, connection, position)
             connection.commit()
             with guard:
-                stays.append(Stay(resource, position, entered, left, who=me))
+                stays.append(Stay(resource, position, entered, left_at, who=me))
 
 
 def call_worker(database, resource, rounds, seed, stays, guard):
@@ -167,10 +167,10 @@ def call_worker(database, resource, rounds, seed, stays, guard):
             entered = time.monotonic()
             assert code in (0, 1)
             time.sleep(chance.random() * 0.002)
-            left = time.monotonic()
+            left_at = time.monotonic()
             assert connection.execute("SELECT sqlsem.release(%s, %s)", (resource, position)).fetchone() == (0,)
             with guard:
-                stays.append(Stay(resource, position, entered, left, who=f"call-{seed}"))
+                stays.append(Stay(resource, position, entered, left_at, who=f"call-{seed}"))
 
 
 def python_worker(coordinator, resource, rounds, seed, stays, guard):
@@ -178,10 +178,10 @@ def python_worker(coordinator, resource, rounds, seed, stays, guard):
     for _ in range(rounds):
         assert lock.acquire(timeout=PATIENCE)
         entered = time.monotonic()
-        position, left = lock.grant.position, time.monotonic()
+        position, left_at = lock.grant.position, time.monotonic()
         lock.release()
         with guard:
-            stays.append(Stay(resource, position, entered, left, who=f"python-{seed}"))
+            stays.append(Stay(resource, position, entered, left_at, who=f"python-{seed}"))
 
 
 @pytest.mark.parametrize("others", ["bare", "call", "python", "all"])

@@ -15,11 +15,11 @@ pytestmark = pytest.mark.engines("postgresql")
 @pytest.fixture
 def session(database):
     """Sessions in autocommit mode: ``session()("SELECT …", …)`` gives the row."""
-    made = []
+    connections = []
 
     def session(of=database):
         connection = of.raw()
-        made.append(connection)
+        connections.append(connection)
 
         def ask(text, *parameters):
             return connection.execute(text, parameters).fetchone()
@@ -28,7 +28,7 @@ def session(database):
         return ask
 
     yield session
-    for connection in made:
+    for connection in connections:
         connection.close()
 
 
@@ -79,15 +79,15 @@ def test_code_of_a_plain_user_is_not_kept(user, database, connect, name):
     """Only operators may store a callback that other logins run with more rights."""
     coordinator = user.coordinator()
     drop = sqlsem.Sql("DROP SCHEMA sqlsem CASCADE")
-    made = batches.batch(name, ["a", "b"], window=60, coordinator=coordinator, on_success=drop)
-    with made.part("a"):
+    batch = batches.batch(name, ["a", "b"], window=60, coordinator=coordinator, on_success=drop)
+    with batch.part("a"):
         pass
-    entry = made.entry()
+    entry = batch.entry()
     assert (entry.callback_kind, entry.callback_body) == ("local", None)
     with batches.batch(name, ["a", "b"], window=60, coordinator=connect()).part("b") as last:
         pass
     assert last.is_last
-    assert made.entry().callback_status == "pending"
+    assert batch.entry().callback_status == "pending"
     coordinator.close()
 
 
@@ -107,7 +107,7 @@ def test_part_of_another_login_cannot_be_ended(login, connect, name):
         start = "SELECT * FROM sqlsem.start_part(?, ?, 'a', '[\"a\"]', 60000, 'x', ?, NULL, NULL)"
         other.rows(start, member, name, uid)
     assert running._declaration.entry().parts[0].status == "running"
-    told = []
+    answers = []
 
     def then():
         entry = running._declaration.entry()
@@ -115,12 +115,12 @@ def test_part_of_another_login_cannot_be_ended(login, connect, name):
             ("SELECT sqlsem.end_callback(?, ?, ?, NULL)", (member, entry.batch_id, entry.callback_attempt)),
             ("SELECT sqlsem.return_callback(?, ?)", (member, uid)),
         ):
-            told.append(other.rows(text, *values))
-        told.append(running._declaration.entry().callback_status)
+            answers.append(other.rows(text, *values))
+        answers.append(running._declaration.entry().callback_status)
 
     running._declaration.declare_callback(then)
     assert running.done()
-    assert told == [[(False,)], [(False,)], "running"]
+    assert answers == [[(False,)], [(False,)], "running"]
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ def test_nulls_end_nothing(session, connect, name, call):
 def test_user_does_not_undo_an_operators_hold(user, connect, name):
     coordinator = user.coordinator()
     for client in (connect(), coordinator):
-        made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=client, on_success=sqlsem.Sql("SELECT 1"))
-        with made.part("b" if client is coordinator else "a"):
+        batch = batches.batch(name, ["a", "b", "c"], window=60, coordinator=client, on_success=sqlsem.Sql("SELECT 1"))
+        with batch.part("b" if client is coordinator else "a"):
             pass
-    assert (made.entry().callback_kind, made.entry().callback_body) == ("sql", None), (
+    assert (batch.entry().callback_kind, batch.entry().callback_body) == ("sql", None), (
         "what it runs is not a user's to see"
     )
     entry = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect()).entry()
@@ -207,10 +207,10 @@ def login_of(login, database):
     """``login_of(roles)`` returns a login with all these roles."""
 
     def login_of(roles):
-        made = login(roles[0])
+        new_login = login(roles[0])
         for role in roles[1:]:
-            database.rows(f"GRANT {role} TO {name_of(made)}")
-        return made
+            database.rows(f"GRANT {role} TO {name_of(new_login)}")
+        return new_login
 
     return login_of
 
@@ -259,16 +259,16 @@ def test_callback_is_run_and_read_by_entitled_logins(login_of, name, kind, roles
     session.deregister_member(member)
     session.close()
     # The login that stored it runs it, and no other login ends it meanwhile.
-    mine = keeper.session(grace=60)
-    member = mine.register_member("here", 1, "test")
-    claimed = mine.claim_callback(member, name, None, "me", "u", True)
+    own_session = keeper.session(grace=60)
+    member = own_session.register_member("here", 1, "test")
+    claimed = own_session.claim_callback(member, name, None, "me", "u", True)
     other = stranger.session(grace=60)
     assert not other.end_callback(member, number, claimed.attempt, None)
     assert not other.return_callback(member, "u")
-    assert mine.end_callback(member, number, claimed.attempt, None)
+    assert own_session.end_callback(member, number, claimed.attempt, None)
     assert not other.end_callback(member, number, claimed.attempt, None), "nor is it told that it has ended it"
-    mine.deregister_member(member)
-    for opened in (mine, other):
+    own_session.deregister_member(member)
+    for opened in (own_session, other):
         opened.close()
 
 
@@ -278,50 +278,52 @@ def test_participant_runs_function_of_another_login(login_of, name):
     ran = []
     with batches.batch(name, ["a", "b"], window=60, coordinator=first.coordinator(), on_success=list).part("a"):
         pass
-    made = batches.batch(name, ["a", "b"], window=60, coordinator=other.coordinator(), on_success=lambda: ran.append(1))
-    with made.part("b"):
+    batch = batches.batch(
+        name, ["a", "b"], window=60, coordinator=other.coordinator(), on_success=lambda: ran.append(1)
+    )
+    with batch.part("b"):
         pass
     assert ran == [1]
-    assert made.entry().callback_login == name_of(other)
+    assert batch.entry().callback_login == name_of(other)
 
 
 @pytest.mark.parametrize("declares", [False, True])
 def test_last_part_leaves_kept_callback_to_entitled_login(login_of, connect, name, declares):
     """A notice names the callback that it may not run, and its part has succeeded."""
     keeper, plain = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(["sqlsem_user"])
-    kept = batches.batch(
+    keepers_batch = batches.batch(
         name, ["a", "b"], window=60, coordinator=keeper.coordinator(), on_success=sqlsem.Sql("SELECT 1")
     )
-    with kept.part("a"):
+    with keepers_batch.part("a"):
         pass
     alarms = []
-    made = batches.batch(name, ["a", "b"], window=60, coordinator=plain.coordinator(), on_failed=alarms.append)
+    plain_batch = batches.batch(name, ["a", "b"], window=60, coordinator=plain.coordinator(), on_failed=alarms.append)
     if declares:
-        made._declaration.declare_callback(lambda: pytest.fail("must not run"))
-    with made.part("b") as last:
+        plain_batch._declaration.declare_callback(lambda: pytest.fail("must not run"))
+    with plain_batch.part("b") as last:
         pass
     assert last.is_last
     assert [f"login {name_of(keeper)} keeps it" in str(alarm) for alarm in alarms] == [True]
-    entry = made.entry()
+    entry = plain_batch.entry()
     assert (entry.status, entry.callback_status, entry.callback_body) == ("succeeded", "pending", None)
     with pytest.raises(sqlsem.ConfigurationError, match="only that login, putters and operators"):
         batches.resume(plain.coordinator(), name)
     assert batches.resume(keeper.coordinator(), name)
-    assert made.entry().callback_status == "finished"
+    assert plain_batch.entry().callback_status == "finished"
 
 
 def test_session_leaves_kept_callback_to_entitled_login(login_of, session, name):
     keeper, ask = login_of(["sqlsem_user", "sqlsem_putter"]), session(login_of(["sqlsem_user"]))
-    kept = batches.batch(
+    keepers_batch = batches.batch(
         name, ["a", "b"], window=60, coordinator=keeper.coordinator(), on_success=sqlsem.Sql("SELECT 1")
     )
-    with kept.part("a"):
+    with keepers_batch.part("a"):
         pass
-    told = []
-    ask.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    notices = []
+    ask.connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
     start(ask, name, "b")
     assert done(ask, name, "b") == (0, "succeeded")
-    assert [f"its callback is pending: login {name_of(keeper)} kept it" in text for text in told] == [True]
+    assert [f"its callback is pending: login {name_of(keeper)} kept it" in text for text in notices] == [True]
     with pytest.raises(psycopg.Error, match="no callback"):
         ask("SELECT sqlsem.batch_callback_ended(%s)", name)
 
@@ -396,27 +398,28 @@ WHERE p.pronamespace = 'sqlsem'::regnamespace AND has_function_privilege('sqlsem
 
 def test_each_routine_for_users_leaves_a_strangers_batches_alone(login_of, database, name):
     """A routine that is not in the table fails here, too."""
-    assert {found for (found,) in database.rows(ABOUT_BATCHES)} == STRANGERS_CALLS.keys()
+    assert {routine_name for (routine_name,) in database.rows(ABOUT_BATCHES)} == STRANGERS_CALLS.keys()
     keeper, stranger = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(["sqlsem_user"])
-    session, kept = keeper.session(grace=60), ("sql", "SELECT 'SECRET'")
+    session, callback = keeper.session(grace=60), ("sql", "SELECT 'SECRET'")
     known = {status: f"{name}-{status}" for status in ("open", "pending", "running")}
     known["theirs"] = session.register_member("keeper", 1, "test")
     for status in ("pending", "running"):
-        began = session.start_part(known["theirs"], known[status], "a", ["a"], 3600.0, "me", known[status], kept)
+        began = session.start_part(known["theirs"], known[status], "a", ["a"], 3600.0, "me", known[status], callback)
         assert (
-            session.end_part(known["theirs"], known[status], "a", known[status], None, "me", kept).callback is not None
+            session.end_part(known["theirs"], known[status], "a", known[status], None, "me", callback).callback
+            is not None
         )
         known[f"{status}_id"] = began.batch_id
     assert session.return_callback(known["theirs"], known["pending"])
-    session.start_part(known["theirs"], known["open"], "b", ["a", "b"], 3600.0, "me", f"{name}-uid", kept)
+    session.start_part(known["theirs"], known["open"], "b", ["a", "b"], 3600.0, "me", f"{name}-uid", callback)
     known["uid"] = f"{name}-uid"
 
     def rows():
-        ours = "starts_with(b.batch_name, ?)"  # any call may end a batch of other tests with dead parts
+        of_this_test = "starts_with(b.batch_name, ?)"  # any call may end a batch of other tests with dead parts
         return database.rows(
-            f"SELECT b::text FROM sqlsem.batch AS b WHERE {ours} ORDER BY b.batch_id", str(name)
+            f"SELECT b::text FROM sqlsem.batch AS b WHERE {of_this_test} ORDER BY b.batch_id", str(name)
         ) + database.rows(
-            f"SELECT p::text FROM sqlsem.batch_part AS p JOIN sqlsem.batch AS b USING (batch_id) WHERE {ours} "
+            f"SELECT p::text FROM sqlsem.batch_part AS p JOIN sqlsem.batch AS b USING (batch_id) WHERE {of_this_test} "
             "ORDER BY p.batch_id, p.part",
             str(name),
         )

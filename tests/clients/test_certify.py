@@ -36,14 +36,14 @@ NEEDS_MORE = {24}
 @pytest.fixture
 def bench(database):
     """``bench(seconds=…)`` makes a bench. In the end its objects must be gone."""
-    made = []
+    benches = []
 
     def bench(url=None, **wishes):
-        made.append(Bench(url or database.url, {"grace": 2.0}, Wishes(**{**vars_of(WISHES), **wishes})))
-        return made[-1]
+        benches.append(Bench(url or database.url, {"grace": 2.0}, Wishes(**{**vars_of(WISHES), **wishes})))
+        return benches[-1]
 
     yield bench
-    for created in made:
+    for created in benches:
         created.remove()
         assert remains(database, created.schema) == []
 
@@ -58,16 +58,16 @@ def remains(database, schema):
         folder = os.path.dirname(database.url.removeprefix("sqlite:///"))
         return [name for name in os.listdir(folder) if "certify" in name]
     if database.engine == "postgresql":
-        asked = (
+        query = (
             "SELECT nspname FROM pg_namespace WHERE nspname LIKE ? UNION ALL SELECT rolname FROM pg_roles WHERE "
             "rolname LIKE ? UNION ALL SELECT datname FROM pg_database WHERE datname LIKE ?"
         )
     else:
-        asked = (
+        query = (
             "SELECT name FROM sys.schemas WHERE name LIKE ? UNION ALL SELECT name FROM sys.database_principals WHERE "
             "name LIKE ? UNION ALL SELECT name FROM sys.databases WHERE name LIKE ?"
         )
-    return [str(row[0]) for row in database.rows(asked, *[f"{schema}%"] * 3)]
+    return [str(row[0]) for row in database.rows(query, *[f"{schema}%"] * 3)]
 
 
 # -- what is right passes ---------------------------------------------------------------------------------------------
@@ -106,16 +106,16 @@ def test_locks_outlive_a_restart_that_an_operator_makes(own_postgres_server, mak
     server = own_postgres_server
     place = make_database(server)
     bench = Bench(place.url, {"grace": 2.0}, Wishes(seconds=0.3, max_sessions=8, restart=PATIENCE))
-    told = []
+    messages = []
 
     def say(words):
-        told.append(words)
+        messages.append(words)
         server.restart("fast")
 
     bench.say = say
     report = certify(bench, [24])
     assert [result.state for result in report.results] == ["ok"], report.results
-    assert "Restart the server now" in told[0]
+    assert "Restart the server now" in messages[0]
     assert report.left == ""
 
 
@@ -166,7 +166,7 @@ def losing_installation(monkeypatch, engine):
     monkeypatch.setattr(Bench, "reinstall", reinstall)
 
 
-def place(bench, what):
+def place(bench, kind):
     rows = {"sqlite": "ProcessControl", "postgresql": "{}.ProcessControl", "mssql": "{}.entry"}
     return rows[bench.engine.name].format(bench.schema)
 
@@ -179,7 +179,7 @@ def answers(**texts):
         monkeypatch.setattr(
             Session,
             "rows",
-            lambda self, asked, *p, **w: texts[asked] if asked in texts else right(self, asked, *p, **w),
+            lambda self, query, *p, **w: texts[query] if query in texts else right(self, query, *p, **w),
         )
 
     return seed
@@ -191,10 +191,10 @@ def changing(name, first, then):
     def seed(monkeypatch, engine):
         right, asked_before = Session.rows, []
 
-        def rows(self, asked, *parameters, **words):
-            if asked != name:
-                return right(self, asked, *parameters, **words)
-            asked_before.append(asked)
+        def rows(self, query, *parameters, **words):
+            if query != name:
+                return right(self, query, *parameters, **words)
+            asked_before.append(query)
             return first if len(asked_before) == 1 else then
 
         monkeypatch.setattr(Session, "rows", rows)
@@ -212,16 +212,16 @@ def measured(name, value):
 
 
 def unnoticed_reset(monkeypatch, engine):
-    said = {"same": True, "between": -1, "after": 0, "renewed": 0}
-    monkeypatch.setattr(Child, "expect", lambda self, event, *more: said)
+    answer = {"same": True, "between": -1, "after": 0, "renewed": 0}
+    monkeypatch.setattr(Child, "expect", lambda self, event, *more: answer)
 
 
 def values_that_change(monkeypatch, engine):
-    seen = []
+    calls = []
 
     def values(session, expressions):
-        seen.append(expressions)
-        return [len(seen)]
+        calls.append(expressions)
+        return [len(calls)]
 
     monkeypatch.setattr(checks.calling, "_values", values)
 
@@ -229,10 +229,10 @@ def values_that_change(monkeypatch, engine):
 def lost_guard_in_snapshots(monkeypatch, engine):
     right = Session.rows
 
-    def rows(self, asked, *parameters, **words):
-        if asked == "old_snapshot":
+    def rows(self, query, *parameters, **words):
+        if query == "old_snapshot":
             right(self, "unguard")
-        return right(self, asked, *parameters, **words)
+        return right(self, query, *parameters, **words)
 
     monkeypatch.setattr(Session, "rows", rows)
 
@@ -240,10 +240,10 @@ def lost_guard_in_snapshots(monkeypatch, engine):
 def no_role_in_a_role(monkeypatch, engine):
     right = Session.rows
 
-    def rows(self, asked, *parameters, **words):
-        if asked == "add_member" and words["user"].endswith("_xg"):
+    def rows(self, query, *parameters, **words):
+        if query == "add_member" and words["user"].endswith("_xg"):
             return []
-        return right(self, asked, *parameters, **words)
+        return right(self, query, *parameters, **words)
 
     monkeypatch.setattr(Session, "rows", rows)
 
@@ -476,9 +476,9 @@ def schema_of(process):
 
 def in_the_hammer(process):
     """Wait until its own processes are at work."""
-    ours = psutil.Process(process.pid)
-    until(lambda: len(ours.children()) >= 3 or process.poll() is not None, "the processes of the hammer")
-    return ours.children()
+    parent = psutil.Process(process.pid)
+    until(lambda: len(parent.children()) >= 3 or process.poll() is not None, "the processes of the hammer")
+    return parent.children()
 
 
 def await_ends(children):
@@ -550,13 +550,13 @@ def test_children_end_with_a_certification_that_is_killed(database):
     process.kill()
     process.wait()
     await_ends(children)
-    left = Bench(database.url, {}, WISHES, schema=schema)
+    leftover = Bench(database.url, {}, WISHES, schema=schema)
     if database.engine == "sqlite":
-        left.remove()
+        leftover.remove()
         (folder,) = remains(database, schema)
         shutil.rmtree(os.path.join(os.path.dirname(database.url.removeprefix("sqlite:///")), folder))
     else:
-        assert left.remove() == ""
+        assert leftover.remove() == ""
     assert remains(database, schema) == []
 
 

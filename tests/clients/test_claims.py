@@ -245,12 +245,12 @@ HOSTILE = {
 
 def listed():
     """(routine, parameters) → (roles, kinds)."""
-    found = {}
+    claims = {}
     for line in ROUTINES.replace("\n    ", " ").strip().splitlines():
         name, roles, parameters = (part.strip() for part in line.split("|"))
         pairs = [pair.split(":") for pair in parameters.split()]
-        found[name, tuple(parameter for parameter, _ in pairs)] = roles, [kind for _, kind in pairs]
-    return found
+        claims[name, tuple(parameter for parameter, _ in pairs)] = roles, [kind for _, kind in pairs]
+    return claims
 
 
 def in_catalogue(connection):
@@ -265,7 +265,7 @@ def in_catalogue(connection):
         """
     ).fetchall()
     letters = {role: letter for letter, role in ROLES.items()}
-    found = {}
+    routines = {}
     for name, procedure, names, modes, types, grantees in rows:
         roles = {letters[grantee] for grantee in grantees if grantee in letters}
         if roles:
@@ -279,18 +279,18 @@ def in_catalogue(connection):
                 for parameter, mode in zip(names or [], modes or [], strict=False)
                 if procedure and mode == "b"
             ]
-            found[name, tuple(parameter for parameter, _ in parameters)] = (
+            routines[name, tuple(parameter for parameter, _ in parameters)] = (
                 roles,
                 [kind for _, kind in parameters],
                 [answer for answer in answers if answer in ANSWERS] if procedure else None,
             )
-    return found
+    return routines
 
 
 def test_every_routine_and_parameter_is_listed(database):
     with database.raw() as connection:
-        there, known = in_catalogue(connection), listed()
-    assert {key: roles for key, (roles, _, _) in there.items()} == {
+        installed, known = in_catalogue(connection), listed()
+    assert {key: roles for key, (roles, _, _) in installed.items()} == {
         key: set(roles) for key, (roles, _) in known.items()
     }
     assert {kind for _, kinds in known.values() for kind in kinds} <= HOSTILE.keys()
@@ -415,13 +415,13 @@ OWNED = {
 
 def owned(connection, victims):
     """Return all rows of other logins, and the settings."""
-    found = {}
+    owned_rows = {}
     for table, (condition, columns) in OWNED.items():
         for victim in victims:
-            given = {"user": victim.user}
-            rows = connection.execute(f"SELECT {columns} FROM sqlsem.{table} WHERE {condition}", given).fetchall()
-            found[table, victim.user] = sorted(map(repr, rows))
-    return found
+            parameters = {"user": victim.user}
+            rows = connection.execute(f"SELECT {columns} FROM sqlsem.{table} WHERE {condition}", parameters).fetchall()
+            owned_rows[table, victim.user] = sorted(map(repr, rows))
+    return owned_rows
 
 
 @pytest.fixture
@@ -454,7 +454,7 @@ def call(connection, answers, routine, parameters, types, values):
     """Return None if the call succeeded, else the error. A long wait is cancelled. ``answers``: output parameters of a
     procedure.
     """
-    given = sql.SQL(", ").join(
+    arguments = sql.SQL(", ").join(
         [
             *(
                 sql.SQL("{} => %s::" + kind).format(sql.Identifier(parameter))
@@ -465,7 +465,7 @@ def call(connection, answers, routine, parameters, types, values):
     )
     statement = sql.SQL("SELECT {}({})" if answers is None else "CALL {}({})")
     try:
-        connection.execute(statement.format(sql.Identifier("sqlsem", routine), given), values)
+        connection.execute(statement.format(sql.Identifier("sqlsem", routine), arguments), values)
     except psycopg.Error as exc:
         return exc
     return None
@@ -497,18 +497,18 @@ def test_no_argument_changes_rows_of_another_login(login, database, victims, nam
     wrong, count = [], 0
     with database.raw() as owner:
         routines = in_catalogue(owner)
-        mine = Party(login(ROLES[role]), owner, str(name(f"mine-{role}")), role)
+        caller = Party(login(ROLES[role]), owner, str(name(f"mine-{role}")), role)
         stranger = login().raw()
-        with contextlib.closing(mine.connection), contextlib.closing(stranger):
+        with contextlib.closing(caller.connection), contextlib.closing(stranger):
             for (routine, parameters), (roles, types, answers) in sorted(routines.items(), key=repr):
                 if role not in roles:
                     continue
                 kinds = known[routine, parameters][1]
-                mine.connection.execute("SET statement_timeout = '10s'")
-                mine.begin()
-                mine.connection.execute("SET statement_timeout = '100ms'")
-                mine.connection.execute("SET lock_timeout = '50ms'")
-                usual = [mine.named(kind)[0] for kind in kinds]
+                caller.connection.execute("SET statement_timeout = '10s'")
+                caller.begin()
+                caller.connection.execute("SET statement_timeout = '100ms'")
+                caller.connection.execute("SET lock_timeout = '50ms'")
+                usual = [caller.named(kind)[0] for kind in kinds]
                 tries = [usual]
                 for number, kind in enumerate(kinds):
                     others = [value for victim in victims for value in victim.named(kind)]
@@ -520,7 +520,7 @@ def test_no_argument_changes_rows_of_another_login(login, database, victims, nam
                 before, told = owned(owner, victims), set()
                 for values in tries:
                     count += 1
-                    error = call(mine.connection, answers, routine, parameters, types, values)
+                    error = call(caller.connection, answers, routine, parameters, types, values)
                     if error is None or in_words(error) or error.sqlstate in LEFT_TO_TABLES.get(routine, ()):
                         continue
                     if error.sqlstate not in told:

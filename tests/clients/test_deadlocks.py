@@ -69,14 +69,14 @@ class Caller:
 
 @pytest.fixture
 def caller(database, name):
-    made = []
+    callers = []
 
     def caller(**options):
-        made.append(Caller(database, **options))
-        return made[-1]
+        callers.append(Caller(database, **options))
+        return callers[-1]
 
     yield caller
-    for opened in made:
+    for opened in callers:
         opened.connection.close()
     until(lambda: database.rows("SELECT sqlsem.reap()") and not database.queue(name), "an empty queue")
 
@@ -195,16 +195,16 @@ def test_only_its_own_login_may_ask(caller, login, database, name):
     member = database.rows(
         "SELECT member_id FROM {table} WHERE resource_id = ? ORDER BY queue_position DESC", name("a")
     )[0][0]
-    found = other.connection.execute("SELECT * FROM sqlsem.find_deadlock(%s)", (member,)).fetchall()
-    assert found == []
+    rows = other.connection.execute("SELECT * FROM sqlsem.find_deadlock(%s)", (member,)).fetchall()
+    assert rows == []
     assert second.done()[0] == -3
     other.connection.close()
 
 
 def test_users_can(database, login, name):
     """The search for deadlocks needs no more rights than acquire."""
-    mine = login("sqlsem_user")
-    first, second = Caller(mine, database), Caller(mine, database)
+    user = login("sqlsem_user")
+    first, second = Caller(user, database), Caller(user, database)
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
     second.start(name("a"))
@@ -223,11 +223,11 @@ def test_a_session_and_python_the_session_is_younger(caller, connect, database, 
     with coordinator.mutex(name("a")) as grant:
         assert session.acquire(name("b"))[0] == 0
         held = database.queue(name("b"))[0][0]
-        had = threading.Event()
+        granted = threading.Event()
 
         def want():
             with coordinator.mutex(name("b")):
-                had.set()
+                granted.set()
 
         # (Another thread of the same process would be another owner.)
         done = []
@@ -242,7 +242,7 @@ def test_a_session_and_python_the_session_is_younger(caller, connect, database, 
         other.start()
         want()
         other.join()
-        assert had.is_set()
+        assert granted.is_set()
         assert done == [(-3, None, None)]
         (text,) = session.notices
         assert f"session {session.pid} (postgres) holds '{name('b')}' at {held}, waits for '{name('a')}' at" in text

@@ -68,16 +68,16 @@ class Agent(Child):
             self.process.stdin.write("\t".join(f"{key}={value}" for key, value in command.items()) + "\n")
             self.process.stdin.flush()
 
-    def do(self, what: str, expected: str, **fields: Any) -> dict[str, Any]:
+    def do(self, command: str, expected: str, **fields: Any) -> dict[str, Any]:
         """Send a command, and check and return its answer."""
-        self.send(do=what, **fields)
+        self.send(do=command, **fields)
         return self.expect(expected)
 
-    def fails(self, what: str, error: str, *words: str, **fields: Any) -> str:
+    def fails(self, command: str, error: str, *words: str, **fields: Any) -> str:
         """Send a command that must fail with this error and these words; return the message."""
-        found = self.do(what, "failed", **fields)
-        assert found["error"] == error, found
-        message = str(found["message"])
+        answer = self.do(command, "failed", **fields)
+        assert answer["error"] == error, answer
+        message = str(answer["message"])
         for word in words:
             assert word in message
         return message
@@ -108,7 +108,7 @@ def style(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make_agent(database: Database, style: str, request: pytest.FixtureRequest) -> Iterator[Callable[[], Agent]]:
-    made: list[Agent] = []
+    agents: list[Agent] = []
     lacks = LACKS[database.engine]
     if lacks:  # for a test that is marked for this engine alone
         pytest.skip(f".NET needs {lacks}")
@@ -123,12 +123,12 @@ def make_agent(database: Database, style: str, request: pytest.FixtureRequest) -
     program = request.getfixturevalue("core_program") if core else ["mono", str(request.getfixturevalue("program"))]
 
     def make() -> Agent:
-        made.append(Agent(program, provider, text, database.schema, style))
-        made[-1].expect("ready")
-        return made[-1]
+        agents.append(Agent(program, provider, text, database.schema, style))
+        agents[-1].expect("ready")
+        return agents[-1]
 
     yield make
-    for agent in made:
+    for agent in agents:
         agent.close()
 
 
@@ -150,13 +150,15 @@ def python(spawn: Callable[..., Child]) -> Callable[[], Child]:
 # -- together with Python -------------------------------------------------------------------------------------------
 
 
-def stays(events: list[dict[str, Any]], resource: str, limit: int, access: str, who: str) -> list[Stay]:
+def stays(events: list[dict[str, Any]], resource: str, limit: int, access: str, holder: str) -> list[Stay]:
     """Return the stays that a process reported."""
-    found = []
+    stays_of_holder = []
     for first, second in zip(events[::2], events[1::2], strict=True):
         assert (first["event"], second["event"]) == ("granted", "released"), (first, second)
-        found.append(Stay(resource, first["position"], first["at"], second["left"], access, limit=limit, who=who))
-    return found
+        stays_of_holder.append(
+            Stay(resource, first["position"], first["at"], second["left"], access, limit=limit, who=holder)
+        )
+    return stays_of_holder
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("limit", 3), ("limit", 1), ("readwrite", 1)], ids=str)
@@ -165,26 +167,26 @@ def test_dotnet_and_python_share_a_queue(make_agent, python, name, kind, limit):
     children = [python() for _ in range(3)]
     rounds, seconds = 4, 0.05
     access = ["write"] * 3 if kind == "limit" else ["read", "read", "write"]
-    for agent, how in zip(agents, access, strict=True):
+    for agent, mode in zip(agents, access, strict=True):
         agent.send(
-            do="work", name=name, kind="limit" if kind == "limit" else how, limit=limit, rounds=rounds, seconds=seconds
+            do="work", name=name, kind="limit" if kind == "limit" else mode, limit=limit, rounds=rounds, seconds=seconds
         )
         agent.send(do="end")
-    for child, how in zip(children, access, strict=True):
-        lock = {"kind": "limit", "name": name, "limit": limit} if kind == "limit" else {"kind": how, "name": name}
+    for child, mode in zip(children, access, strict=True):
+        lock = {"kind": "limit", "name": name, "limit": limit} if kind == "limit" else {"kind": mode, "name": name}
         for _ in range(rounds):
             child.send(do="work", lock=lock, seconds=seconds)
         child.send(do="end")
-    found = []
-    for agent, how in zip(agents, access, strict=True):
-        found += stays(agent.rest(), name, limit, how, "C#")
-    for child, how in zip(children, access, strict=True):
-        found += stays([entry for entry in child.rest() if entry["event"] != "end"], name, limit, how, "Python")
-    assert check_history(found) == 6 * rounds
+    recorded = []
+    for agent, mode in zip(agents, access, strict=True):
+        recorded += stays(agent.rest(), name, limit, mode, "C#")
+    for child, mode in zip(children, access, strict=True):
+        recorded += stays([entry for entry in child.rest() if entry["event"] != "end"], name, limit, mode, "Python")
+    assert check_history(recorded) == 6 * rounds
     if kind == "limit":
-        assert overlap(found) == limit
+        assert overlap(recorded) == limit
     else:
-        assert overlap([stay for stay in found if stay.access == "write"]) == 1
+        assert overlap([stay for stay in recorded if stay.access == "write"]) == 1
 
 
 def test_order_of_asking_across_languages(agent, make_agent, python, name, connect):
@@ -328,13 +330,13 @@ def test_a_session_that_ended_is_told(agent, database, connect, name):
         f"SELECT pg_terminate_backend(backend_pid) FROM {database.beside('member')} WHERE member_id = ?",
         entry.member_id,
     )
-    found = agent.do("check", "failed")
-    assert found["error"] in ("SqlSemLostException", "SqlSemUnavailableException"), found
+    answer = agent.do("check", "failed")
+    assert answer["error"] in ("SqlSemLostException", "SqlSemUnavailableException"), answer
     agent.send(do="dispose")  # through a new session
     assert agent.expect("trouble")["error"] == "SqlSemLostException"
     assert agent.expect("disposed")["ended"] is True
     assert database.queue(name) == []
-    assert "lost" in found["message"] or "not held" in found["message"]
+    assert "lost" in answer["message"] or "not held" in answer["message"]
     agent.do("open", "opened")
     agent.do("acquire", "granted", name=name)
     agent.do("release", "released")
@@ -360,10 +362,10 @@ def test_timeout(agent, database, connect, taken, name):
     assert time.monotonic() - began >= 0.4, message
     assert len(database.queue(name)) == 1
     assert connect().admin.history(name)[0].outcome == "timeout"
-    found = agent.do("acquire", "failed", name=name, timeout=0)
-    assert found["error"] == "SqlSemTimeoutException"
-    assert found["holders"] == 1
-    assert ", held by " in found["message"]
+    answer = agent.do("acquire", "failed", name=name, timeout=0)
+    assert answer["error"] == "SqlSemTimeoutException"
+    assert answer["holders"] == 1
+    assert ", held by " in answer["message"]
     agent.do("acquire", "timeout", kind="try", name=name)
     agent.do("acquire", "timeout", kind="try", name=name, timeout=0.1)
     assert len(database.queue(name)) == 1
@@ -377,14 +379,14 @@ def test_timeout(agent, database, connect, taken, name):
 def test_cancellation(agent, database, connect, taken, name, lease):
     words = {} if lease is None else {"lease": lease}
     began = time.monotonic()
-    found = agent.do("acquire", "failed", name=name, cancel=0.3, **words)
-    assert "Canceled" in found["error"], found
+    answer = agent.do("acquire", "failed", name=name, cancel=0.3, **words)
+    assert "Canceled" in answer["error"], answer
     assert 0.3 <= time.monotonic() - began < 30
     assert len(database.queue(name)) == 1
     # (On a slow machine the cancellation comes before there is a row.)
     assert {hold.outcome for hold in connect().admin.history(name)} <= {"cancelled", "released"}
-    found = agent.do("acquire", "failed", name=name("other"), cancel=0, **words)
-    assert "Canceled" in found["error"], found
+    answer = agent.do("acquire", "failed", name=name("other"), cancel=0, **words)
+    assert "Canceled" in answer["error"], answer
     assert database.queue(name("other")) == []
 
 
@@ -393,10 +395,10 @@ def test_taken_out_of_the_queue_while_waiting(agent, connect, taken, name):
     operator = connect()
     waiting = until(lambda: [entry for entry in operator.admin.entries(name) if entry.state == "waits"])
     assert operator.admin.revoke(waiting[0].position)
-    found = agent.expect("failed")
-    assert found["error"] == "SqlSemLostException"
-    assert name in found["message"]
-    assert "ask again" in found["message"]
+    answer = agent.expect("failed")
+    assert answer["error"] == "SqlSemLostException"
+    assert name in answer["message"]
+    assert "ask again" in answer["message"]
 
 
 @pytest.mark.engines("postgresql")
@@ -471,8 +473,8 @@ def test_bad_requests(agent, database, name):
         {"name": name, "lease": 0.5},
         {"name": name, "timeout": -2},
     ):
-        found = agent.do("acquire", "failed", **words)
-        assert found["error"] in ("ArgumentException", "ArgumentOutOfRangeException"), (words, found)
+        answer = agent.do("acquire", "failed", **words)
+        assert answer["error"] in ("ArgumentException", "ArgumentOutOfRangeException"), (words, answer)
     assert database.queue(name) == []
 
 
@@ -502,13 +504,13 @@ def test_a_lock_is_had_again_on_the_same_connection(agent, name, connect):
 
 def test_a_lock_that_was_taken_away_is_told(agent, connect, name):
     operator = connect()
-    for what in ("check", "release", "renew"):
+    for command in ("check", "release", "renew"):
         position = agent.do("acquire", "granted", name=name)["position"]
         agent.do("check", "held")
         assert operator.admin.revoke(position, force=True)
-        message = agent.fails(what, "SqlSemLostException", name, str(position), "roll back")
+        message = agent.fails(command, "SqlSemLostException", name, str(position), "roll back")
         assert "operator" in message
-        if what != "release":
+        if command != "release":
             agent.send(do="dispose")
             assert agent.expect("trouble")["error"] == "SqlSemLostException"
             agent.expect("disposed")
@@ -630,8 +632,8 @@ def test_a_lease_leaves_no_member(agent, database, name):
 
 def test_tables_that_are_not_there(agent, name):
     agent.fails("acquire", "SqlSemSchemaException", name, "sqlsem init", "schema nowhere", name=name, schema="nowhere")
-    found = agent.do("acquire", "failed", name=name, schema="no where")
-    assert (found["error"], "plain identifier" in found["message"]) == ("ArgumentException", True)
+    answer = agent.do("acquire", "failed", name=name, schema="no where")
+    assert (answer["error"], "plain identifier" in answer["message"]) == ("ArgumentException", True)
 
 
 def test_a_connection_that_is_not_open(agent, name):
@@ -677,12 +679,12 @@ public static class Examples
 @pytest.mark.engines("postgresql")
 def test_documented_examples_compile(make_agent, tmp_path):
     page = dotnet.CLIENT.parents[2] / "docs" / "cross-language.md"
-    found = re.findall(r"^```csharp\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(found) >= 6
-    kinds = ["async Task" if "await " in example else "void" for example in found]
+    examples = re.findall(r"^```csharp\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(examples) >= 6
+    kinds = ["async Task" if "await " in example else "void" for example in examples]
     methods = [
         f"public static {kind} Example{n}(DbConnection connection)\n{{\n{example}}}\n"
-        for n, (kind, example) in enumerate(zip(kinds, found, strict=True))
+        for n, (kind, example) in enumerate(zip(kinds, examples, strict=True))
     ]
     source = tmp_path / "Examples.cs"
     source.write_text(EXAMPLES + "\n".join(methods) + "}\n", encoding="utf-8")

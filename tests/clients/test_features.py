@@ -29,15 +29,15 @@ def empty(engine_name, request):
         server, name = request.getfixturevalue("postgres_server"), random_name()
         with psycopg.connect(server.url(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
-        made = Database("postgresql", server.url(name), {"schema": name}, server)
+        database = Database("postgresql", server.url(name), {"schema": name}, server)
     else:
-        made = Database("mssql", request.getfixturevalue("database").url, {"schema": random_name()})
-    yield made
-    remove(made)
+        database = Database("mssql", request.getfixturevalue("database").url, {"schema": random_name()})
+    yield database
+    remove(database)
     if engine_name == "postgresql":
         with psycopg.connect(server.url(), autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-            for role in roles_of(made, connection.execute("SELECT rolname FROM pg_roles").fetchall()):
+            for role in roles_of(database, connection.execute("SELECT rolname FROM pg_roles").fetchall()):
                 connection.execute(f"DROP ROLE {name}_{role}")
 
 
@@ -270,38 +270,38 @@ def command(database, *words):
 
 def refused(database, feature):
     """Every use of a missing feature names the command that adds it, and leaves nothing behind."""
-    wanted = f"with: sqlsem init --add {feature}$"
+    pattern = f"with: sqlsem init --add {feature}$"
     name = random_name()
     with contextlib.closing(database.coordinator()) as coordinator:
         for use in using(coordinator, feature, name):
-            with pytest.raises(SchemaError, match=wanted):
+            with pytest.raises(SchemaError, match=pattern):
                 use()
         with coordinator.mutex(name):
             pass
     assert database.queue("") == []
     if feature in COMMANDS:
         result = command(database, *COMMANDS[feature])
-        assert re.search(wanted, result.output.strip()), result.output
+        assert re.search(pattern, result.output.strip()), result.output
         assert result.exit_code == 78
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_feature_alone_works_and_the_others_are_refused(empty, feature):
     empty.install(only=(feature,))
-    there = chosen([feature])
-    found, roles = catalogue(empty)
+    installed = chosen([feature])
+    objects, roles = catalogue(empty)
     everything, _ = made_and_named(empty.engine, sql.ALL)
-    made, _ = made_and_named(empty.engine, there)
-    assert found & lower(everything) == lower(made) - {"number_bare_row"} | (found & {"number_bare_row"})
-    assert roles - {"locks"} == {role for name in there for role in FEATURES[name].roles}
+    created, _ = made_and_named(empty.engine, installed)
+    assert objects & lower(everything) == lower(created) - {"number_bare_row"} | (objects & {"number_bare_row"})
+    assert roles - {"locks"} == {role for name in installed for role in FEATURES[name].roles}
     for name in FEATURES:
-        if name in there:
+        if name in installed:
             run(empty, name)
         else:
             refused(empty, name)
     # Every upgrade by `sqlsem init` does this: it keeps the installed features.
     empty.install()
-    assert catalogue(empty) == (found, roles)
+    assert catalogue(empty) == (objects, roles)
 
 
 @pytest.mark.parametrize("first", ["locks", "operate", "rates"])
@@ -350,9 +350,9 @@ def test_commands_name_installed_features(empty):
     assert "tasks.sql" in dry.output
     assert "batches.sql" not in dry.output
     assert command(empty, "init", "--only", "queue").exit_code == 0
-    told = command(empty, "init", "--add", "batches,once", "--dry-run").output
-    assert "adding: once, batches\n" in told
-    assert "schema-1.sql (once, batches), routines.sql" in told
+    output = command(empty, "init", "--add", "batches,once", "--dry-run").output
+    assert "adding: once, batches\n" in output
+    assert "schema-1.sql (once, batches), routines.sql" in output
     doctor = " ".join(command(empty, "doctor").output.split())  # lines are as long as the screen is wide
     assert "features locks, rates, queue; not installed: operate, priorities, " in doctor, doctor
     assert command(empty, "init", "--only", "lock").exit_code == 64

@@ -137,11 +137,11 @@ def test_a_guarded_table_that_becomes_a_partition(database, connect, partitioned
     coordinator = connect()
     database.rows(f"ALTER TABLE {partitioned} ATTACH PARTITION {guarded} FOR VALUES FROM (20) TO (30)")
     try:
-        (found,) = [table for table in coordinator.admin.guarded_tables() if table.table in guarded]
-        assert "it can be written through" in found.problem
+        (table_found,) = [table for table in coordinator.admin.guarded_tables() if table.table in guarded]
+        assert "it can be written through" in table_found.problem
         assert coordinator.admin.guard_table(partitioned, name) == 4
-        (found,) = [table for table in coordinator.admin.guarded_tables() if table.table.startswith(name)]
-        assert (found.table, found.problem) == (f"{name} Parts", None)
+        (table_found,) = [table for table in coordinator.admin.guarded_tables() if table.table.startswith(name)]
+        assert (table_found.table, table_found.problem) == (f"{name} Parts", None)
     finally:
         database.rows(f"ALTER TABLE {partitioned} DETACH PARTITION {guarded}")
 
@@ -286,44 +286,46 @@ FORGED = [
 def test_another_logins_grant_cannot_be_named(database, guarded, user, login, name, text):
     """Whatever settings a login makes, it can only use a grant of its own login, which it may do anyway."""
     other = login("sqlsem_user")
-    with user.raw() as mine, other.raw(autocommit=False) as theirs, database.raw() as owner:
+    with user.raw() as connection, other.raw(autocommit=False) as other_connection, database.raw() as owner:
         owner.execute(f"GRANT ALL ON {guarded} TO PUBLIC")
-        position = mine.execute("CALL sqlsem.acquire(%s, requesting_id => 'me')", (name,)).fetchone()[1]
+        position = connection.execute("CALL sqlsem.acquire(%s, requesting_id => 'me')", (name,)).fetchone()[1]
         (member,) = owner.execute(
             "SELECT member_id FROM sqlsem.ProcessControl WHERE queue_position = %s", (position,)
         ).fetchone()
         for setting in ("sqlsem.sqlsem_pinned", "sqlsem.sqlsem_session"):
-            (number,) = theirs.execute("SELECT pg_current_xact_id()::text").fetchone()
+            (number,) = other_connection.execute("SELECT pg_current_xact_id()::text").fetchone()
             forged = text.format(position=position, number=number, member=member)
-            theirs.execute("SELECT set_config(%s, %s, true)", (setting, forged))
+            other_connection.execute("SELECT set_config(%s, %s, true)", (setting, forged))
             with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
-                write(theirs, guarded)
-            theirs.rollback()
+                write(other_connection, guarded)
+            other_connection.rollback()
         with pytest.raises(errors.InsufficientPrivilege):
-            theirs.execute("SELECT sqlsem.pin(%s, %s, 'me')", (name, position))
+            other_connection.execute("SELECT sqlsem.pin(%s, %s, 'me')", (name, position))
 
 
 def test_a_dead_owners_row_cannot_be_named_by_another_login(database, guarded, user, login, name):
     other = login("sqlsem_user")
     with database.raw() as owner:
         owner.execute(f"GRANT ALL ON {guarded} TO PUBLIC")
-    with user.raw(autocommit=False) as mine, other.raw(autocommit=False) as theirs:
+    with user.raw(autocommit=False) as connection, other.raw(autocommit=False) as other_connection:
         session = user.session(grace=0.1)
 
         member = session.register_member("host", 1, "test")
         (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
-        assert user.make_engine().pin(mine.cursor(), ticket)
+        assert user.make_engine().pin(connection.cursor(), ticket)
         session.close()
         with contextlib.closing(database.coordinator()) as operator:
             members = f"SELECT 1 FROM sqlsem.member WHERE member_id = {member}"
             until(lambda: operator.admin.reap() is not None and not database.rows(members), "the member is removed")
-        write(mine, guarded)
-        (note,) = mine.execute("SELECT current_setting('sqlsem.sqlsem_pinned')").fetchone()
-        theirs.execute("SELECT sqlsem.pin(%s, %s, 'me')", (name, ticket.position))
-        (number,) = theirs.execute("SELECT pg_current_xact_id()::text").fetchone()
-        theirs.execute("SELECT set_config('sqlsem.sqlsem_pinned', %s, true)", (f"{number} {note.partition(' ')[2]}",))
+        write(connection, guarded)
+        (note,) = connection.execute("SELECT current_setting('sqlsem.sqlsem_pinned')").fetchone()
+        other_connection.execute("SELECT sqlsem.pin(%s, %s, 'me')", (name, ticket.position))
+        (number,) = other_connection.execute("SELECT pg_current_xact_id()::text").fetchone()
+        other_connection.execute(
+            "SELECT set_config('sqlsem.sqlsem_pinned', %s, true)", (f"{number} {note.partition(' ')[2]}",)
+        )
         with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
-            write(theirs, guarded)
+            write(other_connection, guarded)
 
 
 def test_the_seals_secret_is_the_owners(user, login):
@@ -341,24 +343,24 @@ def test_guarding_needs_owner_and_user_role(database, user, login, name):
     schema = f"s{name}"
     with database.raw() as owner:
         owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of(user)}")
-    with user.raw() as mine, stranger.raw() as theirs, contextlib.closing(user.coordinator()) as coordinator:
-        mine.execute(f"CREATE TABLE {schema}.ledger (a integer)")
-        mine.execute(f"GRANT USAGE ON SCHEMA {schema} TO PUBLIC")
-        mine.execute(f"GRANT INSERT ON {schema}.ledger TO PUBLIC")
+    with user.raw() as owners, stranger.raw() as strangers, contextlib.closing(user.coordinator()) as coordinator:
+        owners.execute(f"CREATE TABLE {schema}.ledger (a integer)")
+        owners.execute(f"GRANT USAGE ON SCHEMA {schema} TO PUBLIC")
+        owners.execute(f"GRANT INSERT ON {schema}.ledger TO PUBLIC")
         with login("sqlsem_operator").raw() as operator:
             with pytest.raises(errors.InsufficientPrivilege, match="ledger"):
                 operator.execute(f"SELECT sqlsem.guard_table('{schema}.ledger', %s)", (name,))
         assert coordinator.admin.guard_table(f"{schema}.ledger", name) == 1
         with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
-            write(theirs, f"{schema}.ledger")
-        with coordinator.mutex(name) as grant, grant.session(mine):
-            write(mine, f"{schema}.ledger")
-            assert mine.execute("SELECT count(*) FROM sqlsem.guarded_tables()").fetchone()[0] >= 1
+            write(strangers, f"{schema}.ledger")
+        with coordinator.mutex(name) as grant, grant.session(owners):
+            write(owners, f"{schema}.ledger")
+            assert owners.execute("SELECT count(*) FROM sqlsem.guarded_tables()").fetchone()[0] >= 1
         with pytest.raises(sqlsem.ConfigurationError, match="cannot be guarded"):
             coordinator.admin.guard_table("sqlsem.member", name)
-        with contextlib.closing(stranger.coordinator()) as nobody:
+        with contextlib.closing(stranger.coordinator()) as no_users:
             with pytest.raises(sqlsem.ConfigurationError, match="permission denied"):
-                nobody.admin.guard_table(f"{schema}.ledger", name)
+                no_users.admin.guard_table(f"{schema}.ledger", name)
 
 
 def name_of(login):
@@ -452,23 +454,25 @@ def test_seal_is_valid_for_a_single_owner(database, guarded, user, login, name):
         owner.execute(f"GRANT ALL ON {guarded} TO PUBLIC")
     token = "sqlsem-" + "x" * 40
     first, second = user.session(), other.session(grace=0)
-    with user.raw(autocommit=False) as mine, other.raw(autocommit=False) as theirs:
+    with user.raw(autocommit=False) as connection, other.raw(autocommit=False) as other_connection:
         giver, taker = first.register_member("host", 1, "giver"), second.register_member("host", 2, "taker")
         (ticket,) = first.register(giver, "giver", "giver", f"{name}-uid", [Request(name)], False)
-        assert user.make_engine().pin(mine.cursor(), ticket)
-        (note,) = mine.execute("SELECT current_setting('sqlsem.sqlsem_pinned')").fetchone()
-        mine.rollback()
-        to = theirs.execute("SELECT session_user::text").fetchone()[0]
+        assert user.make_engine().pin(connection.cursor(), ticket)
+        (note,) = connection.execute("SELECT current_setting('sqlsem.sqlsem_pinned')").fetchone()
+        connection.rollback()
+        to = other_connection.execute("SELECT session_user::text").fetchone()[0]
         assert first.hand_over(giver, [ticket], token, 60.0, to)
-        ((_, taken),) = second.adopt(taker, "taker", "taker", f"{name}-other", token)
-        assert other.make_engine().pin(theirs.cursor(), taken)
-        write(theirs, guarded)
+        ((_, adopted),) = second.adopt(taker, "taker", "taker", f"{name}-other", token)
+        assert other.make_engine().pin(other_connection.cursor(), adopted)
+        write(other_connection, guarded)
         second.close()  # its process dies, and its transaction goes on
         with contextlib.closing(database.coordinator()) as operator:
             members = f"SELECT 1 FROM sqlsem.member WHERE member_id = {taker}"
             until(lambda: operator.admin.reap() is not None and not database.rows(members), "the member is removed")
-        (number,) = mine.execute("SELECT pg_current_xact_id()::text").fetchone()
-        mine.execute("SELECT set_config('sqlsem.sqlsem_pinned', %s, true)", (f"{number} {note.partition(' ')[2]}",))
+        (number,) = connection.execute("SELECT pg_current_xact_id()::text").fetchone()
+        connection.execute(
+            "SELECT set_config('sqlsem.sqlsem_pinned', %s, true)", (f"{number} {note.partition(' ')[2]}",)
+        )
         with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
-            write(mine, guarded)
+            write(connection, guarded)
     first.close()

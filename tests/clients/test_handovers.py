@@ -68,16 +68,16 @@ def test_tables_do_not_reveal_tokens(three, login, name):
     with giver.mutex(name) as grant:
         token = grant.hand_over(to=name_of(other))
     with login("sqlsem_reader").raw() as connection:
-        (found,) = connection.execute(
+        (stored,) = connection.execute(
             "SELECT token_hash FROM sqlsem.handover WHERE queue_position = %s", (grant.position,)
         ).fetchall()
-        assert found == (hash_of(token),)
+        assert stored == (hash_of(token),)
         assert connection.execute(
             "SELECT count(*) FROM sqlsem.handover AS h WHERE h::text LIKE %s", (f"%{token}%",)
         ).fetchone() == (0,)
     with contextlib.closing(other.coordinator()) as taker:
         with pytest.raises(NotHeld, match="not known"):
-            taker.adopt(found[0])
+            taker.adopt(stored[0])
         taker.adopt(token).release()
 
 

@@ -49,25 +49,25 @@ def test_no_row_outlives_everybody(user, database, name):
 
 def test_pin_needs_ownership_of_the_row(user, login, database, name):
     other, operator = login("sqlsem_user"), login("sqlsem_operator")
-    with user.raw() as mine, other.raw(autocommit=False) as theirs, database.raw() as owner:
-        position = mine.execute("CALL sqlsem.acquire(%s, requesting_id => 'me')", (name,)).fetchone()[1]
+    with user.raw() as user_connection, other.raw(autocommit=False) as other_connection, database.raw() as owner:
+        position = user_connection.execute("CALL sqlsem.acquire(%s, requesting_id => 'me')", (name,)).fetchone()[1]
         pin = "SELECT sqlsem.pin(%s, %s, 'me')"
         with pytest.raises(errors.InsufficientPrivilege, match="may not keep it"):
-            theirs.execute(pin, (name, position))
-        theirs.rollback()
+            other_connection.execute(pin, (name, position))
+        other_connection.rollback()
         with operator.raw() as connection:
             assert connection.execute(pin, (name, position)).fetchone() == (True,)
         owner.execute(f"GRANT {name_of(user)} TO {name_of(other)}")
-        assert theirs.execute(pin, (name, position)).fetchone() == (True,)
+        assert other_connection.execute(pin, (name, position)).fetchone() == (True,)
         # The refused client's error names the session that keeps the lock.
         with operator.raw() as connection:
             connection.execute("SET lock_timeout = '200ms'")
             with pytest.raises(errors.LockNotAvailable) as caught:
                 connection.execute("SELECT sqlsem.revoke(%s, true)", (position,))
-            told = f"kept (assert_holding) by an open transaction: session {theirs.info.backend_pid} "
-            assert f"{told}(login {name_of(other)})" in str(caught.value)
-        theirs.rollback()
-        assert mine.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position)).fetchone() == (0,)
+            expected = f"kept (assert_holding) by an open transaction: session {other_connection.info.backend_pid} "
+            assert f"{expected}(login {name_of(other)})" in str(caught.value)
+        other_connection.rollback()
+        assert user_connection.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position)).fetchone() == (0,)
 
 
 @pytest.mark.parametrize("outcome", ["reaped", "upgraded", "gold", "", None])
@@ -94,13 +94,13 @@ def test_control_characters_are_refused_in_names(user, name, bad):
 
 def test_control_characters_are_written_out_in_warnings(user, name):
     with user.raw() as connection:
-        told = []
-        connection.add_notice_handler(lambda said: told.append(said.message_primary))
+        messages = []
+        connection.add_notice_handler(lambda notice: messages.append(notice.message_primary))
         for part in "ab":
             connection.execute("SELECT sqlsem.batch_part_start(%s, %s, 'a, b', 60)", (name, part))
         connection.execute("SELECT sqlsem.batch_part_failed(%s, 'a', %s)", (name, "\x1b]0;x\x07\r\nWARNING: \u202e"))
         connection.execute("SELECT sqlsem.batch_part_done(%s, 'b')", (name,))
-    assert told[-1].endswith(r"has failed: a (\u001b]0;x\u0007\u000d\u000aWARNING: \u202e)")
+    assert messages[-1].endswith(r"has failed: a (\u001b]0;x\u0007\u000d\u000aWARNING: \u202e)")
 
 
 def test_writes_after_a_release_are_durable(user, name):
@@ -145,11 +145,13 @@ def test_caps_on_grace_and_lease(user, database, name):
 
 
 def test_another_logins_batch_is_not_ended_early(user, login, name):
-    with user.raw() as mine, login("sqlsem_user").raw() as theirs:
-        first = mine.execute("SELECT sqlsem.batch_part_start(%s, 'a', 'a, b', 3600)", (name,)).fetchone()[0]
-        assert theirs.execute("SELECT sqlsem.batch_part_start(%s, 'b', 'a, b', 0.001)", (name,)).fetchone() == (first,)
-        mine.execute("SELECT sqlsem.batch_part_done(%s, 'a')", (name,))
-        assert theirs.execute("SELECT outcome FROM sqlsem.batch_part_done(%s, 'b')", (name,)).fetchone() == (
+    with user.raw() as connection, login("sqlsem_user").raw() as other_connection:
+        first = connection.execute("SELECT sqlsem.batch_part_start(%s, 'a', 'a, b', 3600)", (name,)).fetchone()[0]
+        assert other_connection.execute(
+            "SELECT sqlsem.batch_part_start(%s, 'b', 'a, b', 0.001)", (name,)
+        ).fetchone() == (first,)
+        connection.execute("SELECT sqlsem.batch_part_done(%s, 'a')", (name,))
+        assert other_connection.execute("SELECT outcome FROM sqlsem.batch_part_done(%s, 'b')", (name,)).fetchone() == (
             "succeeded",
         )
 
@@ -243,16 +245,16 @@ def test_schema_of_another_owner_is_refused(empty):
 
 
 @pytest.mark.parametrize(
-    "thing",
+    "definition",
     ["FUNCTION sqlsem.escape_control_chars(text) RETURNS text LANGUAGE sql AS 'SELECT $1'", "TABLE sqlsem.notes ()"],
 )
-def test_foreign_objects_in_the_schema_are_refused(empty, thing):
+def test_foreign_objects_in_the_schema_are_refused(empty, definition):
     villain = villain_of(empty)
     empty.rows("CREATE SCHEMA sqlsem")
     empty.rows(f"GRANT USAGE, CREATE ON SCHEMA sqlsem TO {name_of(villain)}")
     with pytest.raises(sqlsem.ConfigurationError, match=r"_villain may create things in schema sqlsem"):
         empty.install()
-    villain.rows(f"CREATE {thing}")
+    villain.rows(f"CREATE {definition}")
     empty.rows(f"REVOKE CREATE ON SCHEMA sqlsem FROM {name_of(villain)}")
     with pytest.raises(sqlsem.ConfigurationError, match=r"belongs to \w+_villain, and not to the owner"):
         empty.install()
@@ -260,13 +262,15 @@ def test_foreign_objects_in_the_schema_are_refused(empty, thing):
 
 def test_init_without_rights_names_the_missing_right(empty, login):
     stranger = login()
-    theirs = Database("postgresql", empty.server.url(name_of_database(empty), user=name_of(stranger)), {}, empty.server)
+    strangers_view = Database(
+        "postgresql", empty.server.url(name_of_database(empty), user=name_of(stranger)), {}, empty.server
+    )
     with pytest.raises(sqlsem.ConfigurationError, match="GRANT CREATE ON DATABASE") as caught:
-        theirs.install()
+        strangers_view.install()
     assert "sqlsem_user" not in str(caught.value)
     empty.install()
     with pytest.raises(sqlsem.ConfigurationError, match=r"belongs to|owner") as caught:
-        theirs.install()
+        strangers_view.install()
     assert "GRANT sqlsem_user" not in str(caught.value)
 
 
@@ -337,8 +341,8 @@ def test_reader_sees_dead_members_without_writing(orphan, login, database, name)
     )
     assert state_of(reader, name) == ("dead", True, 600.0)
     assert reader.rows("SELECT holding, waiting FROM sqlsem.resources() WHERE resource_id = ?", name) == [(1, 0)]
-    found = database.rows("SELECT missing_since FROM sqlsem.member WHERE member_id = ?", member)
-    assert found == [(None,)], "who looks changes nothing"
+    rows = database.rows("SELECT missing_since FROM sqlsem.member WHERE member_id = ?", member)
+    assert rows == [(None,)], "who looks changes nothing"
 
 
 def test_the_first_try_after_the_grace_gets_in(orphan, login, user, database, name):
@@ -350,10 +354,10 @@ def test_the_first_try_after_the_grace_gets_in(orphan, login, user, database, na
     with user.raw() as connection:
         assert connection.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == 0
         connection.execute("SELECT sqlsem.release(%s)", (name,))
-    gone = database.rows(
+    ended_rows = database.rows(
         "SELECT outcome, held < 0.3, host, pid, ended_by, queue_position FROM sqlsem.past(?, 1, 60, 0, 'reaped')", name
     )
-    assert gone == [("reaped", True, "h", 7, name_of(user), position)]
+    assert ended_rows == [("reaped", True, "h", 7, name_of(user), position)]
     assert database.rows("SELECT count(*) FROM sqlsem.past(?, 9, NULL, 3600)", name) == [(0,)]
 
 

@@ -75,8 +75,8 @@ def test_each_advisory_lock_is_in_the_table():
 
 def test_each_locked_table_is_in_the_table():
     texts = [sql.script("postgresql", name, schema="s") for name in (*sql.rerunnable("postgresql"), "client")]
-    found = {name.lower() for text in texts for name in re.findall(r"LOCK TABLE (?:s\.)?([\w%]+)", text)}
-    assert found == set(TABLES) | UPGRADED
+    locked = {name.lower() for text in texts for name in re.findall(r"LOCK TABLE (?:s\.)?([\w%]+)", text)}
+    assert locked == set(TABLES) | UPGRADED
 
 
 def test_each_kind_is_told_in_words():
@@ -123,9 +123,9 @@ def stranger(login):
 
 def keep(stranger, database, number, key, shared=False):
     """Have the stranger take a lock for as long as its session lives."""
-    how = "pg_advisory_lock_shared" if shared else "pg_advisory_lock"
+    function = "pg_advisory_lock_shared" if shared else "pg_advisory_lock"
     key = key & 0x7FFFFFFF if key > 0 else key  # numbers may go beyond 2^31 (lock_key); hashes do not
-    stranger.execute(f"SELECT {how}(%s::integer, %s::integer)", (class_of(database, number), key))
+    stranger.execute(f"SELECT {function}(%s::integer, %s::integer)", (class_of(database, number), key))
 
 
 def run(database, *arguments):
@@ -138,19 +138,19 @@ def assert_named(database, stranger, kind, resource=None):
     pid = stranger.info.backend_pid
     login_name = stranger.info.user
     with contextlib.closing(database.coordinator()) as coordinator:
-        (kept,) = [lock for lock in coordinator.admin.kept_locks() if lock.pid == pid]
-        assert (kept.kind, kept.login, kept.is_stranger) == (kind, login_name, True)
-        assert kept.seconds is None or kept.seconds >= 0
+        (kept_lock,) = [lock for lock in coordinator.admin.kept_locks() if lock.pid == pid]
+        assert (kept_lock.kind, kept_lock.login, kept_lock.is_stranger) == (kind, login_name, True)
+        assert kept_lock.seconds is None or kept_lock.seconds >= 0
         if resource is not None:
-            (kept,) = [lock for lock in coordinator.admin.kept_locks(resource) if lock.pid == pid]
-            assert kept.resource == resource
+            (kept_lock,) = [lock for lock in coordinator.admin.kept_locks(resource) if lock.pid == pid]
+            assert kept_lock.resource == resource
     ending = f"pg_terminate_backend({pid})"
     for arguments in (("ls",), ("why", resource or "nothing"), ("ls", resource or "nothing"), ("ls", "--json")):
-        _, told = run(database, *arguments)
-        assert login_name in told, (arguments, told)
-        assert ending in told, (arguments, told)
-    code, told = run(database, "doctor", "--json")
-    (check,) = [item for item in json.loads(told)["checks"] if item["name"] == "kept"]
+        _, output = run(database, *arguments)
+        assert login_name in output, (arguments, output)
+        assert ending in output, (arguments, output)
+    code, output = run(database, "doctor", "--json")
+    (check,) = [item for item in json.loads(output)["checks"] if item["name"] == "kept"]
     assert code == 1
     assert not check["ok"]
     assert login_name in check["detail"]
@@ -158,8 +158,8 @@ def assert_named(database, stranger, kind, resource=None):
 
 
 def test_doctor_is_content_where_no_lock_is_kept(database):
-    _, told = run(database, "doctor", "--json")
-    (check,) = [item for item in json.loads(told)["checks"] if item["name"] == "kept"]
+    _, output = run(database, "doctor", "--json")
+    (check,) = [item for item in json.loads(output)["checks"] if item["name"] == "kept"]
     assert check["ok"], check
 
 
@@ -173,10 +173,10 @@ def bounded(database):
 @pytest.mark.parametrize("shared", [False, True])
 def test_stranger_keeps_a_gate(database, user, stranger, name, shared):
     keep(stranger, database, 0, hashed(database, name), shared)
-    code, told = run(user, "run", "--mutex", str(name), "--timeout", "1", "--", "true")
+    code, output = run(user, "run", "--mutex", str(name), "--timeout", "1", "--", "true")
     assert code == 75
-    assert f"session {stranger.info.backend_pid} of login {stranger.info.user}" in told
-    assert "has just left" not in told
+    assert f"session {stranger.info.backend_pid} of login {stranger.info.user}" in output
+    assert "has just left" not in output
     with contextlib.closing(user.coordinator(grace=1)) as coordinator:
         with pytest.raises(sqlsem.Timeout, match=rf"session {stranger.info.backend_pid} of login"):
             with coordinator.mutex(name, timeout=1):
@@ -320,13 +320,13 @@ def test_gate_of_an_open_registration_is_named(database, user, name):
             "SELECT sqlsem.register(%s, 'me', NULL, 'u', false, %s, 'write', 1, 1, NULL)", (member, name)
         )
         pid = connection.info.backend_pid
-        code, told = run(user, "run", "--mutex", str(name), "--timeout", "1", "--", "true")
+        code, output = run(user, "run", "--mutex", str(name), "--timeout", "1", "--", "true")
         assert code == 75
-        assert f"session {pid} " in told
+        assert f"session {pid} " in output
         for arguments in (("why", str(name)), ("ls", str(name)), ("doctor",)):
-            _, told = run(database, *arguments)
-            assert f"pg_terminate_backend({pid})" in told.replace("\n", " "), (arguments, told)
-            assert "no role" not in told
+            _, output = run(database, *arguments)
+            assert f"pg_terminate_backend({pid})" in output.replace("\n", " "), (arguments, output)
+            assert "no role" not in output
         connection.rollback()
     with contextlib.closing(database.coordinator()) as coordinator:
         assert [lock for lock in coordinator.admin.kept_locks(str(name)) if lock.pid == pid] == []

@@ -30,19 +30,19 @@ def test_demo_mixed(database):
     done = run_demo("--url", database.url, "--schema", database.schema, "--turns", "3", "--seconds", "0.05")
     assert done.returncode == 0, done.stdout + done.stderr
     events = re.findall(r"^ *[\d.]+ s  (\S+(?: \d)?) +(in|out) +position (\d+)$", done.stdout, re.MULTILINE)
-    who = {"Python 1", "Python 2", "bare"}
+    actors = {"Python 1", "Python 2", "bare"}
     postgres = database.engine == "postgresql"
     if dotnet.lacks(odbc=postgres) is None:
-        who |= {"C# 1", "C# 2"}
+        actors |= {"C# 1", "C# 2"}
     else:
         assert "Left out: C# (it needs " in done.stdout
     if postgres and find_psql():
-        who.add("psql")
+        actors.add("psql")
     else:
         assert "Left out: psql (" in done.stdout
-    assert {actor for actor, _, _ in events} == who
-    assert len(events) == 2 * 3 * len(who)
-    assert f"{3 * len(who)} turns: never more than 3 inside" in done.stdout
+    assert {actor for actor, _, _ in events} == actors
+    assert len(events) == 2 * 3 * len(actors)
+    assert f"{3 * len(actors)} turns: never more than 3 inside" in done.stdout
     assert database.queue("demo-") == []
 
 
@@ -70,8 +70,8 @@ def test_demo_mixed_without_tables(database):
     ],
 )
 def test_judge(turns, wrong):
-    _, found = judge(turns, 2)
+    _, faults = judge(turns, 2)
     if wrong is None:
-        assert found == []
+        assert faults == []
     else:
-        assert any(wrong in fault for fault in found), found
+        assert any(wrong in fault for fault in faults), faults

@@ -16,13 +16,13 @@ def table():
     """Return the roles' rights to each routine on the page."""
     text = PAGE.read_text(encoding="utf-8").partition("\n| routines | ")[2].partition("\n\n")[0].splitlines()
     roles = [role.strip() for role in text[0].strip("|").split("|")]
-    found = {}
+    rows_by_routine = {}
     for line in text[2:]:
         names, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         assert len(cells) == len(roles), line
         for name in re.findall(r"`(\w+)`", names):
-            found[name] = {role: MAY[cell] for role, cell in zip(roles, cells, strict=True)}
-    return found
+            rows_by_routine[name] = {role: MAY[cell] for role, cell in zip(roles, cells, strict=True)}
+    return rows_by_routine
 
 
 @pytest.mark.engines("postgresql")

@@ -26,7 +26,7 @@ def signatures():
 
 def installed(database, name, procedure):
     """Return the parameters of a routine in the page's notation."""
-    found = database.rows(
+    rows = database.rows(
         "SELECT p.oid::integer, p.proargmodes::text[], p.proargnames, "
         "coalesce(p.proallargtypes, p.proargtypes)::oid[]::regtype[]::text[], "
         "p.pronargs, p.prosrc FROM pg_proc p WHERE pronamespace = 'sqlsem'::regnamespace AND proname = ? "
@@ -35,8 +35,8 @@ def installed(database, name, procedure):
         name,
         procedure,
     )
-    assert len(found) == 1, f"{name}: {len(found)} of it"
-    oid, modes, names, types, _, _ = found[0]
+    assert len(rows) == 1, f"{name}: {len(rows)} of it"
+    oid, modes, names, types, _, _ = rows[0]
     written = []
     for number, kind in enumerate(types):
         mode = modes[number] if modes else "i"
@@ -106,10 +106,10 @@ def test_the_examples_run(database, name):
                     assert row is None or row[0] == 0, text
                     position = row[1] if row else position
                     if row and "BEGIN" not in block[:5] and "try" in text:
-                        taken = position
+                        granted_position = position
                 elif row is not None:
                     assert row == (0,), text
                 if statement == "COMMIT":
-                    cursor.execute(f"SELECT sqlsem.release('{name('etl')}', {taken})")
+                    cursor.execute(f"SELECT sqlsem.release('{name('etl')}', {granted_position})")
         cursor.execute(f"SELECT sqlsem.release('{name('dim_customer')}')")
     assert database.queue(name) == []

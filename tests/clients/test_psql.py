@@ -18,11 +18,11 @@ WITH_LOCK = CLIENTS / "with-lock"
 
 
 def find_psql():
-    found = shutil.which("psql")
-    if found is None and support.have_postgres() and not os.environ.get("SQLSEM_TEST_POSTGRES"):
+    program = shutil.which("psql")
+    if program is None and support.have_postgres() and not os.environ.get("SQLSEM_TEST_POSTGRES"):
         path = support.postgres.binaries() / "psql"
-        found = str(path) if path.exists() else None
-    return found
+        program = str(path) if path.exists() else None
+    return program
 
 
 PSQL = find_psql()
@@ -163,12 +163,12 @@ def test_odd_names_are_only_names(database, start, tmp_path, name, evil):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_killed_the_lock_ends(database, start, name, how):
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_killed_the_lock_ends(database, start, name, signal_number):
     process = start(WITH_LOCK, name, "sh", "-c", "echo started; exec sleep 30")
     assert process.stdout.readline() == "started\n"
     began = time.monotonic()
-    process.send_signal(how)
+    process.send_signal(signal_number)
     with psycopg.connect(database.url, autocommit=True) as connection:
         code, _, _ = connection.execute("CALL sqlsem.acquire(%s, timeout_ms => 20000)", (name,)).fetchone()
         assert code in (0, 1)
@@ -189,12 +189,12 @@ def test_a_signal_while_it_waits(database, connect, start, name):
     assert database.queue(name) == []
 
 
-@pytest.mark.parametrize("how", ["session", "operator"])
-def test_the_command_is_ended_when_the_lock_is_lost(database, start, name, how):
+@pytest.mark.parametrize("cause", ["session", "operator"])
+def test_the_command_is_ended_when_the_lock_is_lost(database, start, name, cause):
     process = start(WITH_LOCK, name, "sh", "-c", "echo started; exec sleep 60")
     assert process.stdout.readline() == "started\n"
     ((position, _, _),) = database.queue(name)
-    if how == "session":
+    if cause == "session":
         database.rows(
             "SELECT pg_terminate_backend(m.backend_pid) FROM sqlsem.member m JOIN {table} t USING (member_id) "
             "WHERE queue_position = ?",
@@ -213,9 +213,9 @@ def test_three_at_a_time(database, start, tmp_path, name):
     loader.chmod(0o755)
     code, _, errors = done(start(CLIENTS / "three-at-a-time", loader, *"abcdefg"))
     assert (code, errors) == (0, "")
-    seen = [int(line) for line in (tmp_path / "seen").read_text().split()]
-    assert len(seen) == 7
-    assert 2 <= max(seen) <= 3
+    counts = [int(line) for line in (tmp_path / "seen").read_text().split()]
+    assert len(counts) == 7
+    assert 2 <= max(counts) <= 3
 
 
 def psql(start, database, *arguments):

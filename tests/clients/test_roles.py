@@ -37,17 +37,19 @@ def test_a_user_can_use_all_that_it_should(user, name):
             {"lease_seconds": 20.0},
             {"note": "why", "requesting_id": "me"},
         ):
-            given = ", ".join(f"{parameter} => %({parameter})s" for parameter in ("resource", *arguments))
+            parameters = ", ".join(f"{parameter} => %({parameter})s" for parameter in ("resource", *arguments))
             code, position, _ = connection.execute(
-                f"CALL sqlsem.acquire({given})", {"resource": name, **arguments}
+                f"CALL sqlsem.acquire({parameters})", {"resource": name, **arguments}
             ).fetchone()
             assert code == 0
-            who = arguments.get("requesting_id")
-            assert connection.execute("SELECT sqlsem.renew(%s, %s, %s)", (name, position, who)).fetchone() == (0,)
+            requester = arguments.get("requesting_id")
+            assert connection.execute("SELECT sqlsem.renew(%s, %s, %s)", (name, position, requester)).fetchone() == (0,)
             with connection.transaction():
-                connection.execute("CALL sqlsem.assert_holding(%s, %s, %s)", (name, position, who))
+                connection.execute("CALL sqlsem.assert_holding(%s, %s, %s)", (name, position, requester))
             assert connection.execute("SELECT state FROM sqlsem.status(%s)", (name,)).fetchall() == [("holds",)]
-            assert connection.execute("SELECT sqlsem.release(%s, %s, %s)", (name, position, who)).fetchone() == (0,)
+            assert connection.execute("SELECT sqlsem.release(%s, %s, %s)", (name, position, requester)).fetchone() == (
+                0,
+            )
         assert connection.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == 0
         with user.raw() as other:
             assert other.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == -1
@@ -141,12 +143,12 @@ def name_of_session(connection):
 
 def test_row_of_another_login_is_protected(database, user, login, name):
     other = login("sqlsem_user")
-    with user.raw() as mine, other.raw() as theirs:
+    with user.raw() as connection, other.raw() as other_connection:
         for lease in (None, 60.0):
-            position = mine.execute(
+            position = connection.execute(
                 "CALL sqlsem.acquire(%s, requesting_id => 'me', lease_seconds => %s)", (name, lease)
             ).fetchone()[1]
-            ((member, requester),) = theirs.execute(
+            ((member, requester),) = other_connection.execute(
                 "SELECT member_id, requesting_id FROM sqlsem.status(%s)", (name,)
             ).fetchall()
             assert requester == "me"
@@ -162,20 +164,20 @@ def test_row_of_another_login_is_protected(database, user, login, name):
                 ("SELECT sqlsem.reattach_member(%(member)s)", False),
             ):
                 values = {"name": name, "position": position, "member": member}
-                assert theirs.execute(text, values).fetchone() == (answer,), text
-            theirs.execute("SELECT sqlsem.deregister_member(%s)", (member,))
+                assert other_connection.execute(text, values).fetchone() == (answer,), text
+            other_connection.execute("SELECT sqlsem.deregister_member(%s)", (member,))
             with pytest.raises(errors.InsufficientPrivilege, match="another login"):
-                theirs.execute(
+                other_connection.execute(
                     "SELECT sqlsem.register(%s, 'me', NULL, %s, false, %s, 'write', 1, 1, NULL)", (member, name, name)
                 )
             assert [row[0] for row in database.queue(name)] == [position]
-            assert mine.execute("SELECT sqlsem.renew(%s, %s, 'me')", (name, position)).fetchone() == (0,)
-            assert mine.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position)).fetchone() == (0,)
+            assert connection.execute("SELECT sqlsem.renew(%s, %s, 'me')", (name, position)).fetchone() == (0,)
+            assert connection.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position)).fetchone() == (0,)
 
 
 def test_an_operator_takes_a_users_row(database, user, login, name):
-    with user.raw() as mine, login("sqlsem_operator").raw() as operator:
-        position = mine.execute("CALL sqlsem.acquire(%s)", (name,)).fetchone()[1]
+    with user.raw() as connection, login("sqlsem_operator").raw() as operator:
+        position = connection.execute("CALL sqlsem.acquire(%s)", (name,)).fetchone()[1]
         assert operator.execute("SELECT sqlsem.release(%s, %s)", (name, position)).fetchone() == (-1,)
         assert operator.execute("SELECT sqlsem.revoke(%s, true)", (position,)).fetchone() == (0,)
         assert database.queue(name) == []
@@ -193,8 +195,8 @@ def test_a_reader_looks_back_at_a_night(user, login, name):
 
 
 def test_a_reader_only_looks(user, login, name):
-    with user.raw() as mine, login("sqlsem_reader").raw() as reader:
-        mine.execute("CALL sqlsem.acquire(%s)", (name,))
+    with user.raw() as connection, login("sqlsem_reader").raw() as reader:
+        connection.execute("CALL sqlsem.acquire(%s)", (name,))
         assert reader.execute("SELECT state FROM sqlsem.status(%s)", (name,)).fetchone() == ("holds",)
         assert reader.execute(
             "SELECT count(*) FROM sqlsem.ProcessControl WHERE resource_id = %s", (name,)
@@ -213,8 +215,8 @@ def test_injection(user, name, quote):
             "CALL sqlsem.acquire(%(evil)s, note => %(evil)s, requesting_id => %(evil)s)", {"evil": evil}
         ).fetchone()
         assert code == 0
-        found = connection.execute("SELECT resource_id, note, requesting_id FROM sqlsem.status(%s)", (evil,)).fetchall()
-        assert found == [(evil, evil, evil)]
+        rows = connection.execute("SELECT resource_id, note, requesting_id FROM sqlsem.status(%s)", (evil,)).fetchall()
+        assert rows == [(evil, evil, evil)]
         with connection.transaction():
             connection.execute("CALL sqlsem.assert_holding(%s, %s, %s)", (evil, position, evil))
         assert connection.execute("SELECT sqlsem.renew(%s, %s, %s)", (evil, position, evil)).fetchone() == (0,)
@@ -320,20 +322,20 @@ def test_after_set_role_the_login_counts(database, login, name):
 def test_worker_role_manages_the_locks_of_its_tasks(database, login, connect, name):
     worker, boss = login("sqlsem_worker"), connect()
     queue = boss.queue(name)
-    with contextlib.closing(worker.coordinator(grace=3)) as theirs, worker.raw() as connection:
+    with contextlib.closing(worker.coordinator(grace=3)) as workers_locks, worker.raw() as connection:
         queue.put(Json("load"), locks=[sqlsem.mutex(name)])
-        with theirs.queue(name).try_claim() as task, connection.transaction():
+        with workers_locks.queue(name).try_claim() as task, connection.transaction():
             task.grant.assert_held(connection.cursor())
         with pytest.raises(errors.InsufficientPrivilege):
             connection.execute("CALL sqlsem.acquire(%s)", (name,))
         queue.put(Json("load"), locks=[sqlsem.mutex(name)])
-        with theirs.queue(name).try_claim() as task:
+        with workers_locks.queue(name).try_claim() as task:
             token = task.grant.hand_over()
         boss.adopt(token).release()
         queue.put(Json("load"), locks=[sqlsem.mutex(name)], on_failure="continue")
-        task = theirs.queue(name).try_claim()
+        task = workers_locks.queue(name).try_claim()
         boss.admin.revoke(task.grant.position)
-        theirs.client.member.heartbeat()  # which releases the revoked rows
+        workers_locks.client.member.heartbeat()  # which releases the revoked rows
         assert boss.admin.entries(name) == []
         with pytest.raises(sqlsem.LockLost), task:
             pass

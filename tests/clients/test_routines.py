@@ -90,14 +90,14 @@ class Caller:
 
 @pytest.fixture
 def session(database):
-    made = []
+    callers = []
 
     def session(**options):
-        made.append(Caller(database.url, **options))
-        return made[-1]
+        callers.append(Caller(database.url, **options))
+        return callers[-1]
 
     yield session
-    for caller in made:
+    for caller in callers:
         with contextlib.suppress(psycopg.Error):
             caller.close()
 
@@ -154,12 +154,12 @@ def test_by_position_of_the_parameters(session, name):
     connection = session()
     code, position, _ = connection.call("acquire", name, 3, "write", 2, 0, "a note", "me", 60.0)
     assert code == 0
-    found = connection.connection.execute(
+    rows = connection.connection.execute(
         "SELECT queue_position, concurrency_limit, access_type, weight, note, requesting_id, state "
         "FROM sqlsem.status(%s)",
         (name,),
     ).fetchall()
-    assert found == [(position, 3, "write", 2, "a note", "me", "holds")]
+    assert rows == [(position, 3, "write", 2, "a note", "me", "holds")]
     assert connection.release(name, position) == -1, "the requester is another"
     assert connection.release(name, position, "me") == 0
 
@@ -175,9 +175,9 @@ def test_routines_accept_literals_of_psql(session, name):
         f"SELECT sqlsem.release(resource => '{name}', queue_position => %s, requesting_id => 'me')",
         f"SELECT sqlsem.release('{name}', %s, 'me', 'lost')",
     ):
-        who = ", requesting_id => 'me'" if "'me'" in release else ""
+        argument = ", requesting_id => 'me'" if "'me'" in release else ""
         with psycopg.ClientCursor(connection.connection) as cursor:
-            cursor.execute(f"CALL sqlsem.acquire('{name}', 3, timeout_ms => 1000{who})")
+            cursor.execute(f"CALL sqlsem.acquire('{name}', 3, timeout_ms => 1000{argument})")
             code, position, _ = cursor.fetchone()
             assert code == 0
             cursor.execute(release % position if "%s" in release else release)
@@ -190,10 +190,10 @@ def test_the_second_waits_for_the_first(database, session, name):
     second.start(name)
     waiting(database, name)
     assert second.waits()
-    left = time.monotonic()
+    left_at = time.monotonic()
     assert holder.release(name) == 0
     assert second.granted() > first
-    assert second.entered > left
+    assert second.entered > left_at
     assert second.answer[0] == 1, "it had to wait"
     assert second.release(name) == 0
 
@@ -239,10 +239,10 @@ def test_session_is_a_single_member(database, session, name):
     connection = session()
     for suffix in "abc":
         connection.acquire(name(suffix))
-    found = database.rows("SELECT DISTINCT member_id FROM {table} WHERE resource_id LIKE ?", f"{name}%")
-    assert len(found) == 1
+    members = database.rows("SELECT DISTINCT member_id FROM {table} WHERE resource_id LIKE ?", f"{name}%")
+    assert len(members) == 1
     ((grace, pid, login),) = database.rows(
-        "SELECT grace_ms, pid, login FROM sqlsem.member WHERE member_id = ?", found[0][0]
+        "SELECT grace_ms, pid, login FROM sqlsem.member WHERE member_id = ?", members[0][0]
     )
     assert (grace, pid) == (0, None)
     assert login == connection.value("session_user")
@@ -413,15 +413,15 @@ def test_release_of_another_owners_position(database, session, name):
 # -- callers that go away -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["cancel", "statement_timeout"])
-def test_a_cancelled_call_leaves_no_row(database, session, name, how):
+@pytest.mark.parametrize("cause", ["cancel", "statement_timeout"])
+def test_a_cancelled_call_leaves_no_row(database, session, name, cause):
     first, second = session(), session()
     first.acquire(name)
-    if how == "statement_timeout":
+    if cause == "statement_timeout":
         second.connection.execute("SET statement_timeout = 2000")
     second.start(name)
     waiting(database, name)
-    if how == "cancel":
+    if cause == "cancel":
         asleep(database, second)
         second.connection.cancel()
     with pytest.raises(errors.QueryCanceled, match=f"sqlsem: acquire on '{name}' was cancelled and has left the queue"):
@@ -702,8 +702,8 @@ def test_reap(database, session, kill, name):
 def test_status_of_all(session, name):
     connection = session()
     position = connection.acquire(name("a"))[1]
-    found = connection.connection.execute("SELECT resource_id, queue_position, state FROM sqlsem.status()").fetchall()
-    assert (name("a"), position, "holds") in found
+    rows = connection.connection.execute("SELECT resource_id, queue_position, state FROM sqlsem.status()").fetchall()
+    assert (name("a"), position, "holds") in rows
 
 
 # -- beside Python --------------------------------------------------------------------------------------------------
@@ -759,10 +759,10 @@ def worker(url, resource, rounds, seed, stays, guard):
             entered = time.monotonic()
             assert code in (0, 1), code
             time.sleep(chance.random() * 0.003)
-            left = time.monotonic()
+            left_at = time.monotonic()
             assert caller.release(resource, position) == 0
             with guard:
-                stays.append(Stay(resource, position, entered, left, access, weight, limit, f"sql-{seed}"))
+                stays.append(Stay(resource, position, entered, left_at, access, weight, limit, f"sql-{seed}"))
     finally:
         caller.close()
 
@@ -782,10 +782,10 @@ def python_worker(coordinator, resource, rounds, seed, stays, guard):
         assert lock.acquire(timeout=PATIENCE)
         entered = time.monotonic()
         time.sleep(chance.random() * 0.003)
-        position, left = lock.grant.position, time.monotonic()
+        position, left_at = lock.grant.position, time.monotonic()
         lock.release()
         with guard:
-            stays.append(Stay(resource, position, entered, left, access, weight, limit, f"python-{seed}"))
+            stays.append(Stay(resource, position, entered, left_at, access, weight, limit, f"python-{seed}"))
 
 
 def test_all_kinds_beside_python_under_load(connect, database, name, threads):

@@ -112,7 +112,7 @@ def make_traps(connection, schema):
     functions, operators = names_used(connection)
     assert len(functions) > 60, "the texts were not understood"
     assert len(operators) > 12
-    made = 0
+    count = 0
     statements = []
     body = (
         "LANGUAGE plpgsql AS $t$ BEGIN RAISE EXCEPTION 'TRAP % sprung, as %', {what}, current_user "
@@ -125,23 +125,27 @@ def make_traps(connection, schema):
     for name, number, aggregate in sorted(functions):
         for types in signatures(min(number, 8)):
             result = "boolean"
-            told = psycopg.sql.Literal(f"{name}({', '.join(types)})").as_string(connection)
+            message = psycopg.sql.Literal(f"{name}({', '.join(types)})").as_string(connection)
             quoted = f'{schema}."{name}"'
-            statements.append(f"CREATE FUNCTION {quoted}({', '.join(types)}) RETURNS {result} {body.format(what=told)}")
+            statements.append(
+                f"CREATE FUNCTION {quoted}({', '.join(types)}) RETURNS {result} {body.format(what=message)}"
+            )
             if aggregate and len(types) == 1 and not polymorphic(types):
                 step = f'{schema}."{name}_step"'
-                statements.append(f"CREATE FUNCTION {step}(bigint, {types[0]}) RETURNS bigint {body.format(what=told)}")
+                statements.append(
+                    f"CREATE FUNCTION {step}(bigint, {types[0]}) RETURNS bigint {body.format(what=message)}"
+                )
                 statements.append(f"DROP FUNCTION {quoted}({types[0]})")
                 statements.append(
                     f"CREATE AGGREGATE {quoted}({types[0]}) (SFUNC = {step}, STYPE = bigint, INITCOND = 0)"
                 )
     for name, prefix in sorted(operators):
         for types in signatures(1 if prefix else 2):
-            told = psycopg.sql.Literal(f"{name} {types}").as_string(connection)
-            step = f'{schema}."op{made}"'
-            made += 1
+            message = psycopg.sql.Literal(f"{name} {types}").as_string(connection)
+            step = f'{schema}."op{count}"'
+            count += 1
             left = f"LEFTARG = {types[0]}, RIGHTARG = {types[1]}" if len(types) == 2 else f"RIGHTARG = {types[0]}"
-            statements.append(f"CREATE FUNCTION {step}({', '.join(types)}) RETURNS boolean {body.format(what=told)}")
+            statements.append(f"CREATE FUNCTION {step}({', '.join(types)}) RETURNS boolean {body.format(what=message)}")
             statements.append(f"CREATE OPERATOR {schema}.{name} (FUNCTION = {step}, {left})")
     connection.execute(
         "CREATE FUNCTION pg_temp.make(statement text) RETURNS boolean LANGUAGE plpgsql AS $$ "
@@ -149,15 +153,15 @@ def make_traps(connection, schema):
         "EXCEPTION WHEN syntax_error OR invalid_function_definition OR duplicate_function OR undefined_function "
         "OR datatype_mismatch OR wrong_object_type THEN RETURN false; END $$"  # no such signature can be made
     )
-    made = refused = 0
+    count = refused = 0
     for first in range(0, len(statements), 500):
         for (done,) in connection.execute(
             "SELECT pg_temp.make(s) FROM pg_catalog.unnest(%s::text[]) WITH ORDINALITY AS u (s, n) ORDER BY n",
             (statements[first : first + 500],),
         ):
-            made, refused = made + done, refused + (not done)
-    assert refused < made / 4, (made, refused)
-    return made
+            count, refused = count + done, refused + (not done)
+    assert refused < count / 4, (count, refused)
+    return count
 
 
 @pytest.fixture(scope="module")
@@ -175,13 +179,13 @@ def command(database, *arguments, expected=(0,)):
         words = [sys.executable, "-m", "sqlsem", *arguments]
         env = {**os.environ, "SQLSEM_URL": database.url}
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        code, told = done.returncode, done.stdout + done.stderr
+        code, output = done.returncode, done.stdout + done.stderr
     else:  # in this process, which has Python loaded
         result = CliRunner().invoke(cli.main, arguments, env={"SQLSEM_URL": database.url})
-        code, told = result.exit_code, result.output
-    assert "TRAP" not in told, (arguments, told)
-    assert code in expected, (arguments, code, told)
-    return told
+        code, output = result.exit_code, result.output
+    assert "TRAP" not in output, (arguments, output)
+    assert code in expected, (arguments, code, output)
+    return output
 
 
 def test_the_traps_spring(trapped):
@@ -200,15 +204,15 @@ def logins(trapped):
     name = trapped.url.rpartition("/")[2]
     roles = {label: [label] for label in ("user", "putter", "worker", "operator", "reader")}
     roles["everybody"] = ["user", "putter", "worker", "operator"]
-    found = {"superuser": trapped}
+    databases = {"superuser": trapped}
     with psycopg.connect(trapped.url, autocommit=True) as connection:
         for login, granted in roles.items():
             connection.execute(f"CREATE ROLE {name}_{login} LOGIN")
             for role in granted:
                 connection.execute(f"GRANT sqlsem_{role} TO {name}_{login}")
             url = trapped.server.url(name, user=f"{name}_{login}")
-            found[login] = Database("postgresql", url, {}, trapped.server)
-    yield found
+            databases[login] = Database("postgresql", url, {}, trapped.server)
+    yield databases
     with psycopg.connect(trapped.server.url(), autocommit=True) as connection:
         for login in roles:
             connection.execute(f"DROP ROLE {name}_{login}")
@@ -286,10 +290,10 @@ def the_client(database):
                         pass
                 queue.tasks()
                 publish = sqlsem.Sql("SELECT 1")
-                made = sqlsem.batch("r", ["x", "y"], window=60, on_success=publish, coordinator=client)
-                with made.part("x"):
+                batch = sqlsem.batch("r", ["x", "y"], window=60, on_success=publish, coordinator=client)
+                with batch.part("x"):
                     pass
-                with made.part("y"):
+                with batch.part("y"):
                     pass
                 client.admin.history("m")
                 client.admin.resources()
@@ -308,14 +312,14 @@ def the_sessions(database):
             assert code == 0
             assert second.execute("CALL sqlsem.try('s')").fetchone()[0] == -1
             assert second.execute("CALL sqlsem.acquire('s', timeout_ms => 50)").fetchone()[0] == -1
-            who = "'x'" if "requesting_id" in arguments else "NULL"
+            requester = "'x'" if "requesting_id" in arguments else "NULL"
             assert connection.execute(
-                f"SELECT sqlsem.renew('s'::text, {position}::bigint, {who}::text)"
+                f"SELECT sqlsem.renew('s'::text, {position}::bigint, {requester}::text)"
             ).fetchone() == (0,)
             with connection.transaction():
-                connection.execute(f"CALL sqlsem.assert_holding('s', {position}, {who})")
+                connection.execute(f"CALL sqlsem.assert_holding('s', {position}, {requester})")
             connection.execute("SELECT state FROM sqlsem.status()")
-            assert connection.execute(f"SELECT sqlsem.release('s', {position}, {who})").fetchone() == (0,)
+            assert connection.execute(f"SELECT sqlsem.release('s', {position}, {requester})").fetchone() == (0,)
         assert connection.execute("CALL sqlsem.acquire('s')").fetchone()[0] == 0
         assert connection.execute("CALL sqlsem.acquire('s')").fetchone()[0] == -3
         connection.execute("SELECT sqlsem.release('s')")
@@ -428,10 +432,10 @@ def routines_of(connection):
     ).fetchall()
 
 
-def reached(connection, name, kind, given):
+def reached(connection, name, kind, arguments):
     """Call a routine. Return True if the call reached it, and the error, if any."""
     try:
-        connection.execute(f"{'CALL' if kind == 'p' else 'SELECT'} sqlsem.{name}({given})")
+        connection.execute(f"{'CALL' if kind == 'p' else 'SELECT'} sqlsem.{name}({arguments})")
     except UNREACHED as exc:
         return str(exc).startswith("sqlsem: "), exc
     except psycopg.Error as exc:
@@ -459,12 +463,16 @@ def test_routine_springs_no_trap(typed, login, path):
         for name, kind, types, is_variadic, _ in routines:
             for null in (False, True):
                 values = ("NULL" if null else VALUES.get(type_, "NULL") for type_ in types)
-                given = ", ".join(f"{value}::{qualified(type_)}" for value, type_ in zip(values, types, strict=True))
-                given = f"VARIADIC {given}" if is_variadic else given
-                was_reached, error = reached(connection, name, kind, given)
-                assert "TRAP" not in str(error), (name, given, error)
-                assert was_reached, (name, given, error)
-                assert not isinstance(error, psycopg.errors.QueryCanceled), f"{name}({given}) waits: bound it in VALUES"
+                arguments = ", ".join(
+                    f"{value}::{qualified(type_)}" for value, type_ in zip(values, types, strict=True)
+                )
+                arguments = f"VARIADIC {arguments}" if is_variadic else arguments
+                was_reached, error = reached(connection, name, kind, arguments)
+                assert "TRAP" not in str(error), (name, arguments, error)
+                assert was_reached, (name, arguments, error)
+                assert not isinstance(error, psycopg.errors.QueryCanceled), (
+                    f"{name}({arguments}) waits: bound it in VALUES"
+                )
 
 
 def qualified(type_name):

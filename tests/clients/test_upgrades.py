@@ -26,18 +26,18 @@ pytestmark = pytest.mark.engines("postgresql")
 @pytest.fixture
 def new_empty(postgres_server):
     """Make empty databases."""
-    made = []
+    databases = []
 
     def new():
         name = random_name()
         with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
-        made.append(name)
+        databases.append(name)
         return Database("postgresql", postgres_server.url(name), {}, postgres_server)
 
     yield new
     with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
-        for name in made:
+        for name in databases:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
@@ -57,16 +57,16 @@ def later_version(monkeypatch):
 def current(engine_name, request, tmp_path):
     """A database of the test's own with the tables of this version, on each engine."""
     if engine_name == "postgresql":
-        made = request.getfixturevalue("new_empty")()
+        database = request.getfixturevalue("new_empty")()
     elif engine_name == "sqlite":
-        made = Database("sqlite", f"sqlite:///{tmp_path / 'upgraded.db'}")
+        database = Database("sqlite", f"sqlite:///{tmp_path / 'upgraded.db'}")
     else:
         shared = request.getfixturevalue("database")
-        made = Database("mssql", shared.url, {"schema": random_name()})
-    made.install()
-    yield made
+        database = Database("mssql", shared.url, {"schema": random_name()})
+    database.install()
+    yield database
     if engine_name == "mssql":
-        made.rows(sql.script("mssql", "drop", schema=made.schema))
+        database.rows(sql.script("mssql", "drop", schema=database.schema))
 
 
 def settings(database):
@@ -182,8 +182,8 @@ def test_never_a_downgrade(empty, later_version):
 def test_an_older_client_works_as_long_as_the_tables_say_so(empty, monkeypatch, later_version, name):
     empty.install()
     monkeypatch.setattr(sql, "LATEST", THIS)
-    found = settings(empty)
-    assert (found["schema_version"], found["oldest_client"], found["history_days"]) == (str(NEXT), "1", "30")
+    values = settings(empty)
+    assert (values["schema_version"], values["oldest_client"], values["history_days"]) == (str(NEXT), "1", "30")
     with contextlib.closing(empty.coordinator()) as coordinator:
         with coordinator.mutex(name), coordinator.limit(name("b"), 3):
             pass

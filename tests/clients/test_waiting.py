@@ -44,14 +44,14 @@ def test_it_sleeps_however_long_it_waits(database, session, name, threads):
     began = time.monotonic()
     slices, late = set(), []
     while time.monotonic() - began < 6:
-        found = witness.execute(
+        row = witness.execute(
             "SELECT a.xact_start, t.waiter_lease_until < clock_timestamp()"
             " FROM pg_stat_activity a, sqlsem.ProcessControl t"
             " WHERE a.pid = %s AND t.resource_id = %s AND t.granted_at IS NULL",
             (waiter.info.backend_pid, name),
         ).fetchone()
-        slices.add(found[0])
-        late.append(found[1])
+        slices.add(row[0])
+        late.append(row[1])
         time.sleep(0.05)
     # Each slice is a transaction. A polling wait would make one for each check of this test.
     assert len(slices) <= 6
@@ -64,7 +64,7 @@ def test_it_sleeps_however_long_it_waits(database, session, name, threads):
 
 
 @pytest.mark.parametrize(
-    ("held", "asked"),
+    ("held", "terms"),
     [
         ([{}], {}),
         ([{"access": "read"}], {"access": "write"}),
@@ -76,16 +76,16 @@ def test_it_sleeps_however_long_it_waits(database, session, name, threads):
     ],
     ids=str,
 )
-def test_waiting_for_oneself_is_a_deadlock(database, session, name, held, asked):
+def test_waiting_for_oneself_is_a_deadlock(database, session, name, held, terms):
     first, other = session(), session()
     for named in held:
         assert acquire(first, name, **named)[0] == 0
-    had = positions(database, name)
-    assert acquire(first, name, **asked, timeout_ms=60_000) == (-3, None)
+    before = positions(database, name)
+    assert acquire(first, name, **terms, timeout_ms=60_000) == (-3, None)
     assert first.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == -1
-    assert positions(database, name) == had
+    assert positions(database, name) == before
     assert first.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
-    assert acquire(other, name, **asked, timeout_ms=60_000)[0] == 0
+    assert acquire(other, name, **terms, timeout_ms=60_000)[0] == 0
 
 
 def test_waiting_for_others_is_none(database, session, name, threads):

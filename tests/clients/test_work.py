@@ -16,9 +16,9 @@ pytestmark = pytest.mark.engines("postgresql")
 
 def work(database, name, idle=0.3, results=None):
     with database.raw() as connection:
-        found = connection.execute("CALL sqlsem.work(%s, %s)", (name, idle)).fetchone()
+        row = connection.execute("CALL sqlsem.work(%s, %s)", (name, idle)).fetchone()
         if results is not None:
-            results.append(found)
+            results.append(row)
 
 
 def test_two_sessions_and_ten_tasks(database, connect, name, threads):
@@ -114,8 +114,8 @@ def test_putter_without_user_role_puts_no_locks(login, connect, name):
     with putter.raw() as connection, pytest.raises(errors.InsufficientPrivilege, match="may not take locks"):
         connection.execute("SELECT sqlsem.put(%s, '1', 'json', locks => %s)", (name, locks))
     connect().queue(name).put(1, locks=[sqlsem.mutex(name)])
-    with contextlib.closing(worker.coordinator()) as theirs:
-        with theirs.queue(name).try_claim() as task:
+    with contextlib.closing(worker.coordinator()) as workers_tasks:
+        with workers_tasks.queue(name).try_claim() as task:
             assert task.grant.resource == str(name)
     assert connect().admin.entries(name) == []
 
@@ -321,8 +321,8 @@ def test_an_end_that_is_cancelled_too_is_told_all_the_same(database, connect, na
     rests = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = %s"
     with database.raw(autocommit=False) as other, database.raw() as looker:
         other.execute("SELECT FROM sqlsem.task WHERE task_id = %s FOR UPDATE", (slow,))
-        for what in ("Timeout", "Lock"):
-            until(lambda what=what: looker.execute(rests, (pid, what)).fetchone() == (1,))
+        for wait_event in ("Timeout", "Lock"):
+            until(lambda wait_event=wait_event: looker.execute(rests, (pid, wait_event)).fetchone() == (1,))
             looker.execute("SELECT pg_cancel_backend(%s)", (pid,))
         # The cancel struck while it recorded the end; it tries again, and waits for the row's lock again.
         until(lambda: looker.execute(rests, (pid, "Lock")).fetchone() == (1,))
@@ -345,10 +345,10 @@ def may_see(database):
 def test_session_is_left_alone_after_its_call(database, login, connect, name, threads):
     queue = connect().queue(name)
     queue.put(sqlsem.Sql("SELECT 1"), time_limit=0.01)
-    told = threading.Event()
+    notified = threading.Event()
 
     def tend():
-        told.wait(PATIENCE)
+        notified.wait(PATIENCE)
         with database.raw() as looker:
             asleep = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query = %s"
             until(lambda: looker.execute(asleep, ("SELECT pg_sleep(1), 2",)).fetchone() is not None)
@@ -359,7 +359,7 @@ def test_session_is_left_alone_after_its_call(database, login, connect, name, th
     threads.start(tend)
     with login("sqlsem_worker").raw() as session:
         session.execute("SELECT sqlsem.session_claim(%s)", (name,))
-        told.set()
+        notified.set()
         assert session.execute("SELECT pg_sleep(1), 2").fetchone() == ("", 2)
         threads.join()
         session.execute("CALL sqlsem.work(%s, 0)", (name,))
@@ -473,8 +473,8 @@ def test_roles_for_putting_and_running(login, user, connect, name):
         connection.execute("SELECT sqlsem.put(%s, '1', 'json')", (name,))
         with pytest.raises(errors.InsufficientPrivilege):
             connection.execute("SELECT * FROM sqlsem.task")
-    with contextlib.closing(worker.coordinator()) as theirs:
-        with theirs.queue(name).try_claim() as task:
+    with contextlib.closing(worker.coordinator()) as workers_tasks:
+        with workers_tasks.queue(name).try_claim() as task:
             assert task.body == 1
     # It runs the code with the worker's rights.
     queue = connect().queue(name("b"))
@@ -495,9 +495,9 @@ def test_roles_that_see_task_bodies(login, user, connect, name):
         "SELECT task_id, body, put_by FROM sqlsem.list_tasks(?)",
         "SELECT * FROM sqlsem.task_attempts(?)",
     )
-    mine = [(number, "SELECT 1", psycopg.conninfo.conninfo_to_dict(putter.url)["user"])]
+    expected = [(number, "SELECT 1", psycopg.conninfo.conninfo_to_dict(putter.url)["user"])]
     for sees in (putter, login("sqlsem_worker"), login("sqlsem_operator"), login("sqlsem_reader")):
-        assert sees.rows(listing, name) == mine
+        assert sees.rows(listing, name) == expected
         sees.rows(attempts, number)
     assert other.rows(listing, name) == []
     for text in (listing, attempts):
@@ -512,16 +512,16 @@ def test_roles_that_see_task_bodies(login, user, connect, name):
 
 def test_a_worker_ends_only_its_own_tasks(login, connect, name):
     connect().queue(name).put(1)
-    mine = connect()
-    task = mine.queue(name).try_claim()
+    owner = connect()
+    task = owner.queue(name).try_claim()
     with login("sqlsem_worker").raw() as connection:
         stolen = "SELECT sqlsem.end_task(%s, %s, %s, 'finished', NULL, NULL)"
-        assert connection.execute(stolen, (mine.client.member.member_id, task.id, task.attempt)).fetchone() == (None,)
+        assert connection.execute(stolen, (owner.client.member.member_id, task.id, task.attempt)).fetchone() == (None,)
         with pytest.raises(errors.NoDataFound):
             connection.execute(
-                "SELECT * FROM sqlsem.claim_task(%s, %s, 'x', 'u', false)", (mine.client.member.member_id, name)
+                "SELECT * FROM sqlsem.claim_task(%s, %s, 'x', 'u', false)", (owner.client.member.member_id, name)
             )
-        connection.execute("SELECT sqlsem.return_claim(%s, %s, %s)", (mine.client.member.member_id, name, task._uid))
+        connection.execute("SELECT sqlsem.return_claim(%s, %s, %s)", (owner.client.member.member_id, name, task._uid))
     task.finish()
 
 

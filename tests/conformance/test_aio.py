@@ -50,11 +50,11 @@ def run(request):
     return run
 
 
-async def eventually(condition, what="the condition"):
+async def eventually(condition, description="the condition"):
     """Wait as `until` does, without blocking the event loop."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true"
+        assert time.monotonic() < deadline, f"{description} did not come true"
         await asyncio.sleep(0.01)
 
 
@@ -370,10 +370,10 @@ def test_cancelled_at_every_step_of_an_acquire(run, connect, database, name, fre
             if not free:
                 await holder.acquire()
             lock = coordinator.aio.mutex(name, timeout=PATIENCE)
-            had = []
+            results = []
 
-            async def work(lock=lock, had=had):
-                had.append(await lock.acquire())
+            async def work(lock=lock, results=results):
+                results.append(await lock.acquire())
                 await lock.release()
 
             task = asyncio.create_task(work())
@@ -383,8 +383,8 @@ def test_cancelled_at_every_step_of_an_acquire(run, connect, database, name, fre
                 await holder.release()
             await asyncio.wait({task})
             await pace
-            outcomes.add((task.cancelled(), bool(had)))
-            assert task.cancelled() or (had == [True] and task.exception() is None)
+            outcomes.add((task.cancelled(), bool(results)))
+            assert task.cancelled() or (results == [True] and task.exception() is None)
             if not pace.result():  # the task ended before its cancellation
                 break
         # A cancelled release may be deferred to the next heartbeat, which comes at once.
@@ -722,11 +722,11 @@ def test_assert_held(run, connect, database, name):
 def test_ended_loop_releases_its_grants(run, connect, database, name, caplog):
     coordinator = connect()
     lock = coordinator.aio.mutex(name)
-    kept = []
+    grants = []
 
     async def main():
         await lock.acquire()
-        kept.append(lock.grant)
+        grants.append(lock.grant)
 
     with caplog.at_level(logging.INFO, "sqlsem"):
         run(main())
@@ -735,7 +735,7 @@ def test_ended_loop_releases_its_grants(run, connect, database, name, caplog):
     until(lambda: database.queue(name) == [], "given back")
 
     async def later():
-        for use in (kept[0].check, kept[0].release):
+        for use in (grants[0].check, grants[0].release):
             with pytest.raises(sqlsem.ConfigurationError, match="closed"):
                 await use()
         with pytest.raises(sqlsem.NotHeld):
@@ -762,12 +762,12 @@ def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):
     """Closing a loop whose tasks wait cancels their requests and releases its grants."""
     coordinator = connect(grace=GRACE)
     loop = asyncio.new_event_loop()
-    held, wanted = coordinator.aio.mutex(name("held")), coordinator.aio.mutex(name("wanted"))
+    held, free = coordinator.aio.mutex(name("held")), coordinator.aio.mutex(name("wanted"))
     with coordinator.mutex(name("wanted")):
 
         async def main():
             await held.acquire()
-            waiting = [asyncio.ensure_future(wanted.acquire()) for _ in range(2)]
+            waiting = [asyncio.ensure_future(free.acquire()) for _ in range(2)]
             await rows(database, name("wanted"), 3)
             return waiting
 

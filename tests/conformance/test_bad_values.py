@@ -61,8 +61,8 @@ async def nothing_async(*_):
 
 #: Values of required parameters, by parameter name, or by class, function and name if the name is ambiguous.
 VALID = {
-    "name": lambda made: made.name("named"),
-    "resource": lambda made: made.name("resource"),
+    "name": lambda bench: bench.name("named"),
+    "resource": lambda bench: bench.name("resource"),
     "limit": 3,
     "per": "1h",
     "order": 100,
@@ -71,7 +71,7 @@ VALID = {
     "position": 1,
     "parts": ["a", "b"],
     "window": "1h",
-    "url": lambda made: made.database.url,
+    "url": lambda bench: bench.database.url,
     "seconds": "1h",
     "table": "public.nowhere",
     "kind": "lost",
@@ -89,9 +89,9 @@ VALID = {
     "cursor": object(),
     "connection": object(),
     "function": nothing,
-    "queue": lambda made: made.coordinator.queue(made.name("queue")),
-    "several": lambda made: made.coordinator.mutex(made.name("several")),
-    "locks": lambda made: made.coordinator.mutex(made.name("locks")),
+    "queue": lambda bench: bench.coordinator.queue(bench.name("queue")),
+    "several": lambda bench: bench.coordinator.mutex(bench.name("several")),
+    "locks": lambda bench: bench.coordinator.mutex(bench.name("locks")),
     "result": None,
     "Batch.wait.timeout": 0.01,
     ("aio.Leader", "run", "function"): nothing_async,
@@ -128,22 +128,22 @@ ANYTHING = {
 FOR_EVER = {("Queue", "claim", "wait"), ("Batch", "wait", "timeout")}
 
 
-class Made:
+class Bench:
     """The fixtures of an engine, made anew for each call."""
 
     def __init__(self, database, coordinator, name):
         self.database, self.coordinator, self.names = database, coordinator, name
         self.count = 0
 
-    def name(self, what):
-        return self.names(f"{what}{self.count}")
+    def name(self, prefix):
+        return self.names(f"{prefix}{self.count}")
 
 
 @contextlib.contextmanager
-def ended(thing, *ends):
+def ended(subject, *ends):
     """Yield the object, then release all that the call left held."""
     try:
-        yield thing
+        yield subject
     finally:
         for end in ends:
             with contextlib.suppress(sqlsem.SqlsemError):
@@ -151,23 +151,23 @@ def ended(thing, *ends):
 
 
 @contextlib.contextmanager
-def a_lock(made):
-    lock = made.coordinator.limit(made.name("lock"), 3)
+def a_lock(bench):
+    lock = bench.coordinator.limit(bench.name("lock"), 3)
     with ended(lock, lock.release):
         yield lock
 
 
 @contextlib.contextmanager
-def a_grant(made):
-    lock = made.coordinator.read(made.name("grant"))
+def a_grant(bench):
+    lock = bench.coordinator.read(bench.name("grant"))
     lock.acquire()
     with ended(lock.grant, lock.release):
         yield lock.grant
 
 
 @contextlib.contextmanager
-def a_task(made):
-    queue = made.coordinator.queue(made.name("task"))
+def a_task(bench):
+    queue = bench.coordinator.queue(bench.name("task"))
     queue.put({"a": 1})
     task = queue.try_claim()
     with ended(task, task.give_back):
@@ -175,98 +175,101 @@ def a_task(made):
 
 
 @contextlib.contextmanager
-def a_worker(made):
-    yield tasks.Worker(made.coordinator.queue(made.name("worker")), 1, idle_exit=0.01)
+def a_worker(bench):
+    yield tasks.Worker(bench.coordinator.queue(bench.name("worker")), 1, idle_exit=0.01)
 
 
 @contextlib.contextmanager
-def a_run(made):
-    run = made.coordinator.once(made.name("run"), "1h").begin()
+def a_run(bench):
+    run = bench.coordinator.once(bench.name("run"), "1h").begin()
     with ended(run, run.give_up):
         yield run
 
 
 @contextlib.contextmanager
-def a_part(made):
-    part = made.coordinator.batch(made.name("part"), ["a", "b"], window="1h").part("a")
+def a_part(bench):
+    part = bench.coordinator.batch(bench.name("part"), ["a", "b"], window="1h").part("a")
     part.start()
     with ended(part, part.done):
         yield part
 
 
 @contextlib.contextmanager
-def a_term(made):
-    had = []
-    made.coordinator.leader(made.name("term"), handle_sigterm=False).run(had.append)
-    yield had[0]
+def a_term(bench):
+    terms = []
+    bench.coordinator.leader(bench.name("term"), handle_sigterm=False).run(terms.append)
+    yield terms[0]
 
 
 def plainly(make):
     """Return a maker of objects that need no cleanup."""
 
     @contextlib.contextmanager
-    def making(made):
-        yield make(made)
+    def making(bench):
+        yield make(bench)
 
     return making
 
 
 #: Class and maker of each subject. The class is None for functions of a module.
 SUBJECTS = {
-    "Coordinator": (Coordinator, plainly(lambda made: made.coordinator)),
-    "Admin": (sqlsem.Admin, plainly(lambda made: made.coordinator.admin)),
+    "Coordinator": (Coordinator, plainly(lambda bench: bench.coordinator)),
+    "Admin": (sqlsem.Admin, plainly(lambda bench: bench.coordinator.admin)),
     "Lock": (sqlsem.Lock, a_lock),
     "Grant": (sqlsem.Grant, a_grant),
-    "Queue": (sqlsem.tasks.Queue, plainly(lambda made: made.coordinator.queue(made.name("queue")))),
+    "Queue": (sqlsem.tasks.Queue, plainly(lambda bench: bench.coordinator.queue(bench.name("queue")))),
     "Task": (Task, a_task),
     "Worker": (tasks.Worker, a_worker),
-    "Rate": (sqlsem.Rate, plainly(lambda made: made.coordinator.rate(made.name("rate"), 3, "1h"))),
+    "Rate": (sqlsem.Rate, plainly(lambda bench: bench.coordinator.rate(bench.name("rate"), 3, "1h"))),
     "RateGrant": (
         sqlsem.RateGrant,
-        plainly(lambda made: made.coordinator.rate(made.name("rate"), 3, "1h").take()),
+        plainly(lambda bench: bench.coordinator.rate(bench.name("rate"), 3, "1h").take()),
     ),
-    "Leader": (sqlsem.Leader, plainly(lambda made: made.coordinator.leader(made.name("lead"), handle_sigterm=False))),
+    "Leader": (
+        sqlsem.Leader,
+        plainly(lambda bench: bench.coordinator.leader(bench.name("lead"), handle_sigterm=False)),
+    ),
     "Term": (sqlsem.Term, a_term),
-    "Once": (sqlsem.Once, plainly(lambda made: made.coordinator.once(made.name("once"), "1h"))),
+    "Once": (sqlsem.Once, plainly(lambda bench: bench.coordinator.once(bench.name("once"), "1h"))),
     "Run": (sqlsem.Run, a_run),
-    "Batch": (sqlsem.Batch, plainly(lambda made: made.coordinator.batch(made.name("r"), ["a", "b"], window="1h"))),
+    "Batch": (sqlsem.Batch, plainly(lambda bench: bench.coordinator.batch(bench.name("r"), ["a", "b"], window="1h"))),
     "Part": (Part, a_part),
-    "aio.AsyncLocks": (AsyncLocks, plainly(lambda made: made.coordinator.aio)),
-    "aio.Lock": (aio.Lock, plainly(lambda made: made.coordinator.aio.limit(made.name("lock"), 3))),
+    "aio.AsyncLocks": (AsyncLocks, plainly(lambda bench: bench.coordinator.aio)),
+    "aio.Lock": (aio.Lock, plainly(lambda bench: bench.coordinator.aio.limit(bench.name("lock"), 3))),
     "aio.Grant": (aio.Grant, None),
-    "aio.Rate": (aio.Rate, plainly(lambda made: made.coordinator.aio.rate(made.name("rate"), 3, "1h"))),
+    "aio.Rate": (aio.Rate, plainly(lambda bench: bench.coordinator.aio.rate(bench.name("rate"), 3, "1h"))),
     "aio.RateGrant": (aio.RateGrant, None),
     "aio.Leader": (
         aio.Leader,
-        plainly(lambda made: made.coordinator.aio.leader(made.name("lead"), handle_sigterm=False)),
+        plainly(lambda bench: bench.coordinator.aio.leader(bench.name("lead"), handle_sigterm=False)),
     ),
-    "aio.Once": (aio.Once, plainly(lambda made: made.coordinator.aio.once(made.name("once"), "1h"))),
+    "aio.Once": (aio.Once, plainly(lambda bench: bench.coordinator.aio.once(bench.name("once"), "1h"))),
     "aio.Run": (aio.Run, None),
     "aio.Term": (aio.Term, None),
 }
 
 
 @contextlib.asynccontextmanager
-async def held_async(made, what):
+async def held_async(bench, class_name):
     """Objects that exist only within a block of asyncio."""
-    if what == "aio.Grant":
-        async with made.coordinator.aio.read(made.name("grant")) as grant:
+    if class_name == "aio.Grant":
+        async with bench.coordinator.aio.read(bench.name("grant")) as grant:
             yield grant
-    elif what == "aio.RateGrant":
-        yield await made.coordinator.aio.rate(made.name("rate"), 3, "1h").take()
-    elif what == "aio.Run":
-        run = await made.coordinator.aio.once(made.name("run"), "1h").begin()
+    elif class_name == "aio.RateGrant":
+        yield await bench.coordinator.aio.rate(bench.name("rate"), 3, "1h").take()
+    elif class_name == "aio.Run":
+        run = await bench.coordinator.aio.once(bench.name("run"), "1h").begin()
         yield run
         with contextlib.suppress(sqlsem.SqlsemError):
             await run.give_up()
     else:
-        had = asyncio.get_running_loop().create_future()
+        terms = asyncio.get_running_loop().create_future()
 
         async def lead(term):
-            had.set_result(term)
+            terms.set_result(term)
 
-        await made.coordinator.aio.leader(made.name("term"), handle_sigterm=False).run(lead)
-        yield had.result()
+        await bench.coordinator.aio.leader(bench.name("term"), handle_sigterm=False).run(lead)
+        yield terms.result()
 
 
 def functions(owner):
@@ -303,27 +306,27 @@ def owners():
     yield "sqlsem", sqlsem
     yield "aio", aio
     yield "tasks", tasks
-    for what, (owner, _) in SUBJECTS.items():
-        yield what, owner
+    for class_name, (owner, _) in SUBJECTS.items():
+        yield class_name, owner
 
 
 def public_functions():
-    for what, owner in owners():
+    for class_name, owner in owners():
         for name, function in functions(owner).items():
             if getattr(function, "__module__", "").startswith("sqlsem"):
-                yield what, name, function
+                yield class_name, name, function
 
 
-def value(made, what, name, parameter):
+def value(bench, class_name, name, parameter):
     """Return a valid value for a parameter that is not under test."""
-    for key in ((what, name, parameter), f"{what}.{name}.{parameter}", parameter):
+    for key in ((class_name, name, parameter), f"{class_name}.{name}.{parameter}", parameter):
         if key in VALID:
             valid = VALID[key]
-            return valid(made) if callable(valid) and getattr(valid, "__name__", "") == "<lambda>" else valid
-    raise AssertionError(f"{what}.{name}() must be given {parameter!r}: add a line to VALID")
+            return valid(bench) if callable(valid) and getattr(valid, "__name__", "") == "<lambda>" else valid
+    raise AssertionError(f"{class_name}.{name}() must be given {parameter!r}: add a line to VALID")
 
 
-def words(made, what, name, function, tested, bad):
+def words(bench, class_name, name, function, tested, bad):
     """Return the positional and named arguments of a call."""
     positional, named = [], {}
     kinds = {argument.name: argument.kind for argument in inspect.signature(function).parameters.values()}
@@ -331,9 +334,9 @@ def words(made, what, name, function, tested, bad):
         given = bad if parameter == tested else None
         if parameter != tested:
             if parameter == "coordinator":
-                given = made.coordinator
-            elif required or f"{what}.{name}.{parameter}" in VALID:
-                given = value(made, what, name, parameter)
+                given = bench.coordinator
+            elif required or f"{class_name}.{name}.{parameter}" in VALID:
+                given = value(bench, class_name, name, parameter)
             else:
                 continue
         if kinds.get(parameter) in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
@@ -343,31 +346,31 @@ def words(made, what, name, function, tested, bad):
     return positional, named
 
 
-def called(made, what, name, function, tested, bad):
+def called(bench, class_name, name, function, tested, bad):
     """Call the function, and describe what is wrong with its outcome."""
 
     async def call_async(subject):
-        positional, named = words(made, what, name, function, tested, bad)
+        positional, named = words(bench, class_name, name, function, tested, bad)
         result = (getattr(subject, name) if subject is not None else function)(*positional, **named)
         if inspect.isawaitable(result):
             await asyncio.wait_for(result, PATIENCE)
 
     async def within():
-        async with held_async(made, what) as subject:
+        async with held_async(bench, class_name) as subject:
             await call_async(subject)
 
-    maker = SUBJECTS[what][1] if what in SUBJECTS else None
+    maker = SUBJECTS[class_name][1] if class_name in SUBJECTS else None
     try:
-        if what.startswith("aio") and maker is None and what != "aio":
+        if class_name.startswith("aio") and maker is None and class_name != "aio":
             asyncio.run(within())
         elif maker is None:
             asyncio.run(call_async(None))
         else:
-            with maker(made) as subject:
-                if what.startswith("aio"):
+            with maker(bench) as subject:
+                if class_name.startswith("aio"):
                     asyncio.run(call_async(subject))
                 else:
-                    positional, named = words(made, what, name, function, tested, bad)
+                    positional, named = words(bench, class_name, name, function, tested, bad)
                     result = getattr(subject, name)(*positional, **named)
                     if inspect.isgenerator(result):
                         next(result, None)
@@ -387,23 +390,23 @@ CASES = [(what, name) for what, name, _ in public_functions() if (what, name) no
 
 
 @pytest.fixture
-def made(database, name):
+def bench(database, name):
     with database.coordinator(retry=5) as coordinator:
         coordinator.admin.resources()
-        yield Made(database, coordinator, name)
+        yield Bench(database, coordinator, name)
 
 
 @pytest.mark.leaves_rows
-@pytest.mark.parametrize(("what", "function_name"), CASES, ids=lambda value: value)
-def test_bad_values_are_refused_by_our_errors(what, function_name, made):
-    function = functions(dict(owners())[what])[function_name]
+@pytest.mark.parametrize(("class_name", "function_name"), CASES, ids=lambda value: value)
+def test_bad_values_are_refused_by_our_errors(class_name, function_name, bench):
+    function = functions(dict(owners())[class_name])[function_name]
     wrong = {}
     for parameter in parameters(function):
         for label, bad in BAD.items():
-            made.count += 1
-            case = (what, function_name, parameter)
+            bench.count += 1
+            case = (class_name, function_name, parameter)
             if case not in ANYTHING and not (bad is None and case in FOR_EVER):
-                outcome = called(made, what, function_name, function, parameter, bad)
+                outcome = called(bench, class_name, function_name, function, parameter, bad)
                 if outcome is not None:
                     wrong[parameter, label] = outcome
     assert wrong == {}
@@ -411,7 +414,7 @@ def test_bad_values_are_refused_by_our_errors(what, function_name, made):
 
 def test_everything_public_is_enumerated():
     """Every public class has a maker, and every exception from the rule still exists."""
-    known = {(what, name) for what, name, _ in public_functions()}
+    known = {(class_name, name) for class_name, name, _ in public_functions()}
     assert set(NOT_CALLED) <= known, "not there any more"
     classes = {
         member

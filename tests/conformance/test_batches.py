@@ -219,20 +219,20 @@ def test_error_in_hook_hides_no_other_error(make, caplog):
     assert batch.entry().status == "failed"
 
 
-@pytest.mark.parametrize("when", ["open", "failed"])
-def test_part_that_succeeded_is_repeated_in_its_batch(make, connect, when):
+@pytest.mark.parametrize("state", ["open", "failed"])
+def test_part_that_succeeded_is_repeated_in_its_batch(make, connect, state):
     """A scheduler may repeat a part whose exit status it lost: no state is lost, and no new batch begins."""
     ran = []
     batch = make("a", "b", "c", on_success=lambda: ran.append(1))
     with pytest.raises(ValueError):
         run(batch, "a", fail=ValueError())
     first = run(batch, "b")
-    if when == "failed":
+    if state == "failed":
         run(batch, "c")
         assert batch.entry().status == "failed"
     again = run(batch, "b")
     assert (again.batch_id, again.attempt, again.is_last) == (first.batch_id, 2, False)
-    if when == "open":
+    if state == "open":
         run(batch, "c")
     assert run(batch, "a").is_last
     assert ran == [1]
@@ -251,11 +251,11 @@ def test_batch_waits_for_part_that_is_repeated(make):
     assert ran == [1]
 
 
-@pytest.mark.parametrize("how", ["fails", "ends the program", "its process dies"])
-def test_last_part_is_repeated_when_callback_has_not_ended(make, spawn, name, how):
+@pytest.mark.parametrize("outcome", ["fails", "ends the program", "its process dies"])
+def test_last_part_is_repeated_when_callback_has_not_ended(make, spawn, name, outcome):
     """A failed callback fails the process of the last part, so a scheduler repeats that part."""
     ran = []
-    if how == "its process dies":
+    if outcome == "its process dies":
         child = spawn(child_part, name=name, parts=["a", "b"], part="a", wait_in_callback=True)
         child.expect("started")
         run(make("a", "b"), "b")
@@ -264,7 +264,7 @@ def test_last_part_is_repeated_when_callback_has_not_ended(make, spawn, name, ho
         child.kill()
     else:
         failing = make("a", "b")
-        error = ZeroDivisionError if how == "fails" else SystemExit
+        error = ZeroDivisionError if outcome == "fails" else SystemExit
 
         def then():
             raise error
@@ -495,7 +495,7 @@ def test_other_parts_than_the_open_batch(make):
 
 def test_names_do_not_meet(connect, name):
     coordinator = connect()
-    first, other = (batches.batch(name(it), ["a", "b"], window=60, coordinator=coordinator) for it in "xy")
+    first, other = (batches.batch(name(suffix), ["a", "b"], window=60, coordinator=coordinator) for suffix in "xy")
     run(first, "a")
     assert not run(other, "b").is_last
     assert run(first, "b").is_last
@@ -503,14 +503,14 @@ def test_names_do_not_meet(connect, name):
 
 def test_old_batches_are_removed(make, database):
     batch = make("a")
-    kept = database.rows(f"SELECT value FROM {database.beside('setting')} WHERE name = 'history_days'")[0][0]
+    history_days = database.rows(f"SELECT value FROM {database.beside('setting')} WHERE name = 'history_days'")[0][0]
     run(batch, "a")
     first = batch.entry().batch_id
     database.rows(f"UPDATE {database.beside('setting')} SET value = '-1' WHERE name = 'history_days'")
     try:
         run(batch, "a")
     finally:
-        database.rows(f"UPDATE {database.beside('setting')} SET value = ? WHERE name = 'history_days'", kept)
+        database.rows(f"UPDATE {database.beside('setting')} SET value = ? WHERE name = 'history_days'", history_days)
     assert batch._declaration.entry(first) is None
     assert batch.entry().status == "succeeded"
 
@@ -935,13 +935,13 @@ class Stop(BaseException):
 
 def strike(number, body):
     """Run ``body`` with an exception at the ``number``-th line of the batch code; False if fewer lines ran."""
-    seen = 0
+    lines_seen = 0
 
     def local(frame, event, _):
-        nonlocal seen
+        nonlocal lines_seen
         if event in ("line", "return"):
-            seen += 1
-            if seen == number:
+            lines_seen += 1
+            if lines_seen == number:
                 raise Stop
         return local
 
@@ -960,12 +960,12 @@ def strike(number, body):
         pass
     finally:
         sys.settrace(before)
-    return seen >= number
+    return lines_seen >= number
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-@pytest.mark.parametrize("what", ["part", "last part", "failing part", "callback", "expired batch"])
-def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database, what):
+@pytest.mark.parametrize("subject", ["part", "last part", "failing part", "callback", "expired batch"])
+def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database, subject):
     """No part or callback stays recorded as running in this process if the process does not know of it.
 
     The process lives, so no other process would ever be allowed to take it over.
@@ -975,33 +975,33 @@ def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database
     batches.list_batches(coordinator)
 
     def prepare(batch):
-        if what == "callback":
+        if subject == "callback":
             knows_nothing = batches.batch(batch.name, ["a"], window=60, coordinator=coordinator)
             coordinator.client.member.call("keep", lambda session, me: leave_behind(session, me, batch.name))
             assert knows_nothing.resume() is False
-        elif what == "expired batch":
+        elif subject == "expired batch":
             early = batches.batch(batch.name, ["a", "b"], window=60, coordinator=coordinator)
             run(early, "a")
             grow_older(database, early.entry().batch_id, 60, raw)
 
     def body(batch):
-        if what == "callback":
+        if subject == "callback":
             batch.resume()
         else:
-            with batch.part("b" if what == "expired batch" else "a"):
-                if what == "failing part":
+            with batch.part("b" if subject == "expired batch" else "a"):
+                if subject == "failing part":
                     raise BatchFailed("x")
 
     while True:
         number += 1
-        parts = ["a", "b"] if what in ("part", "expired batch") else ["a"]
+        parts = ["a", "b"] if subject in ("part", "expired batch") else ["a"]
         batch = batches.batch(name(str(number)), parts, window=60, coordinator=coordinator)
         batch._declaration.declare_callback(lambda: ran.append(1))
         prepare(batch)
         if not strike(number, lambda batch=batch: body(batch)):
             break
     raw.close()
-    assert number > (50 if what == "callback" else 100)
+    assert number > (50 if subject == "callback" else 100)
     gc.collect()
 
     def running():
@@ -1169,12 +1169,12 @@ def test_forked_child_does_not_own_its_parents_part(make, tmp_path):
 
 
 @needs_fork
-@pytest.mark.parametrize("how", ["returns", "raises"])
-def test_a_child_that_is_forked_in_a_callback_does_not_end_it(make, tmp_path, how):
+@pytest.mark.parametrize("ending", ["returns", "raises"])
+def test_a_child_that_is_forked_in_a_callback_does_not_end_it(make, tmp_path, ending):
     read, write = os.pipe()
 
     def then():
-        if os.fork() == 0 and how == "raises":
+        if os.fork() == 0 and ending == "raises":
             raise SystemExit(3)
 
     parent = os.getpid()
@@ -1192,7 +1192,7 @@ def test_a_child_that_is_forked_in_a_callback_does_not_end_it(make, tmp_path, ho
             os._exit(0)
     os.close(write)
     with open(read, "rb") as file:
-        assert ("forked from" if how == "returns" else "SystemExit: 3") in file.read().decode()
+        assert ("forked from" if ending == "returns" else "SystemExit: 3") in file.read().decode()
     assert answer == "nothing"
     assert batch.entry().callback_status == "finished"
     assert not (tmp_path / "alarm").exists()
@@ -1244,17 +1244,17 @@ def test_a_fork_waits_for_the_sql_of_a_callback(make, threads, database, ledger,
 
 
 @pytest.mark.engines("sqlite")
-@pytest.mark.parametrize("when", ["before", "waiting", "running", "between", "alone"])
-def test_sql_can_be_ended(database, threads, ledger, name, when):
+@pytest.mark.parametrize("moment", ["before", "waiting", "running", "between", "alone"])
+def test_sql_can_be_ended(database, threads, ledger, name, moment):
     engine = database.make_engine()
     session, errors = engine.connect("work"), []
     table = f"ledger_{name}"
     text = {
         "between": f"INSERT INTO {table} (who) VALUES ('x');" * 20000,
         "alone": "PRAGMA user_version; BEGIN; " + LONG.format(table=table, maximum=10**9) + "; COMMIT",
-    }.get(when, LONG.format(table=table, maximum=10**9))
+    }.get(moment, LONG.format(table=table, maximum=10**9))
     holder = database.raw()
-    if when == "waiting":
+    if moment == "waiting":
         holder.execute("BEGIN IMMEDIATE")
 
     def work():
@@ -1265,12 +1265,12 @@ def test_sql_can_be_ended(database, threads, ledger, name, when):
         finally:
             session.close()
 
-    if when == "before":
+    if moment == "before":
         session.cancel_running()
     threads.start(work)
-    if when != "before":
+    if moment != "before":
         until(lambda: session._working is not None or errors)
-        if when == "waiting":
+        if moment == "waiting":
             remains(lambda: not errors, 0.2, "it waits for the lock")
         session.cancel_running()
         assert errors or session._working is None
@@ -1284,7 +1284,7 @@ def test_sql_can_be_ended(database, threads, ledger, name, when):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"name": ""}, "batch's name"),
         ({"name": " x"}, "white space"),
@@ -1311,8 +1311,8 @@ def test_sql_can_be_ended(database, threads, ledger, name, when):
         ({"on_failed": 3}, "on_failed"),
     ],
 )
-def test_bad_batches(change, told):
-    with pytest.raises(ConfigurationError, match=told):
+def test_bad_batches(change, message):
+    with pytest.raises(ConfigurationError, match=message):
         batches.batch(**{"name": "x", "parts": ["a"], "window": "6h", **change})
 
 
@@ -1329,7 +1329,7 @@ async def coroutine():
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("callback", "message"),
     [
         (7, "cannot continue with 7"),
         ("SELECT 1", "cannot continue with 'SELECT 1'"),
@@ -1342,10 +1342,10 @@ async def coroutine():
         (lambda: sqlsem.Shell(""), "empty"),
     ],
 )
-def test_bad_callbacks(what, told):
+def test_bad_callbacks(callback, message):
     batch = batches.batch("x", ["a"], window=1)
-    with pytest.raises(ConfigurationError, match=told):
-        batch._declaration.declare_callback(what() if getattr(what, "__name__", "") == "<lambda>" else what)
+    with pytest.raises(ConfigurationError, match=message):
+        batch._declaration.declare_callback(callback() if getattr(callback, "__name__", "") == "<lambda>" else callback)
 
 
 def test_an_unknown_part():

@@ -285,9 +285,9 @@ def test_invalid_task_locks_are_refused(queue, name, connect):
 
 
 def test_the_command_line_puts_shows_and_tells_why(queue, other, name, database):
-    def cli(*given):
-        where = [word for option, value in database.options.items() for word in (f"--{option}", str(value))]
-        result = CliRunner().invoke(main, ["--url", database.url, *where, *given], prog_name="sqlsem")
+    def cli(*arguments):
+        options = [word for option, value in database.options.items() for word in (f"--{option}", str(value))]
+        result = CliRunner().invoke(main, ["--url", database.url, *options, *arguments], prog_name="sqlsem")
         assert result.exit_code == 0, result.output
         return result.output
 
@@ -409,16 +409,16 @@ def test_queued_claim_hides_no_orphan_row_from_heartbeat(queue, monkeypatch):
     """A claim that still queues for the main session keeps no heartbeat from removing orphan rows."""
     member = queue.claiming.client.member
     queue.try_claim()  # opens the main session
-    call, seen = member.call, []
+    call, pending = member.call, []
 
     def look_and_call(*arguments, **options):
-        seen.append(dict(member._pending_registrations))
+        pending.append(dict(member._pending_registrations))
         return call(*arguments, **options)
 
     monkeypatch.setattr(member, "call", look_and_call)
     queue.try_claim()
-    assert seen
-    assert not any(seen)
+    assert pending
+    assert not any(pending)
 
 
 @pytest.mark.engines("postgresql")
@@ -549,10 +549,10 @@ def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between):
 def test_blocked_task_deleted_by_hand_leaves_its_queues(database, queue, other, name):
     """Other tasks of the queue stay blocked, so their waiter leases are renewed."""
     with other.mutex(name):
-        gone, stays = (queue.put(Json(body), locks=[sqlsem.mutex(name)]) for body in ("gone", "stays"))
+        deleted, stays = (queue.put(Json(body), locks=[sqlsem.mutex(name)]) for body in ("gone", "stays"))
         assert queue.try_claim() is None
         assert len(rows(other, name)) == 3
-        database.rows(f"DELETE FROM {database.beside('task')} WHERE task_id = ?", gone)
+        database.rows(f"DELETE FROM {database.beside('task')} WHERE task_id = ?", deleted)
 
         def left():
             assert queue.try_claim() is None

@@ -68,16 +68,16 @@ def refused():
 
 def as_kept(name, value):
     """Return the name and value of an amount as a schedule's options store it."""
-    kept = AMOUNTS[name][2]
-    return kept, value * 1000 if kept.endswith("_ms") else value
+    column = AMOUNTS[name][2]
+    return column, value * 1000 if column.endswith("_ms") else value
 
 
 def test_every_option_is_in_a_table():
     assert set(PutOptions.__optional_keys__) == AMOUNTS.keys() | OTHERS
-    assert set(TASK_BOUNDS) == {kept for *_, kept, _ in AMOUNTS.values()}
-    for name, (good, _, kept, _) in AMOUNTS.items():
-        (minimum, maximum), (first, last) = good, TASK_BOUNDS[kept]
-        factor = 1000 if kept.endswith("_ms") else 1
+    assert set(TASK_BOUNDS) == {column for *_, column, _ in AMOUNTS.values()}
+    for name, (good, _, column, _) in AMOUNTS.items():
+        (minimum, maximum), (first, last) = good, TASK_BOUNDS[column]
+        factor = 1000 if column.endswith("_ms") else 1
         assert (minimum * factor, int(maximum)) == (first, last // factor), name
 
 
@@ -91,8 +91,8 @@ def test_python_has_the_same_bounds_everywhere(queue, amount, value, within):
     if within:
         number = queue.put(1, **{amount: value})
         schedule = queue.schedule("@yearly", Json("x"), name=queue.name, **{amount: value})
-        kept, number_kept = as_kept(amount, value)
-        assert schedule.options.get(kept, number_kept) == number_kept
+        column, number_kept = as_kept(amount, value)
+        assert schedule.options.get(column, number_kept) == number_kept
         queue.claiming.client.with_connection(lambda session: session.set_schedule(queue.name, "remove", None))
         assert queue.tasks()[0].task_id == number
     else:
@@ -107,11 +107,11 @@ def test_python_has_the_same_bounds_everywhere(queue, amount, value, within):
 def test_saved_options_have_the_same_bounds(database, queue, amount, value, within):
     """Saved options that another program wrote have the same bounds."""
     session = database.session(grace=600)
-    kept, number = as_kept(amount, value)
+    column, number = as_kept(amount, value)
     number = 2**70 if number == float("inf") else number  # JSON has no infinity
     number = int(number) if isinstance(number, float) and number.is_integer() else number
     save = lambda: session.save_schedule(  # noqa: E731
-        *(queue.name, queue.name, "@yearly", "UTC", "json", "1", {kept: number}, datetime.now(timezone.utc))
+        *(queue.name, queue.name, "@yearly", "UTC", "json", "1", {column: number}, datetime.now(timezone.utc))
     )
     with contextlib.nullcontext() if within else refused():
         save()
@@ -149,18 +149,18 @@ def test_queues_have_the_same_bounds_everywhere(queue, setter):
 
 
 @pytest.mark.parametrize(
-    ("key", "what", "value", "per"),
+    ("key", "setting", "value", "per"),
     [
         *((None, "limit", -1, None), (None, "key_limit", -1, None), ("k", "weight", 0, None), ("k", "limit", -1, None)),
         *((None, "rate", 0, 1000), (None, "rate", 1, 0), (None, "key_rate", 1, -1), (None, "rate", 1, None)),
     ],
 )
-def test_session_setters_have_the_same_bounds(database, queue, key, what, value, per):
+def test_session_setters_have_the_same_bounds(database, queue, key, setting, value, per):
     session = database.session(grace=600)
     if not isinstance(session, QueueLimitSession):
         pytest.skip("no limits of queues here")
     with refused():
-        session.set_queue(queue.name, key, what, value, per)
+        session.set_queue(queue.name, key, setting, value, per)
     session.close()
     assert queue.limits() == []
 

@@ -40,8 +40,8 @@ class Bench:
 
     def call(self, *arguments: str, options: tuple[str, ...] = ()) -> Result:
         schema = self.database.options.get("schema", "sqlsem")
-        given = ["--url", self.database.url, "--schema", schema, *options, *arguments]
-        result = CliRunner().invoke(cli.main, given, env={"COLUMNS": None})
+        words = ["--url", self.database.url, "--schema", schema, *options, *arguments]
+        result = CliRunner().invoke(cli.main, words, env={"COLUMNS": None})
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return result
 
@@ -103,12 +103,12 @@ def test_tasks(bench: Bench) -> None:
     assert "1 lost" in bench.call("tasks", bench.name).stdout
 
 
-@pytest.mark.parametrize("what", ["cancel", "retry"])
-def test_change_of_a_task(bench: Bench, what: str) -> None:
+@pytest.mark.parametrize("command", ["cancel", "retry"])
+def test_change_of_a_task(bench: Bench, command: str) -> None:
     (task,) = bench.tasks()
-    result = bench.call("tasks", what, str(task["task_id"]))
+    result = bench.call("tasks", command, str(task["task_id"]))
     assert result.exit_code == 0, result.output
-    assert bench.tasks()[0]["status"] == ("cancelled" if what == "cancel" else "pending")
+    assert bench.tasks()[0]["status"] == ("cancelled" if command == "cancel" else "pending")
 
 
 def test_work_with_idle_exit(bench: Bench) -> None:

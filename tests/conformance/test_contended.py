@@ -30,12 +30,12 @@ async def made(grant):
     return grant.contended
 
 
-@pytest.mark.parametrize("where", ["another member", "this member"])
+@pytest.mark.parametrize("member", ["another member", "this member"])
 @pytest.mark.parametrize("kind", PAIRS)
-def test_contended_is_set_by_a_new_waiter(connect, name, kind, where):
+def test_contended_is_set_by_a_new_waiter(connect, name, kind, member):
     first, second = PAIRS[kind]
     coordinator = connect()
-    other = connect() if where == "another member" else coordinator
+    other = connect() if member == "another member" else coordinator
     with first(coordinator, name) as grant:
         event = contended(grant)
         assert not event.is_set()
@@ -46,10 +46,10 @@ def test_contended_is_set_by_a_new_waiter(connect, name, kind, where):
     attempt.leave()
 
 
-@pytest.mark.parametrize("where", ["another member", "this member"])
-def test_contended_is_set_by_an_earlier_waiter(connect, database, name, where):
+@pytest.mark.parametrize("member", ["another member", "this member"])
+def test_contended_is_set_by_an_earlier_waiter(connect, database, name, member):
     coordinator = connect()
-    other = connect() if where == "another member" else coordinator
+    other = connect() if member == "another member" else coordinator
     with coordinator.mutex(name) as grant:
         attempt = Attempt(other.mutex(name))
         until(lambda: len(database.queue(name)) == 2, "it waits")
@@ -143,17 +143,17 @@ def test_contended_can_be_awaited(connect, name):
     plain = getattr(coordinator, "_coordinator", coordinator)
 
     async def main():
-        gone = []
+        released = []
 
         async def gives_way():
             async with plain.mutex(name) as grant:
                 await asyncio.wait_for(grant.contended.wait(), PATIENCE)
-                gone.append(True)
+                released.append(True)
 
         task = asyncio.create_task(gives_way())
         await asyncio.sleep(0.05)
         async with plain.mutex(name):
             await task
-            assert gone == [True]
+            assert released == [True]
 
     asyncio.run(main())

@@ -83,15 +83,15 @@ class Member:
 
     def wait(self, ticket, timeout=PATIENCE):
         session = self._waiting()
-        return Later(lambda: self._slices(lambda left: session.wait(ticket, left, threading.Event()), timeout))
+        return Later(lambda: self._slices(lambda seconds: session.wait(ticket, seconds, threading.Event()), timeout))
 
     @staticmethod
     def _slices(call, timeout):
         deadline = time.monotonic() + timeout
         while True:
-            left = deadline - time.monotonic()
-            answer = call(max(0.0, min(left, 4.0)))
-            if answer is not False or left <= 0:
+            remaining = deadline - time.monotonic()
+            answer = call(max(0.0, min(remaining, 4.0)))
+            if answer is not False or remaining <= 0:
                 return answer
 
     def begin(self, ticket, only_if_free=False):
@@ -107,7 +107,7 @@ class Member:
         def wait():
             if begun is Upgrading.NOT_YET:
                 until(lambda: session.begin_upgrade(ticket, False) is not Upgrading.NOT_YET)
-            return self._slices(lambda left: session.upgrade(ticket, left, threading.Event()), timeout)
+            return self._slices(lambda seconds: session.upgrade(ticket, seconds, threading.Event()), timeout)
 
         return Later(wait)
 
@@ -162,15 +162,15 @@ def member(database, name):
 
 def test_a_lone_reader_becomes_the_writer_at_once(member):
     first, other = member(), member()
-    mine = first.read()
-    assert first.begin(mine) is True
-    assert first.state(mine) == (WRITE, "holds")
+    ticket = first.read()
+    assert first.begin(ticket) is True
+    assert first.state(ticket) == (WRITE, "holds")
     late = other.ask(READ)
     assert not late.granted
     assert other.enters(late) is False
-    assert first.release(mine)
+    assert first.release(ticket)
     assert other.enters(late) is True
-    assert first.outcomes(mine) == [(READ, "upgraded"), (WRITE, "released")]
+    assert first.outcomes(ticket) == [(READ, "upgraded"), (WRITE, "released")]
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["the reader ahead", "the reader behind"])
@@ -185,20 +185,20 @@ def test_an_upgrade_waits_for_every_other_reader(member, first):
         assert upgrader.state(tickets[True]) == ("upgrade", "holds")
         time.sleep(0.2)
         assert waiting.waits
-        left = time.monotonic()
+        left_at = time.monotonic()
         assert other.release(tickets[False])
         assert waiting.get() is True
         assert upgrader.state(tickets[True]) == (WRITE, "holds")
         upgrader.release(tickets[True])
-        return waiting.ended - left
+        return waiting.ended - left_at
 
     promptly(woken_after, WOKEN, "it was not woken")
 
 
 def test_an_upgrade_waits_for_its_own_members_other_readers(member):
     upgrader = member()
-    mine, sibling = upgrader.read(), upgrader.read()
-    waiting = upgrader.upgrade(mine)
+    ticket, sibling = upgrader.read(), upgrader.read()
+    waiting = upgrader.upgrade(ticket)
     time.sleep(0.2)
     assert waiting.waits
     upgrader.release(sibling)
@@ -207,16 +207,16 @@ def test_an_upgrade_waits_for_its_own_members_other_readers(member):
 
 def test_upgrade_keeps_new_readers_out(member):
     first, other = member(), member()
-    mine, theirs = first.read(), other.read()
-    waiting = first.upgrade(mine)
+    own_ticket, other_ticket = first.read(), other.read()
+    waiting = first.upgrade(own_ticket)
     late, later = other.ask(READ), other.ask(WRITE)
     assert not late.granted
     assert other.ask(READ, only_if_free=True) is None
     assert other.enters(late) is False
-    other.release(theirs)
+    other.release(other_ticket)
     assert waiting.get() is True
     assert other.enters(late) is False
-    first.release(mine)
+    first.release(own_ticket)
     assert other.enters(later) is False
     assert other.enters(late) is True
     other.release(late)
@@ -225,127 +225,127 @@ def test_upgrade_keeps_new_readers_out(member):
 
 def test_a_waiting_writer_stays_behind(member):
     first, other, third = member(), member(), member()
-    mine, theirs = first.read(), other.read()
+    own_ticket, other_ticket = first.read(), other.read()
     writer = third.ask(WRITE)
-    waiting = first.upgrade(mine)
-    other.release(theirs)
+    waiting = first.upgrade(own_ticket)
+    other.release(other_ticket)
     assert waiting.get() is True
     assert third.enters(writer) is False
-    assert first.downgrade(mine)
+    assert first.downgrade(own_ticket)
     assert third.enters(writer) is False, "a reader is ahead of it"
-    first.release(mine)
+    first.release(own_ticket)
     assert third.enters(writer) is True
 
 
 def test_the_second_upgrader_gets_deadlock_at_once(member):
     first, other = member(), member()
-    mine, theirs = first.read(), other.read()
-    waiting = first.upgrade(mine)
+    own_ticket, other_ticket = first.read(), other.read()
+    waiting = first.upgrade(own_ticket)
     began = time.monotonic()
     with pytest.raises(sqlsem.Deadlock) as caught:
-        other.begin(theirs)
+        other.begin(other_ticket)
     with pytest.raises(sqlsem.Deadlock):
-        other.begin(theirs, only_if_free=True)
+        other.begin(other_ticket, only_if_free=True)
     assert time.monotonic() - began < slack(5)
-    assert str(mine.position) in str(caught.value)
-    assert str(theirs.position) in str(caught.value)
-    assert caught.value.resource == mine.resource
-    assert other.state(theirs) == (READ, "holds")
+    assert str(own_ticket.position) in str(caught.value)
+    assert str(other_ticket.position) in str(caught.value)
+    assert caught.value.resource == own_ticket.resource
+    assert other.state(other_ticket) == (READ, "holds")
     assert waiting.waits
-    other.release(theirs)
+    other.release(other_ticket)
     assert waiting.get() is True
 
 
 def test_an_upgrade_that_gives_up_is_a_reader_again(member):
     first, other = member(), member()
-    mine, theirs = first.read(), other.read()
+    own_ticket, other_ticket = first.read(), other.read()
 
     def woken_after():
-        assert first.upgrade(mine, timeout=0.3).get() is False
-        assert first.state(mine) == ("upgrade", "holds")
+        assert first.upgrade(own_ticket, timeout=0.3).get() is False
+        assert first.state(own_ticket) == ("upgrade", "holds")
         late = other.ask(READ)
         waiting = other.wait(late)
         time.sleep(0.3)
         assert waiting.waits
         back = time.monotonic()
-        assert first.downgrade(mine)
+        assert first.downgrade(own_ticket)
         assert waiting.get() is True
-        assert first.state(mine) == (READ, "holds")
-        assert first.outcomes(mine) == []
+        assert first.state(own_ticket) == (READ, "holds")
+        assert first.outcomes(own_ticket) == []
         other.release(late)
         return waiting.ended - back
 
     promptly(woken_after, WOKEN, "it was not woken")
     # Another reader may upgrade now.
-    again = other.upgrade(theirs)
-    first.release(mine)
+    again = other.upgrade(other_ticket)
+    first.release(own_ticket)
     assert again.get() is True
 
 
 def test_a_try_changes_nothing(member):
     first, other = member(), member()
-    mine, theirs = first.read(), other.read()
-    assert first.begin(mine, only_if_free=True) is False
-    assert first.state(mine) == (READ, "holds")
+    own_ticket, other_ticket = first.read(), other.read()
+    assert first.begin(own_ticket, only_if_free=True) is False
+    assert first.state(own_ticket) == (READ, "holds")
     late = other.ask(READ)
     assert late.granted
     other.release(late)
-    other.release(theirs)
-    assert first.begin(mine, only_if_free=True) is True
-    assert first.state(mine) == (WRITE, "holds")
+    other.release(other_ticket)
+    assert first.begin(own_ticket, only_if_free=True) is True
+    assert first.state(own_ticket) == (WRITE, "holds")
 
 
 def test_upgrade_try_fails_while_a_reader_may_enter(member):
     first, other, third = member(), member(), member()
-    mine = first.read()
+    own_ticket = first.read()
     writer, late = third.ask(WRITE), other.ask(READ)
     third.release(writer)
-    assert first.begin(mine, only_if_free=True) is False
-    assert first.state(mine) == (READ, "holds")
+    assert first.begin(own_ticket, only_if_free=True) is False
+    assert first.state(own_ticket) == (READ, "holds")
     assert other.enters(late) is True
 
 
 def test_a_try_is_not_kept_out_by_the_dead(member):
     first, other = member(grace=0), member(grace=0)
     other.read()
-    mine = first.read()
-    assert first.begin(mine, only_if_free=True) is False
+    own_ticket = first.read()
+    assert first.begin(own_ticket, only_if_free=True) is False
     other.die()
-    until(lambda: first.begin(mine, only_if_free=True), "the dead one out of the way")
+    until(lambda: first.begin(own_ticket, only_if_free=True), "the dead one out of the way")
 
 
 def test_every_call_may_be_repeated(member):
     first, other = member(), member()
-    mine, theirs = first.read(), other.read()
+    own_ticket, other_ticket = first.read(), other.read()
     for _ in range(3):
-        assert first.begin(mine) is False
-    other.release(theirs)
+        assert first.begin(own_ticket) is False
+    other.release(other_ticket)
     for _ in range(3):
-        assert first.main.upgrade(mine, PATIENCE, threading.Event()) is True
+        assert first.main.upgrade(own_ticket, PATIENCE, threading.Event()) is True
     for _ in range(3):
-        assert first.begin(mine) is True
+        assert first.begin(own_ticket) is True
     for _ in range(3):
-        assert first.downgrade(mine) is True
-    assert first.state(mine) == (READ, "holds")
-    assert first.release(mine)
-    assert first.begin(mine) is None
-    assert first.downgrade(mine) is False
-    assert first.outcomes(mine) == [(READ, "upgraded"), (WRITE, "downgraded"), (READ, "released")]
+        assert first.downgrade(own_ticket) is True
+    assert first.state(own_ticket) == (READ, "holds")
+    assert first.release(own_ticket)
+    assert first.begin(own_ticket) is None
+    assert first.downgrade(own_ticket) is False
+    assert first.outcomes(own_ticket) == [(READ, "upgraded"), (WRITE, "downgraded"), (READ, "released")]
 
 
 def test_upgrade_waits_for_reader_that_may_enter(member, database):
     """A waiting reader with no writer ahead may already know that it is granted: the upgrader waits for it."""
     first, other, third = member(), member(), member()
-    mine = first.read()
+    own_ticket = first.read()
     writer = third.ask(WRITE)
     late, later = other.ask(READ), other.ask(READ)
     assert not late.granted
     assert third.release(writer)
-    assert first.begin(mine) is False, "they may be inside"
+    assert first.begin(own_ticket) is False, "they may be inside"
     assert other.state(late) == (READ, "holds")
     assert other.enters(late) is True
     assert other.enters(later) is True
-    waiting = first.upgrade(mine)
+    waiting = first.upgrade(own_ticket)
     other.release(late)
     time.sleep(0.2)
     assert waiting.waits
@@ -357,18 +357,18 @@ def test_a_reader_asleep_is_woken_when_it_is_let_in(member):
     first, other, third = member(), member(), member()
 
     def woken_after():
-        mine = first.read()
+        own_ticket = first.read()
         writer = third.ask(WRITE)
         late = other.ask(READ)
         waiting = other.wait(late)
         third.release(writer)
-        upgrading = first.upgrade(mine)
-        left = time.monotonic()
+        upgrading = first.upgrade(own_ticket)
+        left_at = time.monotonic()
         assert waiting.get() is True
         other.release(late)
         assert upgrading.get() is True
-        first.release(mine)
-        return waiting.ended - left
+        first.release(own_ticket)
+        return waiting.ended - left_at
 
     for _ in range(10):
         promptly(woken_after, WOKEN, "it slept on")
@@ -378,44 +378,44 @@ def test_a_reader_asleep_is_woken_when_it_is_let_in(member):
 def test_granted_row_without_client_expires(member, database):
     """A row whose acquire was broken off has no client to renew its lease, so it expires."""
     first, other, third = member(), member(), member()
-    mine = first.read()
+    own_ticket = first.read()
     writer = third.ask(WRITE)
-    late, gone = other.ask(READ), other.ask(READ)
+    late, expired = other.ask(READ), other.ask(READ)
     until_then = "clock_timestamp() + interval '5 seconds'"
-    for ticket, when in ((late, until_then), (gone, "clock_timestamp() - interval '1 second'")):
-        database.rows(f"UPDATE {{table}} SET waiter_lease_until = {when} WHERE queue_position = ?", ticket.position)
+    for ticket, expiry in ((late, until_then), (expired, "clock_timestamp() - interval '1 second'")):
+        database.rows(f"UPDATE {{table}} SET waiter_lease_until = {expiry} WHERE queue_position = ?", ticket.position)
     third.release(writer)
-    waiting = first.upgrade(mine)
+    waiting = first.upgrade(own_ticket)
     assert other.state(late) == (READ, "holds")
     assert waiting.waits
     assert waiting.get() is True
-    for ticket in (late, gone):  # neither row was granted beside the writer
+    for ticket in (late, expired):  # neither row was granted beside the writer
         assert other.entry(ticket) is None
         assert other.outcomes(ticket) == [(READ, "cancelled")]
 
 
 def test_readers_behind_a_waiting_writer_are_not_let_in(member):
     first, other, third = member(), member(), member()
-    mine, theirs = first.read(), other.read()
+    own_ticket, other_ticket = first.read(), other.read()
     writer = third.ask(WRITE)
     late = third.ask(READ)
-    waiting = first.upgrade(mine)
+    waiting = first.upgrade(own_ticket)
     assert third.state(late) == (READ, "waits")
-    other.release(theirs)
+    other.release(other_ticket)
     assert waiting.get() is True
     assert third.state(late) == (READ, "waits")
-    first.release(mine)
+    first.release(own_ticket)
     third.release(writer)
     assert third.enters(late) is True
 
 
 def test_a_bare_reader_counts(member, database, name):
     upgrader = member()
-    mine = upgrader.read()
+    own_ticket = upgrader.read()
     connection = database.raw()
     cursor = connection.cursor()
     bare = database.insert_bare(cursor, name, "bare", access_type=READ, concurrency_limit=1)
-    waiting = upgrader.upgrade(mine)
+    waiting = upgrader.upgrade(own_ticket)
     time.sleep(0.3)
     assert waiting.waits
     assert upgrader.state(Ticket(name, bare, "bare", False)) == (READ, "holds")
@@ -424,7 +424,7 @@ def test_a_bare_reader_counts(member, database, name):
     cursor.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (bare,))
     assert waiting.get() is True
     assert upgrader.state(Ticket(name, late, "late", False)) == (READ, "waits")
-    upgrader.release(mine)
+    upgrader.release(own_ticket)
     assert upgrader.state(Ticket(name, late, "late", False)) == (READ, "holds")
     cursor.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (late,))
     connection.close()
@@ -433,17 +433,17 @@ def test_a_bare_reader_counts(member, database, name):
 def test_readers_that_a_pause_alone_holds_up(member, database):
     """A pause keeps the readers out, and no writer may overtake them: the upgrade does not begin."""
     first, other, third = member(), member(), member()
-    mine = first.read()
+    own_ticket = first.read()
     writer = third.ask(WRITE)
     late = other.ask(READ)
-    first.main.set_resource(mine.resource, "paused", 1)
+    first.main.set_resource(own_ticket.resource, "paused", 1)
     third.release(writer)
-    waiting = first.upgrade(mine)
+    waiting = first.upgrade(own_ticket)
     time.sleep(0.3)
     assert waiting.waits
-    assert first.state(mine) in ((READ, "holds"), ("upgrade:new", "holds"))
+    assert first.state(own_ticket) in ((READ, "holds"), ("upgrade:new", "holds"))
     assert other.state(late) == (READ, "waits")
-    first.main.set_resource(mine.resource, "paused", 0)
+    first.main.set_resource(own_ticket.resource, "paused", 0)
     until(lambda: other.state(late) == (READ, "holds"))
     other.release(late)
     assert waiting.get() is True
@@ -451,26 +451,26 @@ def test_readers_that_a_pause_alone_holds_up(member, database):
 
 def test_an_upgrade_goes_on_while_paused(member):
     first, other = member(), member()
-    mine, theirs = first.read(), other.read()
-    first.main.set_resource(mine.resource, "paused", 1)
-    waiting = first.upgrade(mine)
-    other.release(theirs)
+    own_ticket, other_ticket = first.read(), other.read()
+    first.main.set_resource(own_ticket.resource, "paused", 1)
+    waiting = first.upgrade(own_ticket)
+    other.release(other_ticket)
     assert waiting.get() is True
-    first.main.set_resource(mine.resource, "paused", 0)
+    first.main.set_resource(own_ticket.resource, "paused", 0)
 
 
 def test_a_reader_ahead_that_a_pause_held_up_is_waited_for(member):
     """A waiting reader ahead never checks rows behind it: the upgrade is granted only when that reader leaves."""
     first, other, third = member(), member(), member()
     writer = third.ask(WRITE)
-    early, mine = other.ask(READ), first.ask(READ)
+    early, own_ticket = other.ask(READ), first.ask(READ)
     third.release(writer)
-    assert first.enters(mine) is True
-    first.main.set_resource(mine.resource, "paused", 1)
-    waiting = first.upgrade(mine)
+    assert first.enters(own_ticket) is True
+    first.main.set_resource(own_ticket.resource, "paused", 1)
+    waiting = first.upgrade(own_ticket)
     time.sleep(0.2)
     assert waiting.waits
-    first.main.set_resource(mine.resource, "paused", 0)
+    first.main.set_resource(own_ticket.resource, "paused", 0)
     assert other.enters(early) is True
     assert waiting.waits
     other.release(early)
@@ -484,20 +484,26 @@ def test_readers_behind_enter_when_the_writer_becomes_a_reader(member):
     downgrader, other, third = member(), member(), member()
 
     def woken_after():
-        mine = downgrader.ask(WRITE)
-        assert mine.granted
+        own_ticket = downgrader.ask(WRITE)
+        assert own_ticket.granted
         first, second, writer, last = other.ask(READ), third.ask(READ), third.ask(WRITE), other.ask(READ)
         waiting = [other.wait(first), third.wait(second)]
         behind = [third.wait(writer, timeout=2), other.wait(last, timeout=2)]
         time.sleep(0.3)
         assert all(call.waits for call in waiting)
         began = time.monotonic()
-        assert downgrader.downgrade(mine)
+        assert downgrader.downgrade(own_ticket)
         assert [call.get() for call in waiting] == [True, True]
         assert [call.get() for call in behind] == [False, False]
-        assert downgrader.state(mine) == (READ, "holds")
-        assert downgrader.outcomes(mine) == [(WRITE, "downgraded")]
-        for session, ticket in ((downgrader, mine), (other, first), (third, second), (third, writer), (other, last)):
+        assert downgrader.state(own_ticket) == (READ, "holds")
+        assert downgrader.outcomes(own_ticket) == [(WRITE, "downgraded")]
+        for session, ticket in (
+            (downgrader, own_ticket),
+            (other, first),
+            (third, second),
+            (third, writer),
+            (other, last),
+        ):
             session.release(ticket)
         return max(call.ended for call in waiting) - began
 
@@ -509,30 +515,30 @@ def test_release_after_downgrade_wakes_the_waiter(member):
     first, other = member(), member()
 
     def woken_after():
-        mine = first.ask(WRITE)
+        own_ticket = first.ask(WRITE)
         writer = other.ask(WRITE)
         waiting = other.wait(writer)
         time.sleep(0.2)
-        assert first.downgrade(mine)
+        assert first.downgrade(own_ticket)
         time.sleep(0.3)
         assert waiting.waits
-        left = time.monotonic()
-        first.release(mine)
+        left_at = time.monotonic()
+        first.release(own_ticket)
         assert waiting.get() is True
         other.release(writer)
-        return waiting.ended - left
+        return waiting.ended - left_at
 
     promptly(woken_after, WOKEN, "it was not woken")
 
 
 def test_down_and_up_again(member):
     first, other = member(), member()
-    mine = first.ask(WRITE)
+    own_ticket = first.ask(WRITE)
     for _ in range(3):
-        assert first.downgrade(mine)
-        theirs = other.read()
-        waiting = first.upgrade(mine)
-        other.release(theirs)
+        assert first.downgrade(own_ticket)
+        other_ticket = other.read()
+        waiting = first.upgrade(own_ticket)
+        other.release(other_ticket)
         assert waiting.get() is True
         assert other.ask(READ, only_if_free=True) is None
 
@@ -540,13 +546,13 @@ def test_down_and_up_again(member):
 def test_a_wait_that_outlives_its_upgrade_changes_nothing(member):
     """The server may continue a wait call after its client broke it off."""
     first, other = member(), member()
-    mine, theirs = first.read(), other.read()
-    waiting = first.upgrade(mine, timeout=2)
-    first.downgrade(mine)
-    assert first.main.upgrade(mine, 0.1, threading.Event()) is False
-    other.release(theirs)
+    own_ticket, other_ticket = first.read(), other.read()
+    waiting = first.upgrade(own_ticket, timeout=2)
+    first.downgrade(own_ticket)
+    assert first.main.upgrade(own_ticket, 0.1, threading.Event()) is False
+    other.release(other_ticket)
     assert waiting.get() is False
-    assert first.state(mine) == (READ, "holds")
+    assert first.state(own_ticket) == (READ, "holds")
 
 
 def test_fences_of_writers_never_fall(member):
@@ -581,13 +587,13 @@ def test_only_readers_and_writers_are_converted(member, database, name, access, 
     with contextlib.closing(database.coordinator()) as operator:
         operator.admin.set_limit(name, 3)  # for requests without a limit
     holder = member()
-    mine = holder.ask(access, limit)
-    assert mine.granted
+    own_ticket = holder.ask(access, limit)
+    assert own_ticket.granted
     with pytest.raises(sqlsem.SqlsemError, match="cannot be"):
-        holder.begin(mine)
+        holder.begin(own_ticket)
     with pytest.raises(sqlsem.SqlsemError, match="cannot be"):
-        holder.downgrade(mine)
-    assert holder.state(mine) == (access, "holds")
+        holder.downgrade(own_ticket)
+    assert holder.state(own_ticket) == (access, "holds")
 
 
 def test_a_row_that_waits_is_not_converted(member):
@@ -601,11 +607,11 @@ def test_a_row_that_waits_is_not_converted(member):
 
 def test_convert_refuses_a_row_of_another_owner(member):
     first, other = member(), member()
-    mine = first.read()
-    stolen = Ticket(mine.resource, mine.position, "somebody else", True)
+    own_ticket = first.read()
+    stolen = Ticket(own_ticket.resource, own_ticket.position, "somebody else", True)
     assert other.begin(stolen) is None
     assert other.downgrade(stolen) is False
-    assert first.state(mine) == (READ, "holds")
+    assert first.state(own_ticket) == (READ, "holds")
 
 
 def test_upgrade_label_cannot_be_requested(member, database, name):
@@ -624,10 +630,10 @@ def test_upgrade_label_cannot_be_requested(member, database, name):
 
 def test_an_upgrade_outlives_the_dead(member):
     first, other, third = member(grace=0.3), member(grace=0.3), member(grace=0.3)
-    theirs, mine, alive = other.read(), first.read(), third.read()
-    waiting = first.upgrade(mine)
+    other_ticket, own_ticket, alive = other.read(), first.read(), third.read()
+    waiting = first.upgrade(own_ticket)
     other.die()
-    until(lambda: first.entry(theirs) is None, "the dead one reaped, though the living one still reads")
+    until(lambda: first.entry(other_ticket) is None, "the dead one reaped, though the living one still reads")
     assert waiting.waits
     third.release(alive)
     assert waiting.get() is True
@@ -635,23 +641,23 @@ def test_an_upgrade_outlives_the_dead(member):
 
 def test_a_dead_upgrader_goes_as_any(member):
     first, other = member(grace=0.3), member(grace=0.3)
-    mine, theirs = first.read(), other.read()
-    first.begin(mine)
+    own_ticket, other_ticket = first.read(), other.read()
+    first.begin(own_ticket)
     late = other.ask(READ)
     waiting = other.wait(late)
     first.die()
     assert waiting.get() is True
     other.release(late)
-    assert other.begin(theirs) is True
+    assert other.begin(other_ticket) is True
 
 
 def test_a_dead_upgrader_is_no_deadlock(member):
     first, other = member(grace=1.0), member(grace=1.0)
-    mine, theirs = first.read(), other.read()
-    first.begin(mine)
+    own_ticket, other_ticket = first.read(), other.read()
+    first.begin(own_ticket)
     first.die()
     # The server may take a moment to end its session.
-    waiting = until(lambda: _unless_deadlock(lambda: other.upgrade(theirs)), "no alarm for the dead")
+    waiting = until(lambda: _unless_deadlock(lambda: other.upgrade(other_ticket)), "no alarm for the dead")
     assert waiting.get() is True
 
 
@@ -664,72 +670,72 @@ def _unless_deadlock(call):
 
 def test_an_upgrader_is_revoked(member):
     first, other = member(grace=0.4), member(grace=0.4)
-    mine, theirs = first.read(), other.read()
-    waiting = first.upgrade(mine)
-    assert other.main.revoke(mine.position, False) == 1
+    own_ticket, other_ticket = first.read(), other.read()
+    waiting = first.upgrade(own_ticket)
+    assert other.main.revoke(own_ticket.position, False) == 1
     assert waiting.get() is None
-    assert first.main.heartbeat(first.number).revoked == {mine.position}
-    assert first.begin(mine) is None
-    assert first.downgrade(mine) is False
+    assert first.main.heartbeat(first.number).revoked == {own_ticket.position}
+    assert first.begin(own_ticket) is None
+    assert first.downgrade(own_ticket) is False
     # The revoked row will leave: an upgrade behind it is no deadlock.
-    follows = other.upgrade(theirs)
+    follows = other.upgrade(other_ticket)
     assert follows.get() is True
-    assert first.entry(mine) is None
+    assert first.entry(own_ticket) is None
 
 
 def test_an_upgrader_is_revoked_by_force(member):
     first, other = member(), member()
-    mine = first.read()
+    own_ticket = first.read()
     other.read()
-    waiting = first.upgrade(mine)
-    assert other.main.revoke(mine.position, True) == 0
+    waiting = first.upgrade(own_ticket)
+    assert other.main.revoke(own_ticket.position, True) == 0
     assert waiting.get() is None
 
 
 def test_an_upgrade_outlives_its_session(member, database):
     first, other = member(grace=60), member(grace=60)
-    mine, theirs = first.read(), other.read()
-    first.begin(mine)
+    own_ticket, other_ticket = first.read(), other.read()
+    first.begin(own_ticket)
     first.main.close()
     first.main = first.engine.connect("main")
     assert first.main.reattach_member(first.number)
-    assert first.main.heartbeat(first.number).positions == {mine.position}
-    waiting = first.upgrade(mine)
-    other.release(theirs)
+    assert first.main.heartbeat(first.number).positions == {own_ticket.position}
+    waiting = first.upgrade(own_ticket)
+    other.release(other_ticket)
     assert waiting.get() is True
     first.main.close()
     first.main = first.engine.connect("main")
     assert first.main.reattach_member(first.number)
     late = other.ask(READ)
     follows = other.wait(late)
-    assert first.downgrade(mine)
+    assert first.downgrade(own_ticket)
     assert follows.get() is True
 
 
 def test_members_with_a_lease(member):
     first, other = member(lease=60), member(lease=60)
-    mine, theirs = first.read(), other.read()
-    waiting = first.upgrade(mine)
-    other.release(theirs)
+    own_ticket, other_ticket = first.read(), other.read()
+    waiting = first.upgrade(own_ticket)
+    other.release(other_ticket)
     assert waiting.get() is True
     late = other.ask(READ)
     follows = other.wait(late)
-    assert first.downgrade(mine)
+    assert first.downgrade(own_ticket)
     assert follows.get() is True
 
 
 def test_a_pin_holds_a_writer_back(member, database):
     """An upgrade waits for the open transaction that has pinned the row."""
     writer = member(gate_timeout=0.2)
-    mine = writer.ask(WRITE)
+    own_ticket = writer.ask(WRITE)
     connection = database.raw(autocommit=False)
     cursor = connection.cursor()
-    assert writer.engine.pin(cursor, mine)
+    assert writer.engine.pin(cursor, own_ticket)
     with pytest.raises(sqlsem.Unavailable):
-        writer.downgrade(mine)
+        writer.downgrade(own_ticket)
     connection.rollback()
     connection.close()
-    assert writer.downgrade(mine)
+    assert writer.downgrade(own_ticket)
 
 
 class Room:
@@ -766,7 +772,10 @@ def read_and_write(room, client, turns):
     for turn in range(turns):
         ticket = client.ask(READ)
         if not ticket.granted:
-            assert client._slices(lambda left, t=ticket: client.main.wait(t, left, threading.Event()), PATIENCE) is True
+            assert (
+                client._slices(lambda seconds, t=ticket: client.main.wait(t, seconds, threading.Event()), PATIENCE)
+                is True
+            )
         room.reads(ticket)
         try:
             if turn % 2:
@@ -775,7 +784,7 @@ def read_and_write(room, client, turns):
                     patience = PATIENCE if turn % 4 == 1 else 0.01
                     if not done:
                         done = client._slices(
-                            lambda left, t=ticket: client.main.upgrade(t, left, threading.Event()), patience
+                            lambda seconds, t=ticket: client.main.upgrade(t, seconds, threading.Event()), patience
                         )
                     if done:
                         room.writes(ticket)
@@ -913,21 +922,21 @@ def test_two_upgrades_at_once(connect, database, name):
     first, other = connect(), connect()
     lock = other.read(name)
     lock.acquire()
-    theirs = lock.grant
-    with first.read(name) as mine:
-        waiting = Upgrade(mine).begun(database)
+    grant = lock.grant
+    with first.read(name) as other_grant:
+        waiting = Upgrade(other_grant).begun(database)
         with pytest.raises(sqlsem.Deadlock) as caught:
-            theirs.upgrade()
+            grant.upgrade()
         assert caught.value.resource == name
-        assert f"at {mine.position} is upgrading" in str(caught.value)
-        assert access(database, theirs) == READ
-        theirs.check()
+        assert f"at {other_grant.position} is upgrading" in str(caught.value)
+        assert access(database, grant) == READ
+        grant.check()
         assert waiting.waits
-        theirs.release()
+        grant.release()
         waiting.get()
-        assert access(database, mine) == WRITE
+        assert access(database, other_grant) == WRITE
         with pytest.raises(sqlsem.NotHeld):
-            theirs.upgrade()
+            grant.upgrade()
 
 
 def test_a_knot_with_an_upgrade_in_it(connect, database, name):
@@ -935,7 +944,7 @@ def test_a_knot_with_an_upgrade_in_it(connect, database, name):
     first, other = connect(), connect()
     y = first.mutex(name("y"))
     y.acquire()
-    with first.read(name("x")) as mine:
+    with first.read(name("x")) as grant:
         started, ended = threading.Event(), threading.Event()
         caught = []
 
@@ -954,7 +963,7 @@ def test_a_knot_with_an_upgrade_in_it(connect, database, name):
         assert started.wait(PATIENCE)
         until(lambda: len(database.queue(name("y"))) == 2)
         try:
-            mine.upgrade(timeout=PATIENCE)
+            grant.upgrade(timeout=PATIENCE)
         except sqlsem.Deadlock as exc:
             caught.append(exc)
         (deadlock,) = caught
@@ -1047,38 +1056,38 @@ def test_upgrade_of_a_revoked_grant_fails(connect, database, name):
 
 def test_an_upgrade_of_a_coordinator_that_closes(connect, database, name):
     first, other = connect(), connect()
-    with other.read(name) as theirs:
+    with other.read(name) as other_grant:
         lock = first.read(name)
         lock.acquire()
         waiting = Upgrade(lock.grant).begun(database)
         first.close()
         with pytest.raises(sqlsem.SqlsemError):
             waiting.get()
-        assert [row[0] for row in database.queue(name)] == [theirs.position]
+        assert [row[0] for row in database.queue(name)] == [other_grant.position]
 
 
 def trouble(monkeypatch, coordinator, method, error, times):
     """Make a method of the main session fail ``times`` times before it does anything."""
     kind = type(coordinator.client.member.main.session)
-    original, left = getattr(kind, method), [times]
+    original, failures = getattr(kind, method), [times]
 
     def fail(self, *arguments):
-        if left[0] > 0:
-            left[0] -= 1
+        if failures[0] > 0:
+            failures[0] -= 1
             raise error("trouble")
         return original(self, *arguments)
 
     monkeypatch.setattr(kind, method, fail)
-    return left
+    return failures
 
 
 def test_an_upgrade_that_cannot_be_put_back_at_once(connect, database, name, monkeypatch):
     first, other = connect(grace=1.0), connect()
     with other.read(name), first.read(name) as grant:
-        left = trouble(monkeypatch, first, "downgrade", sqlsem.Unavailable, 1)
+        failures = trouble(monkeypatch, first, "downgrade", sqlsem.Unavailable, 1)
         with pytest.raises(sqlsem.Timeout):
             grant.upgrade(timeout=0.2)
-        assert left == [0]
+        assert failures == [0]
         until(lambda: access(database, grant) == READ, "put back by the pulse")
 
 
@@ -1171,7 +1180,7 @@ def test_tasks_go_up_and_down(connect, database, name):
 
     async def main():
         async with first.aio.read(name) as grant:
-            async with other.aio.read(name) as theirs:
+            async with other.aio.read(name) as other_grant:
                 with pytest.raises(sqlsem.Timeout):
                     await grant.upgrade(timeout=0.2)
                 assert access(database, grant) == READ
@@ -1179,7 +1188,7 @@ def test_tasks_go_up_and_down(connect, database, name):
                 while access(database, grant) != "upgrade":
                     await asyncio.sleep(0.01)
                 with pytest.raises(sqlsem.Deadlock):
-                    await theirs.upgrade()
+                    await other_grant.upgrade()
             await waiting
             assert access(database, grant) == WRITE
             late = other.aio.read(name)

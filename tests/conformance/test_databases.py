@@ -97,7 +97,7 @@ class Other:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("url", "words"),
     [
         (None, "not by NoneType"),
         (5, "not by int"),
@@ -108,10 +108,10 @@ class Other:
         (Other(), r"oracle\+oracledb cannot be used"),
     ],
 )
-def test_invalid_database_url_is_refused(given, words):
-    for use in (sqlsem.connect, *([sqlsem.configure] if given is not None else [])):
+def test_invalid_database_url_is_refused(url, words):
+    for use in (sqlsem.connect, *([sqlsem.configure] if url is not None else [])):
         with pytest.raises(sqlsem.ConfigurationError, match=words) as caught:
-            use(given)
+            use(url)
         assert "secret" not in str(caught.value)
 
 

@@ -73,16 +73,16 @@ def test_history_names_dead_member_and_last_heartbeat(spawn, connect, database, 
     lock = coordinator.mutex(name)
     assert until(lambda: lock.acquire(blocking=False))
     lock.release()
-    ours, theirs = coordinator.admin.history(name)
-    assert (theirs.outcome, theirs.pid, theirs.limit, theirs.note) == ("reaped", child.pid, 1, "load")
-    assert theirs.host is not None
-    assert theirs.program is not None
-    assert theirs.login is not None
-    assert theirs.ended_by is not None
-    assert 0 <= theirs.held <= lived + 1, "until its last sign of life"
-    assert (ours.outcome, ours.pid, ours.ended_by) == ("released", os.getpid(), None)
-    assert ours.login is not None
-    assert theirs.as_dict()["ended_by"] == theirs.ended_by
+    own_row, dead_row = coordinator.admin.history(name)
+    assert (dead_row.outcome, dead_row.pid, dead_row.limit, dead_row.note) == ("reaped", child.pid, 1, "load")
+    assert dead_row.host is not None
+    assert dead_row.program is not None
+    assert dead_row.login is not None
+    assert dead_row.ended_by is not None
+    assert 0 <= dead_row.held <= lived + 1, "until its last sign of life"
+    assert (own_row.outcome, own_row.pid, own_row.ended_by) == ("released", os.getpid(), None)
+    assert own_row.login is not None
+    assert dead_row.as_dict()["ended_by"] == dead_row.ended_by
 
 
 def test_history_names_the_revoking_operator(connect, database, name):
@@ -134,7 +134,7 @@ def claims(channel, url, options, names, grace=GRACE):
 
 def test_the_tasks_of_a_dead_worker_are_lost(spawn, connect, database, name):
     coordinator = connect()
-    names = [name(what) for what in ("cancel", "retry", "left")]
+    names = [name(suffix) for suffix in ("cancel", "retry", "left")]
     for queue_name in names:
         coordinator.queue(queue_name).put(1, note=queue_name)
     child = spawn(claims, names=names)

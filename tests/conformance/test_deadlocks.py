@@ -48,10 +48,10 @@ class Mirror:
     def full(self, resource):
         return f"{self.prefix}-{resource}"
 
-    def move(self, kind, who, what):
+    def move(self, kind, node, argument):
         before = list(self.world.rows)
-        member, owner = self.world.owner(who)
-        if not self.world.move(kind, who, what):
+        member, owner = self.world.owner(node)
+        if not self.world.move(kind, node, argument):
             return
         after = {row.position for row in self.world.rows}
         if kind == "ask":
@@ -65,19 +65,19 @@ class Mirror:
             else:
                 requests = [Request(self.full(row.resource), row.access, row.limit, row.weight) for row in new]
                 tickets = self.sessions[member].register(
-                    self.members[member], f"who {who}", owner, f"{self.prefix}.{next(self.uids)}", requests, False
+                    self.members[member], f"who {node}", owner, f"{self.prefix}.{next(self.uids)}", requests, False
                 )
                 for row, ticket in zip(new, tickets, strict=True):
                     self.rows[row.position] = ticket
         for row in before:
             if row.position not in after:
-                gone = self.rows.pop(row.position)
+                position = self.rows.pop(row.position)
                 if member is None:
                     self.raw.cursor().execute(
-                        self.database.sql("DELETE FROM {table} WHERE queue_position = ?"), (gone,)
+                        self.database.sql("DELETE FROM {table} WHERE queue_position = ?"), (position,)
                     )
                 else:
-                    assert self.sessions[member].release(gone, "released")
+                    assert self.sessions[member].release(position, "released")
         labels = {row.position: row.access for row in before}
         for row in self.world.rows:
             if labels.get(row.position, row.access) != row.access:
@@ -92,11 +92,11 @@ class Mirror:
 
     def read(self):
         """Return the rows from the database."""
-        found = self.database.rows(
+        table_rows = self.database.rows(
             "SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight, granted_at "
             "FROM {table}"
         )
-        rows = [Row(*row[:7], row[7] is not None) for row in found if row[1].startswith(self.prefix)]
+        rows = [Row(*row[:7], row[7] is not None) for row in table_rows if row[1].startswith(self.prefix)]
         assert len(rows) == len(self.world.rows)
         return rows
 
@@ -112,7 +112,7 @@ class Mirror:
 
 def test_against_the_reference(database, name):
     number = itertools.count()
-    seen = []
+    numbers = []
 
     @settings(
         max_examples=EXAMPLES[database.engine] * int(os.environ.get("SQLSEM_TEST_SCALE", "1")),
@@ -137,18 +137,18 @@ def test_against_the_reference(database, name):
         expected = find(mirror.world.rows, mirror.world.caps)
         assert len(cycles) == len(expected), "the rows are not what the moves lead to"
         event(f"{len(cycles)} cycles")
-        seen.append(len(cycles))
+        numbers.append(len(cycles))
         people = {member: (f"host{number}", 1000 + number, None) for number, member in mirror.members.items()}
         for number, member in mirror.members.items():
-            mine = {cycle.victim.position: cycle for cycle in cycles if cycle.victim.member == member}
+            own_cycles = {cycle.victim.position: cycle for cycle in cycles if cycle.victim.member == member}
             answers = [mirror.sessions[number].find_deadlock(member)]
             if database.engine == "postgresql":  # and the function that sessions use
                 rows = mirror.sessions[number].connection.execute(ROUTINE, (member,)).fetchall()
                 answers.append(deadlocks.Found.of_rows(rows))
             for answer in answers:
-                assert (answer is None) == (not mine)
+                assert (answer is None) == (not own_cycles)
                 if answer is not None:
-                    assert answer == deadlocks.steps_of(mine[answer.victim], people)
+                    assert answer == deadlocks.steps_of(own_cycles[answer.victim], people)
                     assert str(answer.victim) in deadlocks.message(answer)
 
     sessions = {number: database.session() for number in (1, 2, 3, 4)}
@@ -157,7 +157,7 @@ def test_against_the_reference(database, name):
     finally:
         for session in sessions.values():
             session.close()
-    assert sum(seen) > len(seen) / 10, "hardly any deadlock among the examples"
+    assert sum(numbers) > len(numbers) / 10, "hardly any deadlock among the examples"
 
 
 @pytest.fixture
@@ -492,13 +492,13 @@ def test_random_lock_order_completes_by_retry(database, connect, name, threads):
     """Threads of two coordinators nest locks at random; a victim releases its locks and retries. All end."""
     coordinators = [connect(), connect()]
     rounds = 2
-    done, deadlocks, nobody = [], [], threading.Event()
+    done, deadlocks, never_set = [], [], threading.Event()
 
     def nest(locks):
         if not locks:
             return
         with locks[0]:
-            nobody.wait(0.02)  # so that other threads acquire in between
+            never_set.wait(0.02)  # so that other threads acquire in between
             nest(locks[1:])
 
     def work(coordinator, seed):
@@ -527,11 +527,11 @@ def test_random_lock_order_completes_by_retry(database, connect, name, threads):
 
     def met():
         done.clear()
-        those = list(itertools.islice(seeds, 4))
-        for seed in those:
+        own_seeds = list(itertools.islice(seeds, 4))
+        for seed in own_seeds:
             threads.start(work, coordinators[seed % 2], seed)
         threads.join()
-        assert sorted(done) == sorted(those * rounds)
+        assert sorted(done) == sorted(own_seeds * rounds)
         return deadlocks
 
     until(met, "two of them meet")
@@ -542,9 +542,9 @@ def test_orphan_row_is_no_deadlock(database, connect, name):
     """A broken-off call of this thread left a row: a heartbeat removes it, and the waiter behind it goes on."""
     coordinator = connect(grace=1800)  # no heartbeat comes by itself during the test
     with coordinator.mutex(name("before")):
-        (mine,) = coordinator.admin.entries(name("before"))
+        (entry,) = coordinator.admin.entries(name("before"))
     session = database.session()
-    session.register(mine.member_id, mine.requesting_id, mine.owner, "left.1", [Request(name)], False)
+    session.register(entry.member_id, entry.requesting_id, entry.owner, "left.1", [Request(name)], False)
     session.close()
     with sqlsem.all_of(coordinator.mutex(name), coordinator.mutex(name("other")), timeout=PATIENCE):
         pass

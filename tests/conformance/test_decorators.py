@@ -211,10 +211,10 @@ def test_generators_are_refused(connect, name):
 def test_a_coroutine_function_does_not_run_unguarded(connect, name):
     """A decorated coroutine function is guarded or refused, never called as a plain function."""
     coordinator = connect()
-    seen = []
+    holders_seen = []
 
     async def work():
-        seen.append(holders(coordinator, name))
+        holders_seen.append(holders(coordinator, name))
 
     try:
         guarded = coordinator.mutex(name)(work)
@@ -224,7 +224,7 @@ def test_a_coroutine_function_does_not_run_unguarded(connect, name):
 
     assert inspect.iscoroutinefunction(guarded)
     asyncio.run(guarded())
-    assert seen == [[name]]
+    assert holders_seen == [[name]]
 
 
 def test_a_callable_string_is_a_name(connect, name):

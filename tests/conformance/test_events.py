@@ -64,12 +64,12 @@ def test_granted_and_released(connect, name, told, kind):
     assert released.held >= 0
 
 
-@pytest.mark.parametrize("where", ["another member", "this member"])
+@pytest.mark.parametrize("member", ["another member", "this member"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_wait_event_names_the_holders(connect, name, told, kind, where):
+def test_wait_event_names_the_holders(connect, name, told, kind, member):
     make, keeps_out, _ = KINDS[kind]
     coordinator = connect()
-    other = connect() if where == "another member" else coordinator
+    other = connect() if member == "another member" else coordinator
     with keeps_out(coordinator, name) as first:
         waiting = Attempt(make(other, name))
         until(lambda: "waiting" in names(told()), "the wait was told")

@@ -82,12 +82,12 @@ def stays_of(events, died):
             spec["name"],
             entered["positions"][spec["name"]],
             entered["at"],
-            left,
+            left_at,
             access(spec),
             spec.get("weight", 1),
             spec.get("limit", 1),
         )
-        for entered, left in stays
+        for entered, left_at in stays
         for spec in entered["specs"]
     ]
 
@@ -116,8 +116,8 @@ def run(spawn, database, name, processes, rounds):
         assert done["failures"] == []
     stays = [stay for child in children for stay in stays_of(events[child], died)]
     count = check_history(stays)
-    left = [row for row in database.queue(name) if row[2].split(":")[1] != str(victim.pid)]
-    assert left == []
+    remaining_rows = [row for row in database.queue(name) if row[2].split(":")[1] != str(victim.pid)]
+    assert remaining_rows == []
     return count
 
 

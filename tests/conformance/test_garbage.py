@@ -195,8 +195,8 @@ def test_a_claimed_task_leaves_nothing(locks, connect, name):
     assert left(call) < 1
 
 
-def add(one, other):
-    return one + other
+def add(augend, other):
+    return augend + other
 
 
 @pytest.mark.faces("sync")

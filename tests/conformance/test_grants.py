@@ -208,15 +208,15 @@ def test_pinned_row_is_revoked_after_commit_only(connect, name, transaction, thr
     grant = lock.grant
     cursor = transaction()
     grant.assert_held(cursor)
-    gone = threading.Event()
+    revoked = threading.Event()
 
     def revoke():
         assert operator.admin.revoke(grant.position, force=True)
-        gone.set()
+        revoked.set()
 
     threads.start(revoke)
     waiter = Attempt(operator.mutex(name))
-    assert not gone.wait(0.7), "the row went while the transaction that asserted it was open"
+    assert not revoked.wait(0.7), "the row went while the transaction that asserted it was open"
     assert waiter.waits(0.1)
     committed = time.monotonic()
     cursor.connection.commit()

@@ -412,17 +412,17 @@ def test_next_group_is_prefetched_during_a_run(queue, watched, eager, unhurried,
     monkeypatch.setattr(worker_module, "CLAIMING_SECONDS", PATIENCE)
     bodies = [sqlsem.Call(see_claim if number == 5 else note, number) for number in range(350)]
     numbers = queue.put_many(bodies)
-    seen = []
-    watched.before = lambda name: seen.append((name, threading.current_thread().name.rpartition("-")[2]))
+    calls = []
+    watched.before = lambda name: calls.append((name, threading.current_thread().name.rpartition("-")[2]))
     Worker(queue, idle_exit=0).run()
     assert done == list(range(350))
     # First a single claim, then groups. The call that ends the last group is no prefetch, as that group was not full.
-    assert seen == [
+    assert calls == [
         ("claim_task", "1"),
         ("next_tasks", "1"),
         *[("next_tasks", "prefetch")] * 3,
         ("next_tasks", "1"),
-        *[(seen[-1])] * (len(seen) - 6),
+        *[(calls[-1])] * (len(calls) - 6),
     ]
     assert {queue.log(numbers[which])[0].owner for which in (0, 50, 150, -1)} == {f"{queue.name}-1"}
     assert {entry.attempt for entry in queue.tasks(maximum=1000)} == {1}
@@ -503,14 +503,14 @@ def test_exclusive_task_starts_after_earlier_results_are_stored(queue, eager, un
     put(queue, 101)
     queue.put(sqlsem.Shell("true"))
     put(queue, 3)
-    seen = []
+    stored = []
 
     def tell(task, outcome, error):
         if task.kind == "shell" and outcome is None:
-            seen.extend(statuses(queue))
+            stored.extend(statuses(queue))
 
     Worker(queue, idle_exit=0, on_task=tell).run()
-    assert seen == ["finished"] * 101 + ["running"] + ["pending"] * 3
+    assert stored == ["finished"] * 101 + ["running"] + ["pending"] * 3
 
 
 @postgresql
@@ -540,9 +540,9 @@ def polls_for_blocked_tasks(queue):
     looks, session = [], queue.claiming.client.member.main.session
     look = session.claim_blocked
 
-    def looked(*given):
+    def looked(*arguments):
         looks.append((threading.current_thread().name, len(done)))
-        return look(*given)
+        return look(*arguments)
 
     session.claim_blocked = looked
     return looks

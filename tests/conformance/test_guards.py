@@ -238,15 +238,15 @@ def test_a_session_keeps_the_lock_from_the_first_write_on(connect, guarded, writ
     lock = coordinator.mutex(name)
     lock.acquire()
     connection, position = writer(), lock.grant.position
-    taken = []
+    revoked = []
     with lock.grant.session(connection):
         write(connection, guarded)
-        threads.start(lambda: taken.append(operator.admin.revoke(position, force=True)))
+        threads.start(lambda: revoked.append(operator.admin.revoke(position, force=True)))
         write(connection, guarded, 2)
-        assert taken == []
+        assert revoked == []
         connection.commit()
         threads.join()
-        assert taken == [True]
+        assert revoked == [True]
     with pytest.raises(sqlsem.LockLost):
         lock.release()
 
@@ -362,9 +362,9 @@ def test_a_renamed_table_is_guarded_still(database, connect, table, writer, refu
 
 def test_a_guard_that_is_disabled(database, connect, guarded, writer, name):
     coordinator = connect()
-    ours = f"{database.schema}_guard"
+    trigger = f"{database.schema}_guard"
     if database.engine == "postgresql":
-        database.rows(f"ALTER TABLE {guarded} DISABLE TRIGGER {ours}")
+        database.rows(f"ALTER TABLE {guarded} DISABLE TRIGGER {trigger}")
     else:
         (row,) = database.rows("SELECT name FROM sys.triggers WHERE parent_id = OBJECT_ID(?)", guarded)
         database.rows(f"ALTER TABLE {guarded} DISABLE TRIGGER [{row[0]}]")

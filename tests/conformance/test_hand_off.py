@@ -19,11 +19,11 @@ class Party:
 
     numbers = itertools.count()
 
-    def __init__(self, database, made):
+    def __init__(self, database, stack):
         self.database = database
-        self.main, self.waiting = (made.enter_context(contextlib.closing(database.session())) for _ in range(2))
+        self.main, self.waiting = (stack.enter_context(contextlib.closing(database.session())) for _ in range(2))
         self.member = self.main.register_member("host", 1, "test")
-        made.callback(self.main.deregister_member, self.member)
+        stack.callback(self.main.deregister_member, self.member)
 
     def ask(self, resource, access="write", limit=1, weight=1):
         uid = f"{self.member}.{next(self.numbers)}"
@@ -128,20 +128,20 @@ def test_slot_waiter_stays_behind_earlier_waiters(party, name):
 
 
 @pytest.mark.parametrize(
-    ("what", "pattern", "limit"),
+    ("setting", "pattern", "limit"),
     [("paused", "", 2), ("cap", "", 2), ("cap", "*", 2), ("paused", "", 3), ("cap", "", 3)],
 )
-def test_an_operator_stops_it_as_it_sleeps(party, name, what, pattern, limit):
+def test_an_operator_stops_it_as_it_sleeps(party, name, setting, pattern, limit):
     """A pause, or a limit below its weight, keeps a sleeping waiter out; so does a limit for a pattern of names."""
     resource = name + pattern
     holder, waiter = party().ask(name, limit=limit, weight=2), party().ask(name, limit=limit, weight=2)
     answer = waiter.sleep(CHANCE)
-    holder.main.set_resource(resource, what, 1)
+    holder.main.set_resource(resource, setting, 1)
     try:
         holder.leave()
         assert answer() is False
     finally:
-        holder.main.set_resource(resource, what, 0 if what == "paused" else None)
+        holder.main.set_resource(resource, setting, 0 if setting == "paused" else None)
     assert waiter.sleep(PATIENCE)() is True
 
 
@@ -157,12 +157,12 @@ def test_an_operator_takes_its_row_as_it_sleeps(party, name):
 def test_released_row_is_forgotten_before_local_notify(connect, name, monkeypatch):
     """Local waiters sleep while a released row is still registered, and no later event would wake them."""
     coordinator = connect()
-    released, ahead, tell = [], [], DatabaseClient.handle_release
+    released, ahead, handle_release = [], [], DatabaseClient.handle_release
 
     def returned(client, ticket, session, member_id):
         released.append(ticket.resource)
         ahead.extend(client.registry.requests_ahead(ticket._replace(position=ticket.position + 1)))
-        tell(client, ticket, session, member_id)
+        handle_release(client, ticket, session, member_id)
 
     monkeypatch.setattr(DatabaseClient, "handle_release", returned)
     with coordinator.mutex(name("a")), coordinator.limit(name("b"), 2, weight=2), coordinator.read(name("c")):

@@ -186,8 +186,8 @@ def test_twice_over(pair, connect, name):
     with giver.mutex(name) as grant:
         token = grant.hand_over()
     tokens = {token}
-    for who in (taker, giver, connect(), taker):
-        adopted = adopt(who, token)
+    for adopter in (taker, giver, connect(), taker):
+        adopted = adopt(adopter, token)
         assert adopted.fence == grant.fence
         token = adopted.hand_over()
         assert token not in tokens
@@ -230,10 +230,10 @@ def test_handover_refused_after_expiry_loses_the_lock(connect, name, monkeypatch
     grant, session_class = lock.grant, type(giver.client.member.main.session)
     real, attempts = session_class.hand_over, []
 
-    def refuse(session, *given):
-        attempts.append(given)
+    def refuse(session, *arguments):
+        attempts.append(arguments)
         if first == "done":
-            real(session, *given)
+            real(session, *arguments)
         else:
             until(lambda: grant.lost)
         raise Busy("somebody keeps its row")
@@ -253,7 +253,7 @@ def test_handover_refused_in_time_keeps_the_lock(connect, name, monkeypatch):
     with giver.mutex(name) as grant:
         session_class = type(giver.client.member.main.session)
 
-        def refuse(session, *given):
+        def refuse(session, *arguments):
             raise Busy("somebody keeps its row")
 
         monkeypatch.setattr(session_class, "hand_over", refuse)
@@ -312,20 +312,20 @@ def test_two_adopt_at_once(pair, connect, name, threads):
         taker.admin.entries(name)
     with giver.mutex(name) as grant:
         token = grant.hand_over()
-    had, refused = [], []
+    grants, refused = [], []
 
     def try_it(taker):
         try:
-            had.append(adopt(taker, token))
+            grants.append(adopt(taker, token))
         except NotHeld as exc:
             refused.append(str(exc))
 
     for taker in takers:
         threads.start(try_it, taker)
     threads.join()
-    assert (len(had), len(refused)) == (1, 3)
-    had[0].check()
-    had[0].release()
+    assert (len(grants), len(refused)) == (1, 3)
+    grants[0].check()
+    grants[0].release()
 
 
 def test_it_has_a_block_of_its_own(pair, name, database):
@@ -359,13 +359,13 @@ def carrier(channel: Channel, url, options, resource, grace=5.0):
                 grant = coordinator.adopt(command["token"])
                 channel.tell("in", fence=grant.fence)
             elif command["do"] == "give":
-                left = time.monotonic()
+                left_at = time.monotonic()
                 token = grant.hand_over(ttl=command.get("ttl", 60))
-                channel.tell("out", left=left, token=token)
+                channel.tell("out", left=left_at, token=token)
             elif command["do"] == "release":
-                left = time.monotonic()
+                left_at = time.monotonic()
                 grant.release()
-                channel.tell("out", left=left)
+                channel.tell("out", left=left_at)
         except sqlsem.SqlsemError as exc:
             channel.tell("failed", error=type(exc).__name__, message=str(exc))
     coordinator.close()

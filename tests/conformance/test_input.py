@@ -155,7 +155,7 @@ def test_the_longest_names(connect, name):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ("etl", "ETL"),
         ("etl", "Etl"),
@@ -175,14 +175,14 @@ def test_the_longest_names(connect, name):
     ],
     ids=ascii,
 )
-def test_names_that_differ_are_different(connect, name, one, other):
+def test_names_that_differ_are_different(connect, name, first, other):
     coordinator = connect()
-    with coordinator.mutex(name(one)), coordinator.mutex(name(other), timeout=0):
-        assert [entry.resource for entry in coordinator.admin.entries(name(one))] == [name(one)]
-    coordinator.admin.pause(name(one))
+    with coordinator.mutex(name(first)), coordinator.mutex(name(other), timeout=0):
+        assert [entry.resource for entry in coordinator.admin.entries(name(first))] == [name(first)]
+    coordinator.admin.pause(name(first))
     with coordinator.mutex(name(other), timeout=0):
         pass
-    coordinator.admin.resume(name(one))
+    coordinator.admin.resume(name(first))
 
 
 # -- URLs and drivers

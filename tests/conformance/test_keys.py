@@ -49,8 +49,8 @@ def test_later_task_replaces_the_earlier(queue):
     before = queue.put(Json("other"))
     second = queue.put(Json("new"), replace="index", note="again")
     assert states(queue) == {first: "cancelled", before: "pending", second: "pending"}
-    (gone,) = queue.tasks("cancelled")
-    assert gone.error == f"replaced by task {second}"
+    (replaced,) = queue.tasks("cancelled")
+    assert replaced.error == f"replaced by task {second}"
     other = queue.try_claim()  # keeps a reference: a dropped task may be returned
     assert other.body == "other", "it takes the key, not the place in the queue"
     task = queue.try_claim()
@@ -92,8 +92,8 @@ def test_the_answer_that_was_lost(queue):
     assert sorted(states(queue).values()) == ["cancelled", "pending"]
 
 
-@pytest.mark.parametrize("how", ["unique", "replace"])
-def test_many_at_once(connect, name, threads, how):
+@pytest.mark.parametrize("option", ["unique", "replace"])
+def test_many_at_once(connect, name, threads, option):
     """After many concurrent puts one task is open, and each put has returned a task's number."""
     coordinators = [connect() for _ in range(4)]
     numbers, start = [], threading.Barrier(4)
@@ -102,7 +102,7 @@ def test_many_at_once(connect, name, threads, how):
         queue = coordinator.queue(name)
         start.wait(30)
         for _ in range(10):
-            numbers.append(queue.put(Json("x"), **{how: "k"}))
+            numbers.append(queue.put(Json("x"), **{option: "k"}))
 
     for coordinator in coordinators:
         threads.start(put, coordinator)
@@ -110,7 +110,7 @@ def test_many_at_once(connect, name, threads, how):
     status_of = states(coordinators[0].queue(name))
     assert set(numbers) == set(status_of)
     assert len(numbers) == 40
-    if how == "unique":
+    if option == "unique":
         assert status_of == {numbers[0]: "pending"}
     else:
         assert sorted(status_of.values()) == ["cancelled"] * 39 + ["pending"]

@@ -56,10 +56,10 @@ def names(error, name, position):
 
 @pytest.mark.parametrize("kind", IN_THE_WAY)
 def test_timeout_names_the_holder(connect, name, kind):
-    held, wanted = IN_THE_WAY[kind]
+    held, make_lock = IN_THE_WAY[kind]
     first, other = connect(), connect()
     with held(first, name) as grant:
-        error = fail(wanted(other, name))
+        error = fail(make_lock(other, name))
         names(error, name, grant.position)
 
 
@@ -110,10 +110,10 @@ def test_timeout_behind_waiters_names_the_first(connect, name):
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_timeout_of_an_upgrade_names_the_other_readers(connect, name):
     first, other = connect(), connect()
-    with first.read(name, note=NOTE) as grant, other.read(name) as mine:
+    with first.read(name, note=NOTE) as grant, other.read(name) as other_grant:
         for timeout in (0, 0.05):
             with pytest.raises(sqlsem.Timeout) as raised:
-                mine.upgrade(timeout=timeout)
+                other_grant.upgrade(timeout=timeout)
             names(raised.value, name, grant.position)
 
 
@@ -163,40 +163,40 @@ def test_timeout_is_raised_when_the_look_fails(connect, name, monkeypatch):
 
 
 def looks_of(coordinator, monkeypatch):
-    seen = []
+    resources = []
     kind = coordinator.client.engine.session_class
     entries = kind.entries
 
     def counted(session, resource):
-        seen.append(resource)
+        resources.append(resource)
         return entries(session, resource)
 
     monkeypatch.setattr(kind, "entries", counted)
-    return seen
+    return resources
 
 
 def test_acquire_that_returns_false_looks_at_nothing(connect, name, monkeypatch):
     """Only the exception names the cause: an `acquire` that returns False does not query it."""
     first, other = connect(), connect()
     with first.mutex(name):
-        seen = looks_of(other, monkeypatch)
+        resources = looks_of(other, monkeypatch)
         for options in ({"blocking": False}, {"timeout": 0}, {"timeout": 0.05}):
             assert not other.mutex(name).acquire(**options)
-        assert seen == []
+        assert resources == []
         fail(other.mutex(name, timeout=0))
-        assert seen == [name]
+        assert resources == [name]
 
 
 def test_many_timeouts_at_once_share_a_look(connect, name, threads, monkeypatch):
     first, other = connect(), connect()
     errors = []
     with first.mutex(name):
-        seen = looks_of(other, monkeypatch)
+        resources = looks_of(other, monkeypatch)
         for _ in range(20):
             threads.start(lambda: errors.append(fail(other.mutex(name, timeout=0.5))))
         threads.join()
     assert [len(error.holders) for error in errors] == [1] * 20
-    assert len(seen) < 20
+    assert len(resources) < 20
 
 
 def test_timeout_makes_no_connection_to_look(connect, name, monkeypatch):

@@ -149,13 +149,13 @@ def test_grant_of_a_row_removed_in_between_is_refused(connect, name, monkeypatch
         pass
     member = coordinator.client.member
     session_class = type(member.main.session)
-    taken = threading.Event()
+    removed = threading.Event()
 
     def granted_and_gone(answer, position):
-        if answer is True and not taken.is_set():
+        if answer is True and not removed.is_set():
             assert holder.admin.revoke(position, force=True)
             member.heartbeat()
-            taken.set()
+            removed.set()
         return answer
 
     wait, look = session_class.wait, session_class.poll
@@ -176,7 +176,7 @@ def test_grant_of_a_row_removed_in_between_is_refused(connect, name, monkeypatch
     lock.release()
     with pytest.raises(sqlsem.LockLost):
         late.granted()
-    assert taken.is_set()
+    assert removed.is_set()
 
 
 def test_numbers_begin_anew_where_another_server_has_taken_over(make_database, postgres_server):

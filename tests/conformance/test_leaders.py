@@ -74,8 +74,8 @@ def test_leaders_follow_each_other(pair, name, threads):
     steps = []
 
     def lead(coordinator, number):
-        def say(what):
-            return lambda term: steps.append((number, what))
+        def say(step):
+            return lambda term: steps.append((number, step))
 
         with coordinator.leader(name, on_started=say("started"), on_stopped=say("stopped")) as term:
             assert pair[0].leader(name).current().fence == term.fence
@@ -83,7 +83,7 @@ def test_leaders_follow_each_other(pair, name, threads):
     for number in range(6):
         threads.start(lead, pair[number % 2], number)
     threads.join()
-    assert [what for _, what in steps] == ["started", "stopped"] * 6
+    assert [step for _, step in steps] == ["started", "stopped"] * 6
     assert all(begun == ended for (begun, _), (ended, _) in zip(steps[::2], steps[1::2], strict=True))
 
 
@@ -191,9 +191,9 @@ def test_run_takes_part_again_after_a_loss(pair, name):
 @revoking
 def test_run_takes_part_again_when_its_place_is_lost(pair, name, threads):
     first, other = pair
-    had = []
+    fences = []
     with other.leader(name):
-        threads.start(lambda: had.append(first.leader(name).run(lambda term: term.fence)))
+        threads.start(lambda: fences.append(first.leader(name).run(lambda term: term.fence)))
         until(lambda: len(other.admin.entries(name)) == 2, "it waits")
         (_, waiting) = other.admin.entries(name)
         other.admin.revoke(waiting.position, force=True)
@@ -201,7 +201,7 @@ def test_run_takes_part_again_when_its_place_is_lost(pair, name, threads):
             lambda: {entry.position for entry in other.admin.entries(name)[1:]} - {waiting.position}, "it waits again"
         )
     threads.join()
-    assert had[0] > waiting.position
+    assert fences[0] > waiting.position
 
 
 def test_error_of_the_function_propagates(connect, name):
@@ -264,7 +264,7 @@ def test_the_timeout(pair, name):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"name": ""}, "leader's name"),
         ({"name": lambda: "a"}, "leader's name"),
@@ -273,9 +273,9 @@ def test_the_timeout(pair, name):
         ({"name": "a", "timeout": "soon"}, "timeout"),
     ],
 )
-def test_invalid_options_are_refused_at_construction(connect, given, words):
+def test_invalid_options_are_refused_at_construction(connect, options, words):
     with pytest.raises(ConfigurationError, match=words):
-        connect().leader(**given)
+        connect().leader(**options)
 
 
 @revoking
@@ -331,8 +331,8 @@ def test_the_default_database(name, monkeypatch, tmp_path):
         sqlsem.default().close()
 
 
-def coordinator_of(found):
-    return found if isinstance(found, sqlsem.Coordinator) else found._coordinator
+def coordinator_of(referrer):
+    return referrer if isinstance(referrer, sqlsem.Coordinator) else referrer._coordinator
 
 
 @revoking

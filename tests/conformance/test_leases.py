@@ -102,29 +102,29 @@ def registers_several(member):
 
 def waits(member):
     first = member.register(member.other, member.beside)
-    mine = member.register(member.session, member.number)
-    assert not mine.granted
+    ticket = member.register(member.session, member.number)
+    assert not ticket.granted
 
     def wait():
         member.other.release(first, "released")
-        return member.session.wait(mine, PATIENCE, threading.Event())
+        return member.session.wait(ticket, PATIENCE, threading.Event())
 
     return wait
 
 
 def begins_to_upgrade(member):
-    mine = member.register(member.session, member.number, access="read")
-    return lambda: member.session.begin_upgrade(mine, False) is Upgrading.DONE
+    ticket = member.register(member.session, member.number, access="read")
+    return lambda: member.session.begin_upgrade(ticket, False) is Upgrading.DONE
 
 
 def upgrades(member):
     first = member.register(member.other, member.beside, access="read")
-    mine = member.register(member.session, member.number, access="read")
-    assert member.session.begin_upgrade(mine, False) is Upgrading.BEGUN
+    ticket = member.register(member.session, member.number, access="read")
+    assert member.session.begin_upgrade(ticket, False) is Upgrading.BEGUN
 
     def upgrade():
         member.other.release(first, "released")
-        return member.session.upgrade(mine, PATIENCE, threading.Event())
+        return member.session.upgrade(ticket, PATIENCE, threading.Event())
 
     return upgrade
 
@@ -146,10 +146,10 @@ def claims_a_group(member):
 
 
 def finds_its_claim_again(member):
-    mine = uid()
+    claim_uid = uid()
     member.put(1)
-    assert member.session.claim_task(member.number, member.name, "o", mine, False)
-    return lambda: member.session.claim_task(member.number, member.name, "o", mine, True) is not None
+    assert member.session.claim_task(member.number, member.name, "o", claim_uid, False)
+    return lambda: member.session.claim_task(member.number, member.name, "o", claim_uid, True) is not None
 
 
 def starts_a_part(member):
@@ -206,9 +206,9 @@ def whole(member):
 
 
 @pytest.mark.parametrize("seconds", [LEASE / 2, LEASE + 60], ids=["half", "over"])
-@pytest.mark.parametrize("how", HANDED, ids=lambda how: how.__name__)
-def test_grant_requires_an_unexpired_lease(member, how, seconds):
-    act = how(member)
+@pytest.mark.parametrize("make_act", HANDED, ids=lambda make_act: make_act.__name__)
+def test_grant_requires_an_unexpired_lease(member, make_act, seconds):
+    act = make_act(member)
     member.age(seconds)
     assert act()
     assert member.left() > LEASE * 0.8
@@ -219,9 +219,9 @@ def test_grant_requires_an_unexpired_lease(member, how, seconds):
     assert whole(member) == before
 
 
-@pytest.mark.parametrize("how", HANDED, ids=lambda how: how.__name__)
-def test_expired_member_is_granted_nothing(member, how):
-    act = how(member)
+@pytest.mark.parametrize("make_act", HANDED, ids=lambda make_act: make_act.__name__)
+def test_expired_member_is_granted_nothing(member, make_act):
+    act = make_act(member)
     member.age(LEASE + 60)
     member.other.reap()
     member.other.recover_tasks(member.name, member.beside)

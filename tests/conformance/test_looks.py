@@ -121,10 +121,10 @@ def test_waiters_of_a_limit_look_at_most_twice_a_second(database, looks, waiting
     assert polls <= count * (2 * STILL + FIRST_LOOKS)
     assert not any(waiter.granted_at for waiter in waiters)
     # The newest holder leaves; the next waiter sleeps on the lock of another row.
-    left = time.monotonic()
+    left_at = time.monotonic()
     holders[-1].leave()
     until(lambda: waiters[0].granted_at, "the next one is granted")
-    assert waiters[0].granted_at - left < LONGEST_PAUSE + slack(0.5)
+    assert waiters[0].granted_at - left_at < LONGEST_PAUSE + slack(0.5)
     for leaving, waiter in zip([*holders[:-1], *waiters], waiters[1:], strict=False):
         leaving.leave()
         until(lambda waiter=waiter: waiter.granted_at, "each in turn")

@@ -224,13 +224,13 @@ def test_adopted_row_stays_above_the_mark(party):
     holder, giver, me = (party(grace=60) for _ in range(3))
     token = "token" * 9
     party.database.rows(AT_EVERY_CALL.replace("true", "false"))
-    given = giver.ask("given")
+    handed_over = giver.ask("given")
     holder.ask("r")
-    mine = me.ask("r")
-    assert giver.session.hand_over(giver.member, [given], token, 60, None)
+    own_ticket = me.ask("r")
+    assert giver.session.hand_over(giver.member, [handed_over], token, 60, None)
     party.database.rows(AT_EVERY_CALL)
     with psycopg.connect(party.database.url) as slow:
-        assert slow.execute("SELECT sqlsem.wait('r', %s, 1000)", (mine.position,)).fetchall() == [(1,)]
+        assert slow.execute("SELECT sqlsem.wait('r', %s, 1000)", (own_ticket.position,)).fetchall() == [(1,)]
         ((_, ticket),) = me.session.adopt(me.member, "me", "me", "adopting", token)
-    assert ticket.position == given.position
-    assert me.session.heartbeat(me.member).positions == {given.position, mine.position}
+    assert ticket.position == handed_over.position
+    assert me.session.heartbeat(me.member).positions == {handed_over.position, own_ticket.position}

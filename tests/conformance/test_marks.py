@@ -222,7 +222,7 @@ def costs(bench, held):
         "what a lost claim left": ("SELECT sqlsem.return_claim(%s, %s, 'x')", member, queue),
     }
     with contextlib.closing(bench.database.raw()) as raw:
-        return {what: pages(raw, *call) for what, call in calls.items()}
+        return {call_name: pages(raw, *call) for call_name, call in calls.items()}
 
 
 @pytest.mark.parametrize("often", [True, False], ids=["every claim", "now and then"])
@@ -235,17 +235,17 @@ def test_an_old_snapshot_makes_nothing_dearer(bench, often):
         held = bench.claim()
         bench.work(10)
         before = costs(bench, held)
-        left = 2900
-        while left > 0:
+        open_tasks = 2900
+        while open_tasks > 0:
             _, claimed = bench.session.next_tasks(bench.member, [], bench.queue, "test", bench.uid(), False, 50)
             ends = [End(task.task_id, task.attempt, "finished") for task in claimed]
             bench.session.next_tasks(bench.member, ends, bench.queue, "test", bench.uid(), False, 0)
-            left -= len(claimed)
+            open_tasks -= len(claimed)
             bench.work(10)
-            left -= 10
-            if left < 1000:  # lets the planner know that few tasks are open and none runs
+            open_tasks -= 10
+            if open_tasks < 1000:  # lets the planner know that few tasks are open and none runs
                 bench.database.rows("ANALYZE sqlsem.task")
         after = costs(bench, held)
     # Ended tasks leave some 6,000 entries in the index of open tasks. Between two marks there are some 200, by
     # chance some hundreds more.
-    assert {what: number for what, number in after.items() if number > 1.3 * before[what] + 1500} == {}
+    assert {call_name: number for call_name, number in after.items() if number > 1.3 * before[call_name] + 1500} == {}

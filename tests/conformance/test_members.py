@@ -121,16 +121,16 @@ def test_queued_registration_is_not_yet_pending(connect, name, monkeypatch, asks
     calls = []
 
     def noting(method):
-        def noted(what, call, *arguments, **options):
-            calls.append((what, dict(member._pending_registrations)))
-            return method(what, call, *arguments, **options)
+        def noted(call_name, call, *arguments, **options):
+            calls.append((call_name, dict(member._pending_registrations)))
+            return method(call_name, call, *arguments, **options)
 
         return noted
 
     monkeypatch.setattr(member.main, "call", noting(member.main.call))
     asks(coordinator, name)
     assert len(calls) > 1
-    assert [what for what, limbo in calls if limbo] == []
+    assert [call_name for call_name, limbo in calls if limbo] == []
 
 
 def test_expired_member_acquires_as_a_new_member(connect, database, name):
@@ -394,10 +394,10 @@ def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
     waiting.start()
     for ticket in tickets[:29]:
         holder.release(ticket, "released")
-    left = time.monotonic()
+    left_at = time.monotonic()
     waiting.join()
     assert answers == [True]
-    assert time.monotonic() - left < slack(5)  # half a second on a quiet machine
+    assert time.monotonic() - left_at < slack(5)  # half a second on a quiet machine
     holder.deregister_member(number)
     near.close()
     far.close()
@@ -426,11 +426,11 @@ def test_missing_member_keeps_its_rows_for_the_grace(database, name):
         number = session.register_member("host", 1, "test")
         (ticket,) = session.register(number, "me", "o", f"{name}.1", [Request(name)], False)
         session.close()
-        mine = other.register_member("host", 2, "test")
+        member = other.register_member("host", 2, "test")
         missed = f"SELECT 1 FROM {database.beside('member')} WHERE member_id = ? AND missing_since IS NOT NULL"
 
         def is_missed():
-            assert other.register(mine, "other", "o", f"{name}.2", [Request(name)], True) is None
+            assert other.register(member, "other", "o", f"{name}.2", [Request(name)], True) is None
             return bool(database.rows(missed, number))
 
         until(is_missed, "the server has noticed that the session has ended, and somebody has looked")
@@ -438,6 +438,6 @@ def test_missing_member_keeps_its_rows_for_the_grace(database, name):
         assert other.heartbeat(number).positions == {ticket.position}
         assert other.release(ticket, "released")
         other.deregister_member(number)
-        other.deregister_member(mine)
+        other.deregister_member(member)
     finally:
         other.close()

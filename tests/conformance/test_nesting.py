@@ -76,17 +76,17 @@ def ended(process):
 
 
 def test_the_same_lock_is_refused_at_once(run, name, program):
-    code, said = ended(run("--mutex", name, "--", *run.words("--mutex", name, "--", "true")))
+    code, output = ended(run("--mutex", name, "--", *run.words("--mutex", name, "--", "true")))
     assert code == 75
-    assert f"runs under 'sqlsem run', which holds write on '{name}' (position " in said
-    code, said = ended(run("--read", name, "--", *run.words("--write", name, "--", "true")))
-    assert (code, "until it ends" in said) == (75, True)
-    code, said = ended(run("--mutex", name, "--", *program(name)))
-    assert (code, "refused This process runs under" in said) == (75, True)
-    code, said = ended(
+    assert f"runs under 'sqlsem run', which holds write on '{name}' (position " in output
+    code, output = ended(run("--read", name, "--", *run.words("--write", name, "--", "true")))
+    assert (code, "until it ends" in output) == (75, True)
+    code, output = ended(run("--mutex", name, "--", *program(name)))
+    assert (code, "refused This process runs under" in output) == (75, True)
+    code, output = ended(
         run("--mutex", name, "--", *run.words("--mutex", name, "--timeout", "0", "-E", "9", "--", "true"))
     )
-    assert (code, "runs under" in said) == (9, False)
+    assert (code, "runs under" in output) == (9, False)
 
 
 def test_nested_limit_with_room_is_granted(run, name, program):
@@ -98,27 +98,27 @@ def test_nested_limit_with_room_is_granted(run, name, program):
 def test_limit_filled_by_parent_locks_is_a_deadlock(run, name):
     """The search finds that the innermost of three runs waits for locks of its own parents."""
     third = run.words("--limit", f"{name}=2", "--", "true")
-    code, said = ended(run("--limit", f"{name}=2", "--", *run.words("--limit", f"{name}=2", "--", *third)))
+    code, output = ended(run("--limit", f"{name}=2", "--", *run.words("--limit", f"{name}=2", "--", *third)))
     assert code == 75
-    assert "Deadlock: " in said
-    assert " under " in said
+    assert "Deadlock: " in output
+    assert " under " in output
 
 
 @pytest.mark.parametrize("kind", ["run", "program"])
 def test_opposite_orders(run, name, program, tmp_path, kind):
-    def side(mine, other, number):
+    def side(resource_held, other, number):
         inner = run.words("--mutex", other, "--", "true") if kind == "run" or number else program(other)
         wait = f"touch {tmp_path}/{number}; while [ ! -e {tmp_path}/{1 - number} ]; do sleep 0.01; done; "
-        return run("--mutex", mine, "--", "sh", "-c", wait + shlex.join(inner))
+        return run("--mutex", resource_held, "--", "sh", "-c", wait + shlex.join(inner))
 
     sides = [side(name("x"), name("y"), 0), side(name("y"), name("x"), 1)]
     outcomes = sorted(map(ended, sides))
     assert [code for code, _ in outcomes] == [0, 75]
-    said = outcomes[1][1]
-    assert "Deadlock: " in said
+    output = outcomes[1][1]
+    assert "Deadlock: " in output
     for resource in ("x", "y"):
-        assert f"holds '{name(resource)}' at " in said
-        assert f"waits for '{name(resource)}' at " in said
+        assert f"holds '{name(resource)}' at " in output
+        assert f"waits for '{name(resource)}' at " in output
 
 
 @pytest.mark.parametrize("younger", ["thread", "run"])
@@ -137,18 +137,18 @@ def test_a_thread_of_another_program_in_the_circle(run, connect, name, database,
             threading.Timer(0.5, (tmp_path / "go").touch).start()
         with coordinator.mutex(name("x"), timeout=PATIENCE):  # acquired once the command has ended
             pass
-    code, said = ended(command)
-    assert (code, "Deadlock: " in said) == (75, True)
+    code, output = ended(command)
+    assert (code, "Deadlock: " in output) == (75, True)
 
 
 def test_process_that_outlives_its_parent_may_acquire(run, name, environment, program, tmp_path):
     """The environment of such a process still names its parents' locks, which are released."""
-    kept = tmp_path / "environment"
-    code, _ = ended(run("--mutex", name, "--", "sh", "-c", f'printf %s "${nesting.HELD}" > {kept}'))
+    environment_file = tmp_path / "environment"
+    code, _ = ended(run("--mutex", name, "--", "sh", "-c", f'printf %s "${nesting.HELD}" > {environment_file}'))
     assert code == 0
-    (held,) = json.loads(kept.read_text())
+    (held,) = json.loads(environment_file.read_text())
     assert held[0] == name
-    later = {**environment, nesting.HELD: kept.read_text()}
+    later = {**environment, nesting.HELD: environment_file.read_text()}
     assert ended(run("--mutex", name, "--", "echo", "free", env=later)) == (0, "free")
 
 
@@ -216,9 +216,9 @@ class Queue:
 
     def found(self):
         return [
-            (member, found.victim, [(step.ahead, step.position, step.behind) for step in found.steps])
+            (member, deadlock.victim, [(step.ahead, step.position, step.behind) for step in deadlock.steps])
             for member in range(1, 10)
-            if (found := nesting.find_deadlock(self, member)) is not None
+            if (deadlock := nesting.find_deadlock(self, member)) is not None
         ]
 
 

@@ -32,33 +32,33 @@ def crowd(connect, threads, name, number=6, rounds=8):
         rng = random.Random(seed)
         coordinator = connect()
         for _ in range(rounds):
-            what = rng.choice(["mutex", "limit", "heavy", "read", "upgrade", "downgrade", "stage", "both", "hurry"])
+            action = rng.choice(["mutex", "limit", "heavy", "read", "upgrade", "downgrade", "stage", "both", "hurry"])
             pause = rng.uniform(0, 0.02)
-            if what == "mutex":
+            if action == "mutex":
                 with coordinator.mutex(name("mutex"), timeout=PATIENCE):
                     time.sleep(pause)
-            elif what in ("limit", "heavy"):
-                with coordinator.limit(name("limit"), 3, weight=1 if what == "limit" else 3, timeout=PATIENCE):
+            elif action in ("limit", "heavy"):
+                with coordinator.limit(name("limit"), 3, weight=1 if action == "limit" else 3, timeout=PATIENCE):
                     time.sleep(pause)
-            elif what == "stage":
+            elif action == "stage":
                 with coordinator.stage(name("stage"), rng.choice([100, 200]), timeout=PATIENCE):
                     time.sleep(pause)
-            elif what == "both":
+            elif action == "both":
                 locks = [coordinator.limit(name("limit"), 3), coordinator.mutex(name("mutex"))]
                 with sqlsem.all_of(*locks, timeout=PATIENCE):
                     time.sleep(pause)
-            elif what == "hurry":
+            elif action == "hurry":
                 lock = coordinator.mutex(name("mutex"))
                 if lock.acquire(timeout=0.01):
                     lock.release()
-            elif what == "downgrade":
+            elif action == "downgrade":
                 with coordinator.write(name("table"), timeout=PATIENCE) as grant:
                     grant.downgrade()
                     time.sleep(pause)
             else:
                 with coordinator.read(name("table"), timeout=PATIENCE) as grant:
                     time.sleep(pause)
-                    if what == "upgrade":
+                    if action == "upgrade":
                         try:
                             grant.upgrade(timeout=PATIENCE)
                         except sqlsem.Deadlock:

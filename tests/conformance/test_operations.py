@@ -15,10 +15,10 @@ def operator(connect):
     return connect()
 
 
-def done(operator, name, **wanted):
+def done(operator, name, **filters):
     return [
         (operation.action, operation.old, operation.new)
-        for operation in reversed(operator.admin.operations(name, **wanted))
+        for operation in reversed(operator.admin.operations(name, **filters))
     ]
 
 
@@ -117,8 +117,8 @@ def test_history_names_the_login(operator, name):
     with operator.mutex(name):
         pass
     (past,) = operator.admin.history(name)
-    for who in (past.login, past.host, f"{past.host}:{past.pid}", past.program, past.requesting_id):
-        assert operator.admin.history(name, who=who) == [past]
+    for participant in (past.login, past.host, f"{past.host}:{past.pid}", past.program, past.requesting_id):
+        assert operator.admin.history(name, who=participant) == [past]
     assert operator.admin.history(name, who="nobody") == []
     assert operator.admin.history(name, who=past.host, outcome="timeout") == []
 
@@ -153,7 +153,7 @@ def test_the_routines_for_sessions_write_it_down_too(database, operator, name):
         session.execute("SELECT sqlsem.pause(%s)", (name,))
         session.execute("SELECT sqlsem.resume(%s)", (name,))
         session.execute("SELECT sqlsem.set_limit(%s, NULL)", (name,))
-    assert [what for what, *_ in done(operator, name)] == ["cap", "pause", "resume", "cap"]
+    assert [action for action, *_ in done(operator, name)] == ["cap", "pause", "resume", "cap"]
 
 
 @pytest.mark.engines("postgresql")

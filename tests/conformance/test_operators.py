@@ -101,15 +101,15 @@ def test_pause_and_resume(connect, name, waiter):
     operator.admin.resume(name)
 
 
-@pytest.mark.parametrize("what", ["pause", "cap"])
-def test_pause_holds_back_earlier_waiters(connect, name, waiter, what):
+@pytest.mark.parametrize("action", ["pause", "cap"])
+def test_pause_holds_back_earlier_waiters(connect, name, waiter, action):
     """A waiter that slept before the pause or cap stays out when the holder leaves and wakes it."""
     holder, coordinator, operator = connect(), connect(), connect()
     inside = waiter(holder.mutex(name))
     inside.granted()
     late = waiter(coordinator.limit(name, 2, weight=2))
     assert late.waits(0.5)
-    if what == "pause":
+    if action == "pause":
         operator.admin.pause(name)
     else:
         operator.admin.set_limit(name, 1)

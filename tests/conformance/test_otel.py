@@ -64,13 +64,13 @@ def test_a_hold_is_a_span(connect, name, traced, kind):
     assert hold.status.is_ok is True or hold.status.status_code.name == "UNSET"
 
 
-@pytest.mark.parametrize("where", ["another member", "this member"])
-def test_a_wait_has_a_link_to_the_holder(connect, name, traced, waits, where):
+@pytest.mark.parametrize("member", ["another member", "this member"])
+def test_a_wait_has_a_link_to_the_holder(connect, name, traced, waits, member):
     _, ended = traced
     coordinator = connect()
-    other = connect() if where == "another member" else coordinator
+    other = connect() if member == "another member" else coordinator
     with coordinator.mutex(name, note="a\x1b[2J<b>"):
-        left = re.search(
+        note = re.search(
             r":00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$", coordinator.admin.entries(name)[0].requesting_id
         )
         attempt = Attempt(other.mutex(name))
@@ -80,7 +80,7 @@ def test_a_wait_has_a_link_to_the_holder(connect, name, traced, waits, where):
     until(lambda: len(ended("sqlsem.lock")) == 2, "both have ended")
     (wait,) = ended("sqlsem.wait")
     holder, waiter = ended("sqlsem.lock")
-    assert (f"{holder.context.trace_id:032x}", f"{holder.context.span_id:016x}") == left.groups()
+    assert (f"{holder.context.trace_id:032x}", f"{holder.context.span_id:016x}") == note.groups()
     (link,) = wait.links
     assert (link.context.trace_id, link.context.span_id) == (holder.context.trace_id, holder.context.span_id)
     assert wait.parent.span_id == waiter.context.span_id

@@ -30,10 +30,10 @@ def test_overview_shows_queue_and_settings(connect, database, name):
         coordinator.admin.pause(name("p"))
         coordinator.admin.set_stale_after(name("p"), 90)
         overview = coordinator.admin.overview()
-        mine = [entry for entry in overview.entries if entry.resource.startswith(name)]
-        assert [row.state for row in mine] == ["holds", "waits", "holds"]
+        own_entries = [entry for entry in overview.entries if entry.resource.startswith(name)]
+        assert [row.state for row in own_entries] == ["holds", "waits", "holds"]
         alone = [entry for entry in coordinator.admin.entries() if entry.resource.startswith(name)]
-        assert all(same(*pair) for pair in zip(mine, alone, strict=True))
+        assert all(same(*pair) for pair in zip(own_entries, alone, strict=True))
         assert abs(overview.taken_at - datetime.now(timezone.utc)) < timedelta(minutes=10)
         settings = {row.resource: row for row in overview.resources}
         listed = {row.resource: row for row in coordinator.admin.resources()}
@@ -65,15 +65,20 @@ def test_members(connect, database, name):
             for entry in overview.entries
             if entry.resource.startswith(name) and entry.state == "holds"
         }
-        mine, other = of[name], of[name("b")]
-        assert (mine.kind, mine.grace, mine.missing_for, mine.grace_left) == ("beacon", 30, None, None)
-        assert (mine.holding, mine.waiting) == (1, 1)
+        own_member, other = of[name], of[name("b")]
+        assert (own_member.kind, own_member.grace, own_member.missing_for, own_member.grace_left) == (
+            "beacon",
+            30,
+            None,
+            None,
+        )
+        assert (own_member.holding, own_member.waiting) == (1, 1)
         assert (other.kind, other.grace, other.missing_for) == ("lease", 20, None)
         assert 0 < other.grace_left <= 20
         assert (other.holding, other.waiting) == (1, 0)
-        assert mine.host is not None
-        assert mine.pid is not None
-        assert mine.joined_at <= overview.taken_at
+        assert own_member.host is not None
+        assert own_member.pid is not None
+        assert own_member.joined_at <= overview.taken_at
     late.granted()
     late.leave()
 
@@ -132,11 +137,11 @@ def test_work_queues_and_batches(connect, name):
         counts = next(row for row in overview.queues if row.queue == name)
         assert (counts.pending, counts.failed, counts.blocked_by) == (1, 1, first)
         assert counts == dataclasses.replace(coordinator.admin.queues(name)[0], oldest=counts.oldest, rate=counts.rate)
-        mine = next(batch for batch in overview.batches if batch.name == name("batch"))
-        assert (mine.status, [part.status for part in mine.parts]) == ("open", ["running", "expected"])
-        assert mine.parts[0].missing_for is None
-        assert mine.window == 3600
-        assert mine.opened_at <= overview.taken_at
+        batch_entry = next(batch for batch in overview.batches if batch.name == name("batch"))
+        assert (batch_entry.status, [part.status for part in batch_entry.parts]) == ("open", ["running", "expected"])
+        assert batch_entry.parts[0].missing_for is None
+        assert batch_entry.window == 3600
+        assert batch_entry.opened_at <= overview.taken_at
     with daily.part("b"):
         pass
     assert all(batch.name != name("batch") for batch in coordinator.admin.overview().batches)
@@ -159,29 +164,29 @@ def test_rates(connect, database, name):
     coordinator.rate(name, windows, cost=3).take()
     with coordinator.rate(name, windows, cost=2) as grant:
         grant.adjust(1)
-    taken = coordinator.rate(name("b"), 1, per="1h").take()
+    rate_grant = coordinator.rate(name("b"), 1, per="1h").take()
     late = threading.Thread(target=coordinator.rate(name("b"), 1, per="1h").take, kwargs={"timeout": PATIENCE})
     late.start()
     until(lambda: database.queue(f"rate:{name('b')}"), "it waits")
     overview, listed = coordinator.admin.overview(), coordinator.admin.rates()
-    mine = rated(overview, name)
-    assert [(row.name, row.window, row.limit, row.used) for row in mine] == [
+    own_rates = rated(overview, name)
+    assert [(row.name, row.window, row.limit, row.used) for row in own_rates] == [
         *((name, 3600, 5, 4), (name, 7200, 9, 4), (name("b"), 3600, 1, 1)),
     ]
-    assert [(row.taken, row.returned, row.waits) for row in mine[:2]] == [(5, 1, 0)] * 2
-    assert [row.free_in > 3500 for row in mine] == [False, False, True]
-    assert mine[0].free_in == mine[1].free_in == 0
-    assert mine[2].free_in <= 3637, "with the part of the window in which it was taken"
+    assert [(row.taken, row.returned, row.waits) for row in own_rates[:2]] == [(5, 1, 0)] * 2
+    assert [row.free_in > 3500 for row in own_rates] == [False, False, True]
+    assert own_rates[0].free_in == own_rates[1].free_in == 0
+    assert own_rates[2].free_in <= 3637, "with the part of the window in which it was taken"
     alone = [row for row in listed if row.name.startswith(name)]
     passing = {"idle": 0, "free_in": 0}
-    assert [dataclasses.replace(row, **passing) for row in mine] == [
+    assert [dataclasses.replace(row, **passing) for row in own_rates] == [
         dataclasses.replace(row, **passing) for row in alone
     ]
-    assert all(abs(row.free_in - other.free_in) < 60 for row, other in zip(mine, alone, strict=True))
+    assert all(abs(row.free_in - other.free_in) < 60 for row, other in zip(own_rates, alone, strict=True))
     assert [rate.name for rate in coordinator.admin.rates(name)] == [name] * 2
-    assert overview.only(f"rate:{name}").rates == mine[:2]
-    assert mine[0].as_dict() in overview.as_dict()["rates"]
-    taken.adjust(0)
+    assert overview.only(f"rate:{name}").rates == own_rates[:2]
+    assert own_rates[0].as_dict() in overview.as_dict()["rates"]
+    rate_grant.adjust(0)
     late.join(PATIENCE)
 
 
@@ -206,7 +211,7 @@ def test_when_there_is_room_again(connect, name):
 @pytest.mark.leaves_rows
 def test_overview_lists_waited_and_recent_rates_first(connect, database, name):
     coordinator = connect()
-    taken = coordinator.rate(name("waited"), 1, per="1h").take()
+    grant = coordinator.rate(name("waited"), 1, per="1h").take()
     late = threading.Thread(target=coordinator.rate(name("waited"), 1, per="1h").take, kwargs={"timeout": PATIENCE})
     late.start()
     until(lambda: database.queue(f"rate:{name('waited')}"), "it waits")
@@ -218,7 +223,7 @@ def test_overview_lists_waited_and_recent_rates_first(connect, database, name):
         raw.cursor().executemany(database.sql(insert), rows)
     listed = coordinator.admin.overview().rates
     database.rows(f"DELETE FROM {table} WHERE resource_id LIKE ? AND rate_limit = 7", f"rate:{name}%")
-    taken.adjust(0)  # grants the waiting thread
+    grant.adjust(0)  # grants the waiting thread
     late.join(PATIENCE)
     assert {row.name for row in listed} == {name("waited"), *(name(str(number)) for number in range(3, 202))}
     assert len(listed) == 200

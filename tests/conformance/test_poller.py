@@ -14,9 +14,9 @@ from sqlsem.poller import Poller
 class Recorded:
     """A session that records its calls."""
 
-    def __init__(self, session, asked):
+    def __init__(self, session, calls):
         self._session = session
-        self._asked = asked
+        self._asked = calls
 
     def __getattr__(self, name):
         self._asked.append(name)
@@ -38,14 +38,14 @@ def live(connect):
 
 def following(poller):
     """Start the poller, and return ``until_seen(condition)``, which waits for a matching snapshot and returns it."""
-    seen = queue.SimpleQueue()
-    poller.start(seen.put)
+    received = queue.SimpleQueue()
+    poller.start(received.put)
 
     def until_seen(condition):
         snapshots = []
 
         def look():
-            snapshots.append(seen.get(timeout=PATIENCE))
+            snapshots.append(received.get(timeout=PATIENCE))
             return condition(snapshots[-1])
 
         until(look, "what was waited for is seen")
@@ -58,15 +58,19 @@ def test_poller_sees_changes(connect, live, name):
     coordinator = connect()
     until_seen = following(live())
 
-    def of(seen):
-        return [] if seen.overview is None else [entry for entry in seen.overview.entries if entry.resource == name]
+    def of(snapshot):
+        return (
+            []
+            if snapshot.overview is None
+            else [entry for entry in snapshot.overview.entries if entry.resource == name]
+        )
 
     with coordinator.mutex(name, note="mine"):
-        seen = until_seen(of)
-        assert (of(seen)[0].state, of(seen)[0].note) == ("holds", "mine")
-        assert seen.down_since is None
-        assert seen.rights == {"operate", "retry"}
-    until_seen(lambda seen: not of(seen))
+        snapshot = until_seen(of)
+        assert (of(snapshot)[0].state, of(snapshot)[0].note) == ("holds", "mine")
+        assert snapshot.down_since is None
+        assert snapshot.rights == {"operate", "retry"}
+    until_seen(lambda snapshot: not of(snapshot))
 
 
 def test_each_poll_runs_a_single_statement(connect, live, monkeypatch):
@@ -81,10 +85,10 @@ def test_each_poll_runs_a_single_statement(connect, live, monkeypatch):
     monkeypatch.setattr(coordinator.engine, "connect", connect_recorded)
     watcher = live(coordinator)
     watcher.poll_once()
-    assert [what for what in calls if what != "interrupt"] == ["check_schema", "rights", "overview"]
+    assert [call_name for call_name in calls if call_name != "interrupt"] == ["check_schema", "rights", "overview"]
     calls.clear()
     looks = []
-    watcher.start(lambda seen: looks.append(seen))
+    watcher.start(lambda snapshot: looks.append(snapshot))
     until(lambda: len(looks) > 3, "several looks")
     watcher.stop()
     assert set(calls) - {"interrupt", "close"} == {"overview"}
@@ -152,14 +156,14 @@ def test_permanent_error_is_raised_at_once(tmp_path):
 def test_a_fault_of_ours_ends_nothing(connect, live, monkeypatch, caplog):
     coordinator = connect()
     until_seen = following(live(coordinator))
-    until_seen(lambda seen: seen.overview is not None)
+    until_seen(lambda snapshot: snapshot.overview is not None)
     session_class = type(coordinator.engine.connect("look"))
     with monkeypatch.context() as patch:
         patch.setattr(session_class, "overview", lambda self: 1 / 0)
-        seen = until_seen(lambda seen: seen.down_since is not None)
-        assert "division by zero" in seen.trouble
-        assert seen.overview is not None, "what was seen last"
-    until_seen(lambda seen: seen.down_since is None)
+        snapshot = until_seen(lambda snapshot: snapshot.down_since is not None)
+        assert "division by zero" in snapshot.trouble
+        assert snapshot.overview is not None, "what was seen last"
+    until_seen(lambda snapshot: snapshot.down_since is None)
     assert "this is a fault of sqlsem's" in caplog.text
 
 
@@ -169,14 +173,14 @@ def test_a_database_that_goes_away_and_comes_back(own_postgres_server, make_data
     with database.coordinator(retry=1) as coordinator:
         live = Poller(coordinator, 0.05)
         until_seen = following(live)
-        until_seen(lambda seen: seen.overview is not None)
+        until_seen(lambda snapshot: snapshot.overview is not None)
         own_postgres_server.stop("immediate")
-        first = until_seen(lambda seen: seen.down_since is not None)
-        later = until_seen(lambda seen: "Cannot reach" in seen.trouble)
+        first = until_seen(lambda snapshot: snapshot.down_since is not None)
+        later = until_seen(lambda snapshot: "Cannot reach" in snapshot.trouble)
         assert later.down_since == first.down_since, "since when it is away, not since the last try"
         assert later.overview is not None
         with pytest.raises(sqlsem.Unavailable):
             live.perform(Action("pause", resource="x"))
         own_postgres_server.start()
-        assert until_seen(lambda seen: seen.down_since is None).trouble == ""
+        assert until_seen(lambda snapshot: snapshot.down_since is None).trouble == ""
         live.stop()

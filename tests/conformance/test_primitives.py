@@ -387,41 +387,41 @@ RELEASES = {"grant": lambda lock, grant: grant.release(), "lock": lambda lock, g
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", RELEASES)
-def test_block_released_early_ends_quietly(connect, database, name, kind, how):
+@pytest.mark.parametrize("way", RELEASES)
+def test_block_released_early_ends_quietly(connect, database, name, kind, way):
     lock = KINDS[kind](connect(), name)
     for _ in range(2):
         with lock as grant:
-            RELEASES[how](lock, grant)
+            RELEASES[way](lock, grant)
             assert database.queue(name) == []
             with pytest.raises(sqlsem.NotHeld):
                 grant.check()
     with pytest.raises(sqlsem.NotHeld):
         lock.release()
     with pytest.raises(ZeroDivisionError), lock as grant:
-        RELEASES[how](lock, grant)
+        RELEASES[way](lock, grant)
         _ = 1 / 0
 
 
-@pytest.mark.parametrize("how", RELEASES)
-def test_inner_block_released_early_keeps_the_outer_hold(connect, database, name, how):
+@pytest.mark.parametrize("way", RELEASES)
+def test_inner_block_released_early_keeps_the_outer_hold(connect, database, name, way):
     """A release of a reentrant lock ends the innermost hold only."""
     coordinator = connect()
     for lock in (coordinator.mutex(name, reentrant=True), coordinator.limit(name, 3)):
         with lock as outer:
             with lock as inner:
-                RELEASES[how](lock, inner)
+                RELEASES[way](lock, inner)
             outer.check()
             assert len(database.queue(name)) == 1
         assert database.queue(name) == []
 
 
-@pytest.mark.parametrize("how", RELEASES)
-def test_block_released_early_and_acquired_again(connect, database, name, how):
+@pytest.mark.parametrize("way", RELEASES)
+def test_block_released_early_and_acquired_again(connect, database, name, way):
     """A block may release and acquire again inside: its end releases the new grant."""
     lock = connect().mutex(name)
     with lock as grant:
-        RELEASES[how](lock, grant)
+        RELEASES[way](lock, grant)
         assert lock.acquire(timeout=60)
         assert len(database.queue(name)) == 1
     assert database.queue(name) == []

@@ -51,10 +51,10 @@ def places(database, resource):
 
 
 @both
-@pytest.mark.parametrize("where", ["one process", "many"])
-def test_higher_priority_goes_first_and_equals_are_fifo(connect, name, ranked, waiter, where):
+@pytest.mark.parametrize("members", ["one process", "many"])
+def test_higher_priority_goes_first_and_equals_are_fifo(connect, name, ranked, waiter, members):
     coordinator = connect()
-    of = itertools.repeat(coordinator) if where == "one process" else itertools.cycle([connect(), connect()])
+    of = itertools.repeat(coordinator) if members == "one process" else itertools.cycle([connect(), connect()])
     holder = Attempt(coordinator.mutex(name, priority=0))
     holder.granted()
     waiters = [(priority, waiter(next(of).mutex(name, priority=priority))) for priority in (0, 5, 3, 5, 99)]
@@ -331,9 +331,9 @@ def test_the_servers_limit(connect, name, ranked, waiter):
 def test_contended_is_set_by_equal_or_higher_priority(connect, name, ranked, waiter):
     from conformance.test_contended import contended
 
-    for where in ("other", "same"):
+    for member in ("other", "same"):
         coordinator = connect()
-        other = connect() if where == "other" else coordinator
+        other = connect() if member == "other" else coordinator
         with coordinator.mutex(name, priority=5) as grant:
             event = contended(grant)
             low = waiter(other.mutex(name, priority=4))

@@ -334,26 +334,26 @@ def give_back(database, cursor, resource, position, requesting_id):
 def test_a_bare_participant_takes_turns_with_a_member(connect, database, bare, name):
     coordinator = connect()
     with coordinator.mutex(name) as grant:
-        mine = database.insert_bare(bare, name, "bare")
-        assert mine > grant.position
-        assert ahead(database, bare, name, mine) == 1
+        position = database.insert_bare(bare, name, "bare")
+        assert position > grant.position
+        assert ahead(database, bare, name, position) == 1
         late = Attempt(coordinator.limit(name, 5))
         until(lambda: len(database.queue(name)) == 3)
-    until(lambda: ahead(database, bare, name, mine) == 0)
-    give_back(database, bare, name, mine, "bare")
+    until(lambda: ahead(database, bare, name, position) == 0)
+    give_back(database, bare, name, position, "bare")
     late.granted()
     late.leave()
 
 
 def test_a_member_waits_for_a_bare_row(connect, database, bare, name):
-    mine = database.insert_bare(bare, name, "bare", concurrency_limit=1)
+    position = database.insert_bare(bare, name, "bare", concurrency_limit=1)
     coordinator = connect()
     assert not coordinator.mutex(name).acquire(blocking=False)
     late = Attempt(coordinator.mutex(name))
     assert late.waits(0.3)
-    assert give_back(database, bare, name, mine, "someone else") == 0
+    assert give_back(database, bare, name, position, "someone else") == 0
     assert late.waits(0.05)
-    assert give_back(database, bare, name, mine, "bare") == 1
+    assert give_back(database, bare, name, position, "bare") == 1
     late.granted()
     late.leave()
 
@@ -367,8 +367,8 @@ def test_a_bare_row_is_seen(connect, database, bare, name):
         (second, "bare 2", None),
     ]
     assert [entry.state for entry in entries] == ["holds", "waits"]
-    for position, who in ((first, "bare 1"), (second, "bare 2")):
-        give_back(database, bare, name, position, who)
+    for position, requester in ((first, "bare 1"), (second, "bare 2")):
+        give_back(database, bare, name, position, requester)
 
 
 def test_a_bare_row_cannot_cut_in(database, bare, name):
@@ -435,8 +435,8 @@ def test_several_bare_rows_in_a_single_statement(database, bare, name):
     )
     rows = database.queue(name)
     assert [row[2] for row in rows] == ["a", "b", "c"]
-    for position, _, who in rows:
-        give_back(database, bare, name, position, who)
+    for position, _, requester in rows:
+        give_back(database, bare, name, position, requester)
 
 
 @pytest.mark.engines("postgresql")

@@ -169,9 +169,9 @@ def test_tasks_with_locks_obey(queue, name):
         with task:
             bodies.append(task.body)
     assert Counter(bodies) == {resources[0]: 1, resources[1]: 1, "other": 1}
-    left = [task_row for task_row in queue.tasks() if task_row.status == "pending"]
-    assert [row.body for row in left] == [f'"{resources[2]}"']
-    assert all(lock.position is None for lock in left[0].locks), "it keeps nobody out while it could not run"
+    pending = [task_row for task_row in queue.tasks() if task_row.status == "pending"]
+    assert [row.body for row in pending] == [f'"{resources[2]}"']
+    assert all(lock.position is None for lock in pending[0].locks), "it keeps nobody out while it could not run"
     queue.set_key_rate(3, per="1h")
     with next(queue.claim(wait=PATIENCE)) as task:
         assert task.body == resources[2]
@@ -280,17 +280,17 @@ def test_keys_are_drawn_by_their_weights():
 
 @pytest.mark.engines("postgresql", "mssql")  # (SQLite has no routines that other programs call)
 @pytest.mark.parametrize(
-    ("key", "what", "value", "per_ms"),
+    ("key", "setting", "value", "per_ms"),
     [
         *((None, "rate", 5, None), (None, "rate", None, 1000), (None, "rate", 5, 0), (None, "key_rate", 0, 1000)),
         *((None, "limit", 5, 1000), ("a", "key_rate", 5, 1000), ("a", "weight", 5, 1000), (None, None, 5, 1000)),
     ],
 )
-def test_routine_refuses_invalid_rates(database, queue, key, what, value, per_ms):
+def test_routine_refuses_invalid_rates(database, queue, key, setting, value, per_ms):
     session = database.session(grace=600)
     # (SQL Server uses one error number for every refusal of a routine.)
     with pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable), match="sqlsem: "):
-        session.set_queue(queue.name, key, what, value, per_ms)
+        session.set_queue(queue.name, key, setting, value, per_ms)
     session.close()
     assert queue.limits() == []
 
@@ -301,16 +301,16 @@ def test_start_is_counted_while_expired_uses_are_pruned(database, queue):
     queue.set_key_rate(2, per="1h")
     queue.put_many([1, 2], key="a")
     queue.try_claim().finish()
-    whose = database.rows(f"SELECT {database.schema}.start_rate_name(?, 'a')", queue.name)[0][0]
+    rate_name = database.rows(f"SELECT {database.schema}.start_rate_name(?, 'a')", queue.name)[0][0]
     window, slot = database.beside("rate_window"), database.beside("rate_slot")
-    database.rows(f"UPDATE {window} SET seen_ms = seen_ms - 86400000 * 2 WHERE resource_id = ?", whose)
-    database.rows(f"DELETE FROM {slot} WHERE resource_id = ?", whose)
+    database.rows(f"UPDATE {window} SET seen_ms = seen_ms - 86400000 * 2 WHERE resource_id = ?", rate_name)
+    database.rows(f"DELETE FROM {slot} WHERE resource_id = ?", rate_name)
     with contextlib.closing(database.raw(autocommit=False)) as pruner:
         cursor = pruner.cursor()
 
         def is_over():
             cursor.execute(f"SELECT {database.schema}.prune(10)")
-            return not cursor.execute(f"SELECT 1 FROM {window} WHERE resource_id = %s", (whose,)).fetchall()
+            return not cursor.execute(f"SELECT 1 FROM {window} WHERE resource_id = %s", (rate_name,)).fetchall()
 
         until(is_over, "it is forgotten")
         claimed = []
@@ -320,4 +320,4 @@ def test_start_is_counted_while_expired_uses_are_pruned(database, queue):
         pruner.commit()
         claimer.join(PATIENCE)
     claimed[0].finish()
-    assert database.rows(f"SELECT sum(used) FROM {slot} WHERE resource_id = ?", whose) == [(1,)]
+    assert database.rows(f"SELECT sum(used) FROM {slot} WHERE resource_id = ?", rate_name) == [(1,)]

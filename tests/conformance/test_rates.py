@@ -46,11 +46,11 @@ def test_no_more_than_the_limit_is_taken(connect, name):
 
 def test_a_window_slides(connect, name):
     rate = connect().rate(name, 2, per=0.3)
-    taken = []
+    times = []
     for _ in range(6):
         with rate as grant:
-            taken.append(grant.taken_ms)
-    assert all(third - first >= 300 for first, third in zip(taken, taken[2:], strict=False)), taken
+            times.append(grant.taken_ms)
+    assert all(third - first >= 300 for first, third in zip(times, times[2:], strict=False)), times
 
 
 def test_uses_refunds_and_waits_are_counted(connect, name):
@@ -263,22 +263,22 @@ def test_first_come_first_served(looks_often, connect, name):
 
 def test_many_threads_of_several_processes(connect, name):
     coordinators = [connect(), connect()]
-    taken, lock = [], threading.Lock()
+    times, lock = [], threading.Lock()
 
     def work(coordinator):
         for _ in range(4):
             grant = coordinator.rate(name, 5, per=0.25).take()
             with lock:
-                taken.append(grant.taken_ms)
+                times.append(grant.taken_ms)
 
     threads = [threading.Thread(target=work, args=(client,)) for client in coordinators for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-    taken.sort()
-    assert len(taken) == 24
-    assert all(later - first >= 250 for first, later in zip(taken, taken[5:], strict=False)), taken
+    times.sort()
+    assert len(times) == 24
+    assert all(later - first >= 250 for first, later in zip(times, times[5:], strict=False)), times
 
 
 @pytest.mark.engines("postgresql")
@@ -286,7 +286,7 @@ def test_batches_never_pass_the_limit(connect, name):
     """Concurrent requests of a process share calls, and some time out: the total never exceeds the limit."""
     coordinators = [connect(), connect()]
     limit, length = 100, 500
-    taken, lost, lock = [], [], threading.Lock()
+    uses, lost, lock = [], [], threading.Lock()
 
     def work(number):
         rate = coordinators[number % 2].rate(name, limit, per=length / 1000, cost=1 + number % 3)
@@ -296,16 +296,16 @@ def test_batches_never_pass_the_limit(connect, name):
                 if grant is None:
                     lost.append(number)
                 else:
-                    taken.append((grant.taken_ms, grant.cost))
+                    uses.append((grant.taken_ms, grant.cost))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(24)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-    assert len(taken) + len(lost) == 24 * 12
-    for first, _ in taken:
-        assert sum(cost for at, cost in taken if first <= at < first + length) <= limit
+    assert len(uses) + len(lost) == 24 * 12
+    for first, _ in uses:
+        assert sum(cost for at, cost in uses if first <= at < first + length) <= limit
     assert coordinators[0].admin.entries(f"rate:{name}") == []
 
 
@@ -338,12 +338,12 @@ def test_served_thread_does_not_wait_for_its_batch(looks_often, connect, name):
     main = coordinator.client.member.main
     limit = 10**6  # a high limit, so that all requests fit into a batch
     rate = coordinator.rate(name, limit, per=LONG)
-    taken = [rate.take() for _ in range(3)]
+    grants = [rate.take() for _ in range(3)]
     assert coordinator.rate(name, limit, per=LONG, cost=limit - 3).take(False)
-    went, threads = [], []
+    served, threads = [], []
 
     def take():
-        went.append(rate.take(timeout=PATIENCE))
+        served.append(rate.take(timeout=PATIENCE))
 
     with main._lock:  # so that the threads request together
         for number in range(3):
@@ -351,15 +351,15 @@ def test_served_thread_does_not_wait_for_its_batch(looks_often, connect, name):
             threads[-1].start()
             until(lambda number=number: riders(coordinator) == number + 1, "it rides with the others")
     until(lambda: len(connect().admin.entries(f"rate:{name}")) == 1, "they share one place")
-    for number, grant in enumerate(taken, 1):
+    for number, grant in enumerate(grants, 1):
         assert len(connect().admin.entries(f"rate:{name}")) == 1, "the place is the next one's"
         grant.adjust(0)
-        until(lambda number=number: len(went) == number, "one is served, and goes")
+        until(lambda number=number: len(served) == number, "one is served, and goes")
     for thread in threads:
         thread.join(PATIENCE)
-    assert None not in went
+    assert None not in served
     assert connect().admin.entries(f"rate:{name}") == []
-    went[0].adjust(0)
+    served[0].adjust(0)
     assert rate.take(timeout=PATIENCE) is not None
     assert coordinator.client.registry.grants() == []
 
@@ -384,15 +384,15 @@ def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect
         return answer
 
     monkeypatch.setattr(session_class, "take_rate", lose_the_first_answer)
-    taken = []
-    waiting = threading.Thread(target=lambda: taken.append(rate.take(timeout=PATIENCE)))
+    results = []
+    waiting = threading.Thread(target=lambda: results.append(rate.take(timeout=PATIENCE)))
     waiting.start()
     until(lambda: coordinator.admin.entries(f"rate:{name}"), "it stands in the line")
     before[0].adjust(0)
     until(lambda: lost, "it has taken, and does not hear of it")
     before[1].adjust(0)
     waiting.join(PATIENCE)
-    assert taken not in ([], [None])
+    assert results not in ([], [None])
     assert coordinator.admin.entries(f"rate:{name}") == []
 
 
@@ -547,10 +547,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("given", "words"), WRONG, ids=[str(options) for options, _ in WRONG])
-def test_invalid_rate_is_refused(given, words):
+@pytest.mark.parametrize(("settings", "words"), WRONG, ids=[str(options) for options, _ in WRONG])
+def test_invalid_rate_is_refused(settings, words):
     with pytest.raises(ConfigurationError, match=words):
-        sqlsem.rate("api", **given)
+        sqlsem.rate("api", **settings)
 
 
 def test_names_that_cannot_be():

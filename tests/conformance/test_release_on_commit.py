@@ -184,14 +184,14 @@ def test_a_transaction_that_is_open_when_the_block_ends(connect, database, name,
     gone(database, name)
 
 
-@pytest.mark.parametrize("how", ["commit", "rollback"])
-def test_block_ends_before_the_commit_is_polled(connect, database, name, transaction, how):
+@pytest.mark.parametrize("method", ["commit", "rollback"])
+def test_block_ends_before_the_commit_is_polled(connect, database, name, transaction, method):
     """Block and poller race many times: one of them releases the lock, and no loss is reported."""
     coordinator, cursor = connect(), transaction()
     for _ in range(10):
         with coordinator.mutex(name) as grant:
             grant.release_on_commit(cursor)
-            getattr(cursor.connection, how)()
+            getattr(cursor.connection, method)()
         assert database.queue(name) == []
 
 

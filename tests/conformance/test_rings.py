@@ -22,14 +22,14 @@ def queue(database, name):
         first, second, waiting = (stack.enter_context(contextlib.closing(database.session())) for _ in range(3))
         holder_id, waiter_id = first.register_member("h", 1, "p"), second.register_member("h", 1, "p")
         (held,) = first.register(holder_id, "one", "o", f"{name}.1", [Request(name)], False)
-        (wanted,) = second.register(waiter_id, "two", "o", f"{name}.2", [Request(name)], False)
+        (waiting_ticket,) = second.register(waiter_id, "two", "o", f"{name}.2", [Request(name)], False)
         answers = []
 
         def wait():
-            answers.append(waiting.wait(wanted, 4 * PATIENCE, threading.Event()))
+            answers.append(waiting.wait(waiting_ticket, 4 * PATIENCE, threading.Event()))
 
         thread = threading.Thread(target=wait)
-        yield first, waiting, held, wanted, thread, answers
+        yield first, waiting, held, waiting_ticket, thread, answers
         first.deregister_member(holder_id)
         second.deregister_member(waiter_id)
 
@@ -68,10 +68,10 @@ def test_granted_waiter_is_notified(queue, asleep, monkeypatch):
 @linux
 def test_waiter_in_another_session_is_notified_there(queue, asleep, database, monkeypatch):
     """The slices of one wait may use different sessions: the notification reaches the current one."""
-    first, waiting, held, wanted, thread, answers = queue
+    first, waiting, held, waiting_ticket, thread, answers = queue
     seldom(monkeypatch)
     with contextlib.closing(database.session()) as before:
-        assert before.wait(wanted, 0.01, threading.Event()) is False
+        assert before.wait(waiting_ticket, 0.01, threading.Event()) is False
         thread.start()
         assert asleep.wait(PATIENCE)
         assert first.release(held, "released")
@@ -82,12 +82,12 @@ def test_waiter_in_another_session_is_notified_there(queue, asleep, database, mo
 
 @linux
 def test_notification_alone_grants_nothing(queue, monkeypatch):
-    first, _, held, wanted, thread, answers = queue
+    first, _, held, waiting_ticket, thread, answers = queue
     seldom(monkeypatch)
     thread.start()
     for _ in range(20):
         time.sleep(0.05)
-        first.notifier.notify([wanted.position])
+        first.notifier.notify([waiting_ticket.position])
     assert not answers
     first.release(held, "released")
     thread.join(PATIENCE)
@@ -106,9 +106,9 @@ def test_a_waiter_that_is_not_rung_finds_out(queue, monkeypatch):
 
 
 def test_foreign_release_grants_nothing(queue):
-    first, waiting, held, wanted, _, _ = queue
+    first, waiting, held, waiting_ticket, _, _ = queue
     assert not first.release(held._replace(requesting_id="somebody else's"), "released")
-    assert waiting.wait(wanted, 0, threading.Event()) is False
+    assert waiting.wait(waiting_ticket, 0, threading.Event()) is False
     assert [entry.state for entry in first.entries(held.resource)] == ["holds", "waits"]
 
 
@@ -117,22 +117,22 @@ def test_a_lease_is_renewed_by_its_owner(database, name):
     with contextlib.closing(database.session(lease=30)) as leased, contextlib.closing(database.session()) as first:
         holder_id, waiter_id = first.register_member("h", 1, "p"), leased.register_member("h", 1, "p")
         (held,) = first.register(holder_id, "one", "o", f"{name}.1", [Request(name)], False)
-        (wanted,) = leased.register(waiter_id, "two", "o", f"{name}.2", [Request(name)], False)
+        (waiting_ticket,) = leased.register(waiter_id, "two", "o", f"{name}.2", [Request(name)], False)
         first.release(held, "released")
         assert [entry.state for entry in first.entries(name)] == ["waits"]
-        assert leased.wait(wanted, 0, threading.Event()) is True
+        assert leased.wait(waiting_ticket, 0, threading.Event()) is True
         assert [entry.state for entry in first.entries(name)] == ["holds"]
         first.deregister_member(holder_id)
         leased.deregister_member(waiter_id)
 
 
 def test_notified_grant_respects_operators_settings(queue):
-    first, waiting, held, wanted, _, _ = queue
+    first, waiting, held, waiting_ticket, _, _ = queue
     first.set_resource(held.resource, "paused", 1)
     assert first.release(held, "released")
     assert [entry.state for entry in first.entries(held.resource)] == ["waits"]
     first.set_resource(held.resource, "paused", 0)
-    assert waiting.wait(wanted, 0, threading.Event()) is True
+    assert waiting.wait(waiting_ticket, 0, threading.Event()) is True
 
 
 @linux

@@ -143,8 +143,8 @@ def test_broken_schedule_does_not_stop_others(database, connect, queue, name, ca
     assert [(task.note, task.status) for task in queue.tasks()] == [("good", "finished")]
     assert f"Schedule '{bad}' of " in caplog.text
     assert f"sqlsem schedules pause {bad}" in caplog.text
-    (left,) = [schedule for schedule in connect().admin.schedules(str(name)) if schedule.name == bad]
-    assert left.next_due <= left.taken_at, "it is tried again"
+    (schedule_left,) = [schedule for schedule in connect().admin.schedules(str(name)) if schedule.name == bad]
+    assert schedule_left.next_due <= schedule_left.taken_at, "it is tried again"
 
 
 @pytest.mark.parametrize(

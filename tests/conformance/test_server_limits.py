@@ -90,14 +90,14 @@ def test_declared_number_is_an_upper_bound(connect, name, set_limit, waiter):
         attempt.leave()
 
 
-@pytest.mark.parametrize("how", ["acquire", "try", "all_of"])
-def test_none_set_is_refused_by_an_error_that_names_the_command(connect, database, name, how):
+@pytest.mark.parametrize("way", ["acquire", "try", "all_of"])
+def test_none_set_is_refused_by_an_error_that_names_the_command(connect, database, name, way):
     coordinator = connect()
     lock = coordinator.limit(name)
-    if how == "all_of":
+    if way == "all_of":
         lock = sqlsem.all_of(coordinator.mutex(name("other")), lock)
     with pytest.raises(sqlsem.ConfigurationError, match=f"sqlsem set {name} --limit N") as caught:
-        lock.acquire(blocking=how != "try")
+        lock.acquire(blocking=way != "try")
     assert name in str(caught.value)
     assert database.queue(name) == []
     with coordinator.mutex(name("other"), timeout=0):

@@ -169,10 +169,10 @@ def test_waiter_behind_row_without_wakeup_lock_sleeps(party, database, name):
     participant.ask(name, limit=3)
     participant.ask(name, limit=3, weight=2)  # waits without a client that renews its lease
     other = party()
-    mine = other.ask(name, limit=3)
+    ticket = other.ask(name, limit=3)
     execute = other.session.connection.execute
     execute("SET track_functions = 'pl'")
-    assert other.session.wait(mine, 1.0, threading.Event()) is False
+    assert other.session.wait(ticket, 1.0, threading.Event()) is False
     execute("SELECT pg_stat_force_next_flush()")
     ((calls,),) = execute(
         "SELECT sum(calls) FROM pg_stat_user_functions WHERE funcname IN ('wait_until_lock_free', 'check_if_dead')"
@@ -208,14 +208,14 @@ def test_limit_waiter_sees_release_just_before_sleep(make_database, postgres_ser
         opened.callback(other.session.close)
         for number in range(3):
             first, _ = (holder.ask(f"r{number}", limit=2) for _ in range(2))
-            mine = other.ask(f"r{number}", limit=2)
+            ticket = other.ask(f"r{number}", limit=2)
             database.rows(
                 "UPDATE {table} SET requested_at = requested_at - interval '1 hour',"
                 " granted_at = granted_at - interval '1 hour'"
             )
             database.rows(LEAVES.format(position=first.position, table=database.table))
             began = time.monotonic()
-            assert other.session.wait(mine, PATIENCE, threading.Event()) is True
+            assert other.session.wait(ticket, PATIENCE, threading.Event()) is True
             took.append(time.monotonic() - began)
             assert database.rows("SELECT count(*) FROM {table} WHERE queue_position = ?", first.position) == [(0,)]
     assert min(took) < 0.07, took
@@ -240,8 +240,8 @@ def test_crowd_of_a_process_takes_few_wakeup_locks(connect, database, name, lock
         order = []
 
         async def enter():
-            async with coordinator.mutex(name) as had:
-                order.append(had.position)
+            async with coordinator.mutex(name) as mutex_grant:
+                order.append(mutex_grant.position)
 
         tasks = [asyncio.create_task(enter()) for _ in range(number)]
         while len(coordinator.client.waiter_queues.waiters()) < number:

@@ -105,14 +105,14 @@ def device(outside, folder):
 
 
 def local_socket(outside, folder):
-    here = os.open(".", os.O_RDONLY)
+    start = os.open(".", os.O_RDONLY)
     os.chdir(folder)  # the name must be short
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("e" * 32)
     finally:
-        os.fchdir(here)
-        os.close(here)
+        os.fchdir(start)
+        os.close(start)
     return "e" * 32
 
 
@@ -205,22 +205,24 @@ def meets_what_it_cannot_test(channel, url, options):
     handler.emit = lambda record: messages.append(record.getMessage())
     logging.getLogger("sqlsem").addHandler(handler)
     with sqlsem.connect(url, **options) as coordinator:
-        had = coordinator.mutex("a").acquire(timeout=0.5)
+        granted = coordinator.mutex("a").acquire(timeout=0.5)
         coordinator.admin.reap()
-        channel.tell("tried", had=had, rows=[entry.resource for entry in coordinator.admin.entries()], told=messages)
+        channel.tell(
+            "tried", granted=granted, rows=[entry.resource for entry in coordinator.admin.entries()], told=messages
+        )
 
 
 @posix
 @pytest.mark.engines("sqlite")
 def test_untestable_beacon_counts_as_alive(database, spawn):
     folder_of(database).mkdir(exist_ok=True)
-    theirs = folder_of(database) / ("3" * 32)
-    theirs.touch(mode=0o000)
+    beacon_file = folder_of(database) / ("3" * 32)
+    beacon_file.touch(mode=0o000)
     plant(database, "3" * 32)
     tried = spawn(meets_what_it_cannot_test).expect("tried")
-    assert (tried["had"], tried["rows"]) == (False, ["a"])
+    assert (tried["granted"], tried["rows"]) == (False, ["a"])
     assert "believed to live" in tried["told"][0]
-    assert theirs.exists()
+    assert beacon_file.exists()
 
 
 @posix
@@ -303,8 +305,12 @@ def test_reap_removes_orphan_beacons(file):
             if path.name != "7" * 32:
                 os.utime(path, (1, 1))
         coordinator.admin.reap()
-        left = {path.name for path in folder.iterdir()}
-        assert left == {"7" * 32, "8" * 32 + ".txt", *(row[0] for row in file.rows("SELECT beacon FROM sqlsem_member"))}
+        remaining = {path.name for path in folder.iterdir()}
+        assert remaining == {
+            "7" * 32,
+            "8" * 32 + ".txt",
+            *(row[0] for row in file.rows("SELECT beacon FROM sqlsem_member")),
+        }
 
 
 @posix
@@ -566,7 +572,7 @@ def test_uncontended_pair_is_two_statements(file, monkeypatch):
         contextlib.closing(file.session()) as session,
         contextlib.closing(file.session()) as other,
     ):
-        ours, theirs = session.register_member("h", 1, "p"), other.register_member("h", 1, "p")
+        member, other_member = session.register_member("h", 1, "p"), other.register_member("h", 1, "p")
         begun, execute = [], session._execute
 
         def counted(statement, parameters, fetch):
@@ -582,7 +588,7 @@ def test_uncontended_pair_is_two_statements(file, monkeypatch):
         tickets = []
 
         def come():
-            tickets.extend(session.register(ours, "r", "o", f"uid.{len(tickets)}", [Request("q")], False))
+            tickets.extend(session.register(member, "r", "o", f"uid.{len(tickets)}", [Request("q")], False))
 
         def leave():
             assert session.release(tickets[-1], "released")
@@ -592,15 +598,15 @@ def test_uncontended_pair_is_two_statements(file, monkeypatch):
         alone, among_others, in_vain = (1, False), (1, True), (2, True)
         for _ in range(2):
             assert (done(come), done(leave)) == (alone, alone)
-        (stays,) = other.register(theirs, "r", "o", "stays", [Request("q")], False)
+        (stays,) = other.register(other_member, "r", "o", "stays", [Request("q")], False)
         assert (done(come), done(leave)) == (in_vain, in_vain)
         for _ in range(2):
             assert (done(come), done(leave)) == (among_others, among_others)
         other.release(stays, "released")
         assert (done(come), done(leave)) == (among_others, among_others)
         assert (done(come), done(leave)) == (alone, alone)
-        session.deregister_member(ours)
-        other.deregister_member(theirs)
+        session.deregister_member(member)
+        other.deregister_member(other_member)
 
 
 @pytest.mark.parametrize("value", ["x", "", "1e3", "3.0", "-1", "³"])

@@ -160,8 +160,8 @@ def test_a_journal_that_comes_after_the_look_is_left_alone(path, victim, monkeyp
     first = files.no_journal
 
     @contextlib.contextmanager
-    def planted(*given):
-        with first(*given):
+    def planted(*arguments):
+        with first(*arguments):
             Path(f"{path}-journal").write_bytes(hot_journal(path, victim))
             yield
         Path(f"{path}-journal").unlink(missing_ok=True)
@@ -304,9 +304,9 @@ def test_doctor_names_foreign_owner_of_beacons(path):
     assert "belongs to 54321, who does not own the database" in check["detail"]
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_doctor_tells_whether_the_log_is_kept(path, monkeypatch, kept):
-    if not kept:
+@pytest.mark.parametrize("log_kept", [True, False])
+def test_doctor_tells_whether_the_log_is_kept(path, monkeypatch, log_kept):
+    if not log_kept:
         monkeypatch.setattr(files, "_SET_LOCK", None)
     elif files._SET_LOCK is None:
         pytest.skip("this system has no locks of open file descriptions")
@@ -314,4 +314,4 @@ def test_doctor_tells_whether_the_log_is_kept(path, monkeypatch, kept):
     with contextlib.closing(session):
         (check,) = [result for result in session.diagnose() if result.name == "journal"]
     assert check.ok
-    assert ("no other program can remove the log" in check.detail) == kept
+    assert ("no other program can remove the log" in check.detail) == log_kept

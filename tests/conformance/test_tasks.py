@@ -43,10 +43,10 @@ def fail(word):
     raise RuntimeError(f"cannot {word}")
 
 
-def odd(what):
-    if what == "result":
+def odd(field):
+    if field == "result":
         return "half \ud800 \0"
-    if what == "error":
+    if field == "error":
         raise SystemExit("half \ud800 and \0")
 
     async def nothing():
@@ -55,8 +55,8 @@ def odd(what):
     return nothing()
 
 
-def divide(one, other):
-    return one / other
+def divide(dividend, other):
+    return dividend / other
 
 
 def leave():

@@ -139,20 +139,20 @@ def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
 
 @pytest.mark.engines("sqlite", "postgresql")
 def test_a_claim_costs_the_same_beside_many_keys(database, queue, connect, name):
-    few, many = queue, connect().queue(name("many"))
-    for measured, count in ((few, 100), (many, 3000)):
+    small_queue, large_queue = queue, connect().queue(name("many"))
+    for measured, count in ((small_queue, 100), (large_queue, 3000)):
         measured.set_key_limit(1)
         put_keys(database, measured, count)
-    costs = [cost_of_turns(database, measured.name, finds=True) for measured in (many, few)]
+    costs = [cost_of_turns(database, measured.name, finds=True) for measured in (large_queue, small_queue)]
     assert costs[0] < 2 * costs[1]
     # The cost stays the same if many keys have their own settings.
     with contextlib.closing(database.raw()) as raw:
         raw.cursor().execute(
             f"INSERT INTO {database.beside('queue_key')} (queue_name, task_key, task_limit) "
-            f"SELECT queue_name, task_key, 2 FROM {database.beside('task')} WHERE queue_name = '{many.name}'"
+            f"SELECT queue_name, task_key, 2 FROM {database.beside('task')} WHERE queue_name = '{large_queue.name}'"
         )
-    assert cost_of_turns(database, many.name, finds=True) < 2 * costs[1]
-    many.set_key_limit(None)
+    assert cost_of_turns(database, large_queue.name, finds=True) < 2 * costs[1]
+    large_queue.set_key_limit(None)
 
 
 @pytest.mark.engines("sqlite", "postgresql")
@@ -439,9 +439,9 @@ def test_a_limit_may_go_while_a_claim_waits_for_it(database, queue, name, claimi
 def test_concurrent_claim_of_a_key_starves_no_worker(queue, claiming):
     first, second, third = (*queue.put_many([1, 2], key="a"), queue.put(3))
     raw, claim = claiming
-    taken = {claim("one"), claim("two")}
+    claimed = {claim("one"), claim("two")}
     with queue.try_claim() as task:
-        assert {*taken, task.id} == {first, second, third}
+        assert {*claimed, task.id} == {first, second, third}
         assert queue.try_claim() is None
     raw.commit()
 

@@ -32,8 +32,8 @@ def test_without_protection_both_enter(database, two, name):
     database.rows(f"CREATE TABLE {table} (queue_position {identity}, requesting_id varchar(20))")
     count = database.sql(f"SELECT count(*) FROM {table} WHERE queue_position < ?")
 
-    def take(cursor, who):
-        cursor.execute(database.sql(f"INSERT INTO {table} (requesting_id) VALUES (?)"), (who,))
+    def take(cursor, requester):
+        cursor.execute(database.sql(f"INSERT INTO {table} (requesting_id) VALUES (?)"), (requester,))
         if database.engine == "mssql":
             cursor.execute("SELECT @@IDENTITY")
         else:
@@ -74,12 +74,12 @@ def test_a_member_waits_for_a_bare_row_not_committed_yet(connect, database, two,
     getattr(slow, end)()
     if end == "commit":
         assert late.waits(0.3)
-        left = time.monotonic()
+        left_at = time.monotonic()
         quick.cursor().execute(
             database.sql("DELETE FROM {table} WHERE queue_position = ? AND requesting_id = 'bare'"), (bare,)
         )
         assert late.granted().position > bare
-        assert late.entered > left
+        assert late.entered > left_at
     late.granted()
     late.leave()
 
@@ -164,13 +164,13 @@ def bare_worker(database, resource, rounds, seed, stays, guard):
                 time.sleep(0.001)
             entered = time.monotonic()
             time.sleep(chance.random() * 0.002)
-            left = time.monotonic()
+            left_at = time.monotonic()
             cursor.execute(
                 database.sql("DELETE FROM {table} WHERE resource_id = ? AND queue_position = ? AND requesting_id = ?"),
                 (resource, position, me),
             )
             with guard:
-                stays.append(Stay(resource, position, entered, left, who=me))
+                stays.append(Stay(resource, position, entered, left_at, who=me))
     finally:
         connection.close()
 
@@ -182,10 +182,10 @@ def member_worker(coordinator, resource, rounds, seed, stays, guard):
         assert lock.acquire(timeout=PATIENCE)
         entered = time.monotonic()
         time.sleep(chance.random() * 0.002)
-        position, left = lock.grant.position, time.monotonic()
+        position, left_at = lock.grant.position, time.monotonic()
         lock.release()
         with guard:
-            stays.append(Stay(resource, position, entered, left, who=f"member-{seed}"))
+            stays.append(Stay(resource, position, entered, left_at, who=f"member-{seed}"))
 
 
 @pytest.mark.parametrize("members", [0, 2], ids=["bare-only", "mixed"])

@@ -41,9 +41,9 @@ def told(session, position):
 def compare(session, coordinator, name):
     """Compare the reports of SQL and Python for all waiters whose resources begin with ``name``; return their codes."""
     overview = coordinator.admin.overview()
-    mine = [entry for entry in overview.entries if entry.resource.startswith(name)]
+    own_entries = [entry for entry in overview.entries if entry.resource.startswith(name)]
     codes = []
-    for row in mine:
+    for row in own_entries:
         reason = reasons(overview, only=row.position).get(row.position)
         code, behind, rows = told(session, row.position)
         if reason is None:

@@ -49,7 +49,7 @@ class Told:
             self.outcomes[task.id, task.attempt, outcome] += 1
 
 
-def check(queue, told):
+def check(queue, reports):
     """Check that published and recorded outcomes are the same, except for tasks returned before they began."""
     recorded = Counter(
         (run.task_id, run.attempt, run.outcome)
@@ -57,10 +57,12 @@ def check(queue, told):
         for run in queue.log(task.task_id)
         if run.outcome != "returned"
     )
-    assert told.outcomes == recorded
+    assert reports.outcomes == recorded
     status = Counter(task.status for task in queue.tasks())
-    assert (told.worker.finished, told.worker.failed) == (status["finished"], status["failed"])
-    assert told.worker.retried == sum(outcome == "failed" for _, _, outcome in recorded.elements()) - status["failed"]
+    assert (reports.worker.finished, reports.worker.failed) == (status["finished"], status["failed"])
+    assert (
+        reports.worker.retried == sum(outcome == "failed" for _, _, outcome in recorded.elements()) - status["failed"]
+    )
 
 
 def thought_lost(queue, monkeypatch):
@@ -105,15 +107,15 @@ def asked_as_another_member(queue, monkeypatch):
 
 def ends_once(monkeypatch, cut):
     """Cut the first call that ends each task."""
-    plain, seen = Claiming.end_and_claim, set()
+    plain, sent = Claiming.end_and_claim, set()
 
-    def end_and_claim(self, ends, maximum, **given):
-        new = {(end.task_id, end.attempt) for end in ends} - seen
-        seen.update(new)
+    def end_and_claim(self, ends, maximum, **options):
+        new = {(end.task_id, end.attempt) for end in ends} - sent
+        sent.update(new)
         if new:
-            cut(lambda: plain(self, ends, 0, **given))
+            cut(lambda: plain(self, ends, 0, **options))
             raise sqlsem.Unavailable("out of reach")
-        return plain(self, ends, maximum, **given)
+        return plain(self, ends, maximum, **options)
 
     monkeypatch.setattr(Claiming, "end_and_claim", end_and_claim)
 
@@ -129,10 +131,10 @@ def test_worker_tells_outcomes_as_recorded(queue, monkeypatch, caplog, fault, gr
     put_all(queue)
     if fault is not None:
         fault(queue, monkeypatch)
-    told = Told(queue, group=group)
-    told.worker.run()
+    reports = Told(queue, group=group)
+    reports.worker.run()
     monkeypatch.undo()
-    check(queue, told)
+    check(queue, reports)
     assert "somebody else" not in caplog.text
     assert Counter(task.status for task in queue.tasks()) == {"finished": 1, "failed": 2}
 
@@ -141,18 +143,18 @@ def test_worker_tells_a_claim_taken_away_as_lost(database, queue, caplog):
     """A task whose claim was taken away while it ran is reported as lost."""
     number = queue.put(finish)
     table = "sqlsem_task" if database.engine == "sqlite" else f"{database.schema}.task"
-    taken = threading.Event()
+    claim_taken = threading.Event()
 
     def take():
-        if not taken.is_set():
-            taken.set()
+        if not claim_taken.is_set():
+            claim_taken.set()
             database.rows(f"UPDATE {table} SET status = 'pending', member_id = NULL WHERE task_id = ?", number)
 
     meanwhile.append(take)
-    told = Told(queue)
-    told.worker.run()
-    assert told.outcomes == {(number, 1, "lost"): 1, (number, 2, "finished"): 1}
-    assert (told.worker.finished, told.worker.failed) == (1, 0)
+    reports = Told(queue)
+    reports.worker.run()
+    assert reports.outcomes == {(number, 1, "lost"): 1, (number, 2, "finished"): 1}
+    assert (reports.worker.finished, reports.worker.failed) == (1, 0)
     assert f"The claim of task {number} was lost" in caplog.text
 
 
@@ -167,21 +169,21 @@ def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
         for session in [queue.claiming.client.member.main.session]:
             session.interrupt()
             session.close()
-        told.worker.stop()
+        reports.worker.stop()
 
-    told = Told(queue)
+    reports = Told(queue)
     plain = queue.claiming.end_and_claim
 
-    def end_and_claim(ends, maximum, **given):
+    def end_and_claim(ends, maximum, **options):
         if ends:
             cut(None)
             raise sqlsem.Unavailable("out of reach")
-        return plain(ends, maximum, **given)
+        return plain(ends, maximum, **options)
 
     monkeypatch.setattr(queue.claiming, "end_and_claim", end_and_claim)
     monkeypatch.setattr(queue.claiming.client.member, "defer", lambda call: None)
-    told.worker.run()
-    assert told.worker.finished == 0
+    reports.worker.run()
+    assert reports.worker.finished == 0
     assert f"Task {number} has finished, which is not recorded yet" in caplog.text
 
 
@@ -191,9 +193,9 @@ def test_task_ends_well_when_its_end_is_recorded(queue):
     task = queue.try_claim()
     plain = type(queue.claiming.client.member).call
 
-    def call(self, what, *arguments, **given):
-        result = plain(self, what, *arguments, **given)
-        if what == "end of a task":
+    def call(self, call_name, *arguments, **options):
+        result = plain(self, call_name, *arguments, **options)
+        if call_name == "end of a task":
             task.lose("nothing was heard")
         return result
 
