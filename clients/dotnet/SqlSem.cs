@@ -1990,7 +1990,7 @@ internal sealed class SqlSemCalls
         int.TryParse(Detail(failure, "Number") ?? Detail(failure, "NativeError") ?? "", out number);
         var kind = failure is InvalidOperationException && low.Contains("transaction") ? SqlSemTrouble.OpenTransaction
             : Dialect == SqlSemDialect.PostgreSql ? OfState(state)
-            : SqlSemNumbers.Vague.Contains(number) ? OfWords(low, state) : OfNumber(number);
+            : SqlSemNumbers.Vague.Contains(number) ? OfWords(low, state) : OfNumber(number, text);
         // (A login may have rights to the routines, and not be in the role of the locks.)
         var outside = Dialect == SqlSemDialect.SqlServer
             && (SqlSemNumbers.Role.Contains(number) || low.Contains("user is not a member"));
@@ -2036,7 +2036,7 @@ internal sealed class SqlSemCalls
     }
 
     // As SqlServerConnection.meaning in Python.
-    private static SqlSemTrouble OfNumber(int number)
+    private static SqlSemTrouble OfNumber(int number, string text)
     {
         if (SqlSemNumbers.Busy.Contains(number))
             return SqlSemTrouble.Busy;
@@ -2056,6 +2056,9 @@ internal sealed class SqlSemCalls
                 return SqlSemTrouble.SessionChanged;
             case 50005:
                 return SqlSemTrouble.Unknown;
+            case 50000: // the number of any RAISERROR with a text, too
+                return text.StartsWith("sqlsem: ", StringComparison.Ordinal)
+                    ? SqlSemTrouble.Configuration : SqlSemTrouble.Other;
             case 50006:
             case 50008:
             case 50009:

@@ -47,7 +47,7 @@ OURS = {
     -2: None,  # SqlClient's own timeout: the stopped statement is sent again
     50008: "SqlSemConfigurationException",
     50009: "SqlSemConfigurationException",
-    50000: "SqlSemUnavailableException",
+    50000: "SqlSemUnavailableException",  # without a text of sqlsem: a trigger of the user
 }
 
 

@@ -56,7 +56,7 @@ def says(answer, last_error=0):
 # -- errors of statements -------------------------------------------------------------------------------------------
 
 MEANINGS = {
-    50000: ("sqlsem: bad request: x", Unavailable),
+    50000: ("sqlsem: bad request: x", ConfigurationError),
     50001: ("sqlsem: register must not be called inside an open transaction", ConfigurationError),
     50002: ("sqlsem: busy: somebody keeps the gate", Busy),
     50003: ("sqlsem: this connection changed sessions under its member", Disconnected),

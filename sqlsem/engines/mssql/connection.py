@@ -14,6 +14,7 @@ from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.mssql.database import SqlServerDatabase
 from sqlsem.engines.mssql.errors import (
     BUSY_NUMBERS,
+    CONFIGURATION_NUMBERS,
     DENIED_NUMBERS,
     LOST_NUMBERS,
     LOST_STATES,
@@ -159,7 +160,8 @@ class SqlServerConnection(LockSession):
             if number == 50003 and self.engine.first_change_of_sessions():
                 self.lost = True  # the driver reconnected by itself: a new session reattaches the member
                 return Disconnected(f"{where}: {text}")
-            if number in (50001, 50003, 50006, 50008, 50009):
+            # (50000 is also the number of any RAISERROR with a text, such as that of a user's trigger.)
+            if number in CONFIGURATION_NUMBERS or (number == 50000 and text.startswith("sqlsem: ")):
                 return ConfigurationError(f"{where}: {text}")
             return Unavailable(f"{where}: {text}")
         vague = number in VAGUE

@@ -25,6 +25,9 @@ AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 #: PostgreSQL's type oids: bigint, smallint and integer; boolean; bigint[].
 _INTEGERS, _BOOLEAN, _NUMBERS = (20, 21, 23), 16, 1016
+#: The classes of SQLSTATE by which sqlsem's routines report a mistake of the caller: bad values, missing rights or
+#: objects, and limits of a login.
+CALLERS_MISTAKES = ("22", "42", "54")
 _ROWS = psycopg.pq.ExecStatus.TUPLES_OK
 #: The counter in the names of prepared statements.
 _numbers = itertools.count(1)
@@ -81,13 +84,12 @@ class PsycopgConnection(EngineConnection):
         if isinstance(exc, errors.NoDataFound):
             self.given_up = True  # the owner of this session registers as a new member
             return Disconnected(f"{where}: {text}")
-        if isinstance(exc, (errors.UndefinedFunction, errors.UndefinedTable, errors.InvalidSchemaName)):
-            return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
         if isinstance(exc, errors.ActiveSqlTransaction) or (
-            isinstance(exc, (errors.InsufficientPrivilege, errors.InvalidParameterValue))
-            and text.startswith("sqlsem: ")
+            text.startswith("sqlsem: ") and (exc.sqlstate or "").startswith(CALLERS_MISTAKES)
         ):
             return ConfigurationError(f"{where}: {'; '.join(filter(None, (text, exc.diag.message_hint)))}")
+        if isinstance(exc, (errors.UndefinedFunction, errors.UndefinedTable, errors.InvalidSchemaName)):
+            return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
         if isinstance(exc, errors.InsufficientPrivilege):
             return ConfigurationError(
                 f"{where}: {text}; an administrator can GRANT {self.options.schema}_user (or _operator, _putter, "
