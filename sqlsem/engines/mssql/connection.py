@@ -160,8 +160,9 @@ class SqlServerConnection(LockSession):
             if number == 50003 and self.engine.first_change_of_sessions():
                 self.lost = True  # the driver reconnected by itself: a new session reattaches the member
                 return Disconnected(f"{where}: {text}")
-            # (50000 is also the number of any RAISERROR with a text, such as that of a user's trigger.)
-            if number in CONFIGURATION_NUMBERS or (number == 50000 and text.startswith("sqlsem: ")):
+            # (50000 is also the number of any RAISERROR with a text, as in a task's SQL. Without a SQLSTATE only the
+            # number is known.)
+            if number in CONFIGURATION_NUMBERS or (number == 50000 and (text.startswith("sqlsem: ") or not state)):
                 return ConfigurationError(f"{where}: {text}")
             return Unavailable(f"{where}: {text}")
         vague = number in VAGUE
