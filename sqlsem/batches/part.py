@@ -75,7 +75,7 @@ class Part(Claim):
                 self._report_expired(reply.previous)
             if batch_to_repeat not in (None, reply.batch_id):
                 take_over(self._declaration)
-            self._closing = self._ending("it was dropped without an end")
+            self._ending_call = self._ending("it was dropped without an end")
             return self
         except BaseException:
             self.leave()  # the caller gets no part to end
@@ -252,7 +252,7 @@ class Part(Claim):
 
     def _record(self, error: str | None, *, otherwise: str) -> PartEnd:
         """Record the end; if that fails, a deferred call records it as failed with the error ``otherwise``."""
-        self._closing = self._ending(otherwise)
+        self._ending_call = self._ending(otherwise)
         try:
             self._declaration.recover()
         except SqlsemError as exc:
@@ -265,7 +265,7 @@ class Part(Claim):
                 self._callback = CallbackClaim(self._client, ended.callback, self._uid)
             return ended
 
-        return self.end_by("end of a part", end, otherwise=self._closing)
+        return self.end_by("end of a part", end, otherwise=self._ending_call)
 
     def _ending(self, error: str | None) -> Callable[[Session, int], PartEnd]:
         """Return the call that ends the part. (It must not refer to this object, as it also ends a dropped part.)"""

@@ -1,4 +1,4 @@
-"""The client of a database, shared by the APIs for threads, asyncio, work queues and batches.
+"""The client of one database, which the APIs for threads, asyncio, work queues and batches share.
 
-Nothing here is public, and nothing here imports one of these APIs.
+Nothing in this package is public, and no module in it imports one of these APIs.
 """

@@ -33,12 +33,13 @@ __all__ = ["Acquisition", "locked"]
 log = voice
 G = TypeVar("G", bound=BaseGrant)
 
-#: The sleep of a waiter behind another one of this process. It is notified of its turn, and of the loss of its row.
-KEPT_OUT_SECONDS = 30.0
+#: The longest sleep of a waiter that an earlier waiter of this process blocks. It is woken when that waiter leaves, and
+#: when its own row is removed.
+BLOCKED_LOCALLY_SECONDS = 30.0
 
 
 class Acquisition(WaitingOperation, Generic[G]):
-    """The acquisition of one lock, which may be of several resources; an `Operation`.
+    """The acquisition of one lock, on one resource or several; an `Operation`.
 
     Args:
         client: The database.
@@ -47,7 +48,8 @@ class Acquisition(WaitingOperation, Generic[G]):
         timeout: Seconds to wait (None: for ever; 0: only try).
         caller: The thread or task that acquires.
         make_grant: Makes the grant of the API in use, from its state and the seconds waited.
-        keep: The caller's list of acquisitions; a successful one is appended before an interrupt can lose it.
+        keep: The caller's list of acquisitions. A successful acquisition is in it before `run` returns, so that the
+            caller can release it after an interrupt.
         new_event: Makes the event that wakes a waiter.
     """
 
@@ -70,40 +72,40 @@ class Acquisition(WaitingOperation, Generic[G]):
         self.uid = client.new_uid()
         self._make_grant = make_grant
         self._keep = keep
-        self._hold: HeldGrant[G] | None = None
+        self._held: HeldGrant[G] | None = None
         self.new_event = new_event
         self.tickets: list[Ticket] = []
-        self.sent = False  # True: the database may have rows of this acquisition
+        self.sent = False  # True: a call was sent, so the database may have rows of this acquisition
         self.rolled_back = False  # True: a call still running in another thread must leave no row behind
         self.waiters: dict[int, Waiter] = {}
         self.trace: TraceContext | None = None
-        self._suspected: bool | None = None  # True: it may be part of a deadlock; None: not known yet
+        self._suspected: bool | None = None  # True: the deadlock monitor watches it; None: not asked yet
 
     def run(self) -> Effects[G | None]:
-        """Return the grant, or None when the time is up.
+        """Return the grant, or None after the timeout.
 
-        Raises `LockLost` if a row was removed from the queue while it waited, and `Deadlock`.
+        Raises `Deadlock`, and `LockLost` if a row of the request was removed while the request waited.
         """
         registry = self.client.registry
         for held in registry.find_reentrant(self.requests, self.caller) if self._terms.reentrant else ():
-            self._hold = again = HeldGrant(cast("G", held))
-            if registry.reenter(again):
-                self._keep.append(again)
-                return again.grant
-            self._hold = None
+            self._held = reentered = HeldGrant(cast("G", held))
+            if registry.reenter(reentered):
+                self._keep.append(reentered)
+                return reentered.grant
+            self._held = None
         bus = self.client.event_bus
         if bus.tracer is not None:
             self.trace = bus.start_trace(self.requests, self.caller)
         try:
-            possible = not registry.check_conflicts(self.requests, self.caller, self._terms.reentrant, self.timeout)
-            if possible and lockorder.current is not None:
+            is_possible = not registry.check_conflicts(self.requests, self.caller, self._terms.reentrant, self.timeout)
+            if is_possible and lockorder.current is not None:
                 self._watch_order(lockorder.current)
-            if possible and self.client.parent_locks.held != ():
-                possible = not (yield from self._is_refused_by_parent_locks())
-            if not possible or not (yield from self._register_all()):
+            if is_possible and self.client.parent_locks.held != ():
+                is_possible = not (yield from self._is_refused_by_parent_locks())
+            if not is_possible or not (yield from self._register_all()):
                 self._publish(TimedOut, timeout=self.timeout)
                 return None
-            # (Made before the wait: from grant to return, every instruction delays the holder.)
+            # (Made before the wait: once the database has granted the lock, each instruction here delays its holder.)
             state = GrantState(registry, self.requests, self.tickets, self.caller, self._terms.on_lost, 0.0, self.trace)
             if not (yield from self._wait_for_all()):
                 self._publish(TimedOut, timeout=self.timeout)
@@ -113,10 +115,10 @@ class Acquisition(WaitingOperation, Generic[G]):
             raise
         state.since = now = monotonic()
         grant = self._make_grant(state, now - self.began)
-        self._hold = hold = HeldGrant(grant, state.first_token)
+        self._held = held_grant = HeldGrant(grant, state.first_token)
         registry.add(grant)
         yield from self._require_rows(state)
-        self._keep.append(hold)
+        self._keep.append(held_grant)
         state.is_published = True
         if bus.subscribers["granted"] or log.isEnabledFor(logging.INFO if self.waiters else logging.DEBUG):
             registry.publish_granted(state, grant.waited, self.waiters)
@@ -150,19 +152,20 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     def _discard_grant(self) -> None:
         self.rolled_back = True
-        hold, registry = self._hold, self.client.registry
-        if hold is None:
+        held_grant, registry = self._held, self.client.registry
+        if held_grant is None:
             return
         if not self.tickets:  # a reentrant acquisition
-            release_later(hold.grant, hold.token)
-        elif hold.grant.state.end_acquisition(hold.token):
-            registry.discard(hold.grant)
+            release_later(held_grant.grant, held_grant.token)
+        elif held_grant.grant.state.end_acquisition(held_grant.token):
+            registry.discard(held_grant.grant)
             if self.client.event_bus.has_subscribers("released", logging.DEBUG):
-                registry.publish_released(hold.grant.state)
-        if hold in self._keep:
-            self._keep.remove(hold)
+                registry.publish_released(held_grant.grant.state)
+        if held_grant in self._keep:
+            self._keep.remove(held_grant)
 
     def forget_rows(self) -> None:
+        """Discard the tickets here; the next heartbeat removes their rows if the database still has them."""
         self.member.discard(self.tickets)
         if self.sent:
             self.member.request_cleanup()
@@ -172,9 +175,9 @@ class Acquisition(WaitingOperation, Generic[G]):
         self.member.end_registration(self.uid)
         if self.trace is not None:
             self.client.event_bus.end_trace(self.trace)
-        if not self.waiters:  # never waited
+        if not self.waiters:  # it never waited
             return
-        if self._suspected is not False:  # (None if an interrupt came before the answer)
+        if self._suspected is not False:  # (None: an interrupt may have come between the call of `add` and its answer)
             self.client.deadlock_monitor.remove(self.tickets)
         self.client.waiter_queues.remove(self.waiters.values())
 
@@ -196,27 +199,27 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     def _is_refused_by_parent_locks(self) -> Effects[bool]:
         """Return True if a parent `sqlsem run` holds a conflicting lock until this process ends."""
-        above = yield from self.client.parent_locks.find()
-        if above:
-            self.owner += f" under {above[-1].position}"
-            return (yield from nesting.refuse(above, self.requests, self.timeout))
+        parent_locks = yield from self.client.parent_locks.find()
+        if parent_locks:
+            self.owner += f" under {parent_locks[-1].position}"
+            return (yield from nesting.refuse(parent_locks, self.requests, self.timeout))
         return False
 
     # -- registering --------------------------------------------------------------------------------------------
 
     def _register_all(self) -> Effects[bool]:
-        """Register all requests in one transaction. Return False if the time is up, or if only tried and not free."""
+        """Register all requests in one transaction. Return False after the timeout, or at once if timeout 0 fails."""
         while True:
             try:
                 return (yield from self._register())
             except Busy:
-                # Another transaction holds the gate open. That counts as waiting, and the driver has logged it.
+                # Another session holds the gate in an open transaction. That counts as waiting, and was logged.
                 if self.remaining() <= 0:
                     yield from self.rollback("timeout")
                     return False
 
     def requesting_id(self) -> str:
-        """Return the requester's name for the row, with the mark of a trace if it fits."""
+        """Return the caller's id for the row, with the suffix of its trace if the column has room."""
         requesting_id = self.client.requesting_id(self.caller)
         if self.trace is not None and len(requesting_id) + len(self.trace.suffix) <= MAX_NAME:
             requesting_id += self.trace.suffix
@@ -233,7 +236,8 @@ class Acquisition(WaitingOperation, Generic[G]):
             self.sent = True
             if self.rolled_back:
                 return False
-            # (Not earlier: while other calls wait for the main connection, a heartbeat must find orphan rows.)
+            # (Not earlier: a pending registration keeps heartbeats from deleting orphaned rows, and this call may have
+            # waited long for the main connection.)
             member.begin_registration(self.uid)
             tickets = session.register(member_id, requesting_id, self.owner, self.uid, self.requests, self.timeout == 0)
             self.tickets = tickets or []
@@ -249,9 +253,11 @@ class Acquisition(WaitingOperation, Generic[G]):
         finally:
             member.end_registration(self.uid)
         if registered and len(self.tickets) < len(self.requests):
-            # The answer to the first attempt was lost, and a row disappeared before the second one.
-            numbered = {ticket.resource for ticket in self.tickets}
-            missing = next(request.resource for request in self.requests if request.resource not in numbered)
+            # The answer to the first attempt was lost, and a row was removed before the second attempt.
+            registered_resources = {ticket.resource for ticket in self.tickets}
+            missing = next(
+                request.resource for request in self.requests if request.resource not in registered_resources
+            )
             raise LockLost(
                 f"The request for {missing!r} was taken out of the queue before its number was known here (by an "
                 f"operator, or because the database was out of reach for too long); ask again",
@@ -262,7 +268,7 @@ class Acquisition(WaitingOperation, Generic[G]):
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _wait_for_all(self) -> Effects[bool]:
-        """Return True if all requests were granted in time. A granted one stays granted."""
+        """Return True if all requests are granted before the timeout. It waits for one after the other."""
         for ticket in self.tickets:
             granted: bool | None = ticket.granted
             while not granted:
@@ -271,7 +277,7 @@ class Acquisition(WaitingOperation, Generic[G]):
                     return False
                 granted = yield from self._wait_for(ticket)
                 if granted is None:
-                    self.tell_place_lost(ticket)
+                    self.publish_row_lost(ticket)
                     raise LockLost(
                         f"The request for {ticket.resource!r} at position {ticket.position} was taken out of the queue "
                         f"while it waited (by an operator, or because the database was out of reach for too long); "
@@ -290,28 +296,28 @@ class Acquisition(WaitingOperation, Generic[G]):
             queues.add(waiter)
             self.client.contention_monitor.request_arrived(ticket.resource, ticket.position)
             if self.client.event_bus.has_subscribers("waiting", logging.INFO):
-                yield from self._tell_waiting(waiter)
+                yield from self._publish_waiting(waiter)
         if not self.member.has_ticket(ticket):
             return None  # lost while we waited
         if self._suspected is None:
             self._suspected = self.client.deadlock_monitor.add(self, self.tickets, self.caller.number)
-        place = queues.state(waiter)
-        if place is WaiterState.ANSWERED:
-            self.checked(waiter.answer)
+        state = queues.state(waiter)
+        if state is WaiterState.ANSWERED:
+            self.check_answer(waiter.answer)
         elif self.deadlock is not None:
             queues.set_answer(waiter, (yield from self.poll_or_give_up(waiter)))
-        elif place is WaiterState.BLOCKED_LOCALLY:
-            yield Sleep(waiter, self.remaining(KEPT_OUT_SECONDS))
-        elif place is WaiterState.HEAD and queues.should_wait_locally(
+        elif state is WaiterState.BLOCKED_LOCALLY:
+            yield Sleep(waiter, self.remaining(BLOCKED_LOCALLY_SECONDS))
+        elif state is WaiterState.HEAD and queues.should_wait_locally(
             waiter, self.client.registry.requests_ahead(ticket)
         ):
             yield Sleep(waiter, self.remaining())
         elif (
-            place is not WaiterState.HEAD
+            state is not WaiterState.HEAD
             or queues.is_poll_leader(waiter)
             or not (yield from self._wait_in_session(waiter))
         ):
-            yield from self._poll(waiter, place)
+            yield from self._poll(waiter, state)
         return waiter.answer
 
     def _wait_in_session(self, waiter: Waiter) -> Effects[bool]:
@@ -326,16 +332,16 @@ class Acquisition(WaitingOperation, Generic[G]):
             queues.set_answer(waiter, answer)
         return True
 
-    def _poll(self, waiter: Waiter, place: WaiterState) -> Effects[None]:
-        """Sleep until the next poll is due, then poll for all due waiters unless another thread has done so."""
-        queues, last = self.client.waiter_queues, False
-        if place is not WaiterState.SHARED_WAKEUP:
+    def _poll(self, waiter: Waiter, state: WaiterState) -> Effects[None]:
+        """Sleep until the next poll is due, then poll for all waiters that are due, unless another thread does so."""
+        queues, is_last = self.client.waiter_queues, False
+        if state is not WaiterState.SHARED_WAKEUP:
             pause = queues.poll_delay(waiter)
             left = self.remaining(pause)
-            last = left < pause
+            is_last = left < pause  # the timeout comes before the next poll
             if left > 0:
                 yield Sleep(waiter, left)
-        chosen = queues.begin_poll(waiter, last)
+        chosen = queues.begin_poll(waiter, is_last)
         if chosen:
             try:
                 yield Call("wait", queues.poll_call(chosen), self.retry_timeout)
@@ -343,7 +349,7 @@ class Acquisition(WaitingOperation, Generic[G]):
                 queues.end_poll()
 
     def _require_rows(self, state: GrantState) -> Effects[None]:
-        """Check that the rows still exist: the main connection may have been lost during the wait."""
+        """Raise `LockLost` if a row was removed: the main connection may have been lost during the wait."""
         if self.member.is_uncertain():
             yield VerifyGrants()
         for ticket in self.tickets:
@@ -361,18 +367,19 @@ class Acquisition(WaitingOperation, Generic[G]):
             waited = self.waited()
             for request in self.requests:
                 position = tickets.get(request.resource)
-                about = bus.common_fields(request, position, self.caller)
+                fields = bus.common_fields(request, position, self.caller)
                 if event is TimedOut and position in self.waiters:
                     more["behind"] = self.waiters[position].behind
-                bus.publish(event(**about, waited=waited, **more), self.trace)
+                bus.publish(event(**fields, waited=waited, **more), self.trace)
 
-    def tell_place_lost(self, ticket: Ticket) -> None:
+    def publish_row_lost(self, ticket: Ticket) -> None:
+        """Publish `lost` for a request whose row was removed while it waited."""
         (request,) = (request for request in self.requests if request.resource == ticket.resource)
-        about = self.client.event_bus.common_fields(request, ticket.position, self.caller)
-        lost = Lost(**about, held=None, why="its row was taken out of the queue while it waited")
+        fields = self.client.event_bus.common_fields(request, ticket.position, self.caller)
+        lost = Lost(**fields, held=None, why="its row was taken out of the queue while it waited")
         self.client.event_bus.publish(lost, self.trace)
 
-    def _tell_waiting(self, waiter: Waiter) -> Effects[None]:
+    def _publish_waiting(self, waiter: Waiter) -> Effects[None]:
         """Publish the `waiting` event with its blocker. Ask the database only if no waiter or holder of this process is
         ahead.
         """
@@ -380,33 +387,33 @@ class Acquisition(WaitingOperation, Generic[G]):
         behind = client.waiter_queues.blocker_of(waiter) or client.registry.blocker_of(waiter.request, ticket.position)
         if behind is None:
             try:
-                entries = yield Call("look", lambda session, _: session.entries(ticket.resource), 0.0)
+                entries = yield Call("read", lambda session, _: session.entries(ticket.resource), 0.0)
                 behind = Behind.of(entries, waiter.request, ticket.position)
             except SqlsemError as exc:
-                log.debug("Cannot see who is ahead: %s", exc)
+                log.debug("Cannot read which request is ahead: %s", exc)
         waiter.behind = behind
-        about = client.event_bus.common_fields(waiter.request, ticket.position, self.caller)
-        client.event_bus.publish(Waiting(**about, behind=behind), self.trace)
+        fields = client.event_bus.common_fields(waiter.request, ticket.position, self.caller)
+        client.event_bus.publish(Waiting(**fields, behind=behind), self.trace)
 
 
 def locked(client: DatabaseClient, requests: Sequence[Request]) -> Effects[bool]:
     """Return True if another caller could not acquire these resources now."""
     client.require_open()
 
-    def look(session: Session, _: int) -> tuple[list[list[Entry]], dict[str, Resource]]:
+    def read(session: Session, _: int) -> tuple[list[list[Entry]], dict[str, Resource]]:
         entries = [session.entries(request.resource) for request in requests]
-        for request, ahead in zip(requests, entries, strict=True):
+        for request, queue in zip(requests, entries, strict=True):
             if request.priority is not None:
-                ahead.extend(filter(is_priority_entry, session.entries(priority_queue(request.resource))))
+                queue.extend(filter(is_priority_entry, session.entries(priority_queue(request.resource))))
         return entries, {resource.resource: resource for resource in session.resources()}
 
-    entries, settings = yield Call("look", look)
-    for request, ahead in zip(requests, entries, strict=True):
+    entries, settings = yield Call("read", read)
+    for request, queue in zip(requests, entries, strict=True):
         setting = settings.get(request.resource)
         if setting is not None and setting.paused:
             return True
-        # (The next acquisition removes a row whose owner is dead.)
-        alive = [entry for entry in ahead if entry.state != "dead"]
+        # (A dead owner's row blocks no acquisition: the first acquisition removes it.)
+        alive = [entry for entry in queue if entry.state != "dead"]
         if not request.fits(alive, None if setting is None else setting.cap):
             return True
     return False

@@ -1,6 +1,6 @@
-"""The calls of operators (`sqlsem.Admin`): read all queues, tasks and members, and change rows that others own.
+"""The calls of operators (`sqlsem.Admin`): read all queues, tasks and members, and change rows of other members.
 
-They need no membership: each call opens a connection, and closes it. The database checks the role of the login.
+The calls need no membership: each opens a connection, and closes it. The database checks the role of the login.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["BaseAdmin"]
 
 T = TypeVar("T")
 
-#: The engine's answer for a task that cannot be changed because it runs.
+#: The engine's code for a task that cannot be changed now because a worker runs it.
 RUNS = 1
 
 
@@ -76,9 +76,9 @@ class AdminViews:
         return self.client.with_connection(lambda session: session.overview(), AdminSession)
 
     def kept_locks(self, resource: str | None = None) -> list[KeptLock]:
-        """Return the locks inside the database that a session keeps for longer than a call needs them, of one resource
-        or all. Each names the session, what waits for the lock, and the statement that ends the session. Only
-        PostgreSQL reports them.
+        """Return the locks inside the database that a session keeps for longer than its calls need them, of one
+        resource or all. Each entry names the session, the requests that wait for the lock, and the statement that ends
+        the session. Only PostgreSQL reports such locks.
 
         >>> for kept in coordinator.admin.kept_locks("etl"):  # doctest: +SKIP
         ...     print(kept.words, kept.remedy)
@@ -111,8 +111,8 @@ class AdminViews:
         """
         check_some("The resource name", resource)
         check_count("maximum", maximum, 0)
-        wanted = _criteria(since, until, outcome=outcome, who=who)
-        return self.client.with_connection(lambda session: session.history(resource, maximum, **wanted), AdminSession)
+        criteria = _criteria(since, until, outcome=outcome, who=who)
+        return self.client.with_connection(lambda session: session.history(resource, maximum, **criteria), AdminSession)
 
     def operations(
         self,
@@ -142,12 +142,12 @@ class AdminViews:
         """
         check_some("The name", name)
         check_count("maximum", maximum, 0)
-        wanted = _criteria(since, until, action=action, who=who)
-        return self.client.with_connection(lambda session: session.operations(name, maximum, **wanted), AdminSession)
+        criteria = _criteria(since, until, action=action, who=who)
+        return self.client.with_connection(lambda session: session.operations(name, maximum, **criteria), AdminSession)
 
 
 class BaseAdmin(AdminViews):
-    """The calls of `sqlsem.Admin` but for its calls on schedules, which need the package of tasks."""
+    """All calls of `sqlsem.Admin` except those on schedules, which `sqlsem.tasks` adds."""
 
     def rates(self, name: str | None = None) -> list[RateEntry]:
         """Return every window of one rate, or of all, with its current use."""
@@ -156,8 +156,8 @@ class BaseAdmin(AdminViews):
         return self.client.with_connection(lambda session: session.rates(resource), RateSession)
 
     def set_rate(self, name: str, limit: int | Windows | None, per: Duration | None = None) -> None:
-        """Set the limit of a rate in a window, whatever programs declare; `sqlsem.rate` without numbers uses it. The
-        limit counts at once, also for earlier use.
+        """Set the limit of a rate in a window. It takes precedence over the limit that programs declare, and
+        `sqlsem.rate` without numbers uses it. The limit counts at once, and earlier use counts toward it.
 
         Args:
             name: The name of the rate.
@@ -178,7 +178,7 @@ class BaseAdmin(AdminViews):
 
     def reset_rate(self, name: str) -> bool:
         """Reset a rate: delete its use, its debts, and the limits that programs have declared. Operators' limits stay.
-        Programs may then use the whole limit at once. Return False if the database knows nothing of the rate.
+        Programs may then use the whole limit at once. Return False if the database has no record of the rate.
         """
         resource = RateRequest(name, ()).resource
         return self.client.with_connection(lambda session: session.reset_rate(resource), RateSession)
@@ -192,12 +192,12 @@ class BaseAdmin(AdminViews):
         declare none (``limit("etl")``). A change counts at once; holders keep their grants.
 
         Args:
-            resource: A name; or a pattern as ``"tenant:*"``, for all names that begin so and have no limit of their own
-                (the longest of several patterns counts; ``"*"`` is for all names).
-            limit: From 1; None lifts it.
+            resource: A name; or a pattern such as ``"tenant:*"``, for all names that begin with ``tenant:`` and have no
+                limit of their own. The longest of several matching patterns counts; ``"*"`` matches all names.
+            limit: From 1; None removes the limit.
 
         Raises:
-            ConfigurationError: The limit cannot be lifted while requests use it that declare none.
+            ConfigurationError: The limit cannot be removed while requests use it that declare none.
 
         >>> coordinator.admin.set_limit("tenant:*", 4)  # doctest: +SKIP
         """
@@ -207,7 +207,7 @@ class BaseAdmin(AdminViews):
         self.client.with_connection(lambda session: session.set_resource(name, "cap", limit), SettingSession)
 
     def set_stale_after(self, resource: str, seconds: Duration | None) -> None:
-        """Remove rows of bare participants (that have no beacon and no lease) at this age; None: never."""
+        """Set the age at which rows of bare participants (without beacon and lease) are removed; None: never."""
         name = check_name("The resource name", resource)
         value = None
         if seconds is not None:
@@ -222,9 +222,10 @@ class BaseAdmin(AdminViews):
         Args:
             resource: The name, up to 246 characters; no pattern. Queues of names that begin with ``rate:``, ``once:``
                 or ``priority:`` are always first come, first served.
-            ageing: The time of waiting that one step of priority is worth, from a millisecond. Later requests overtake
-                an earlier one only if they come less than (difference in priority) times this after it, so that no
-                request starves. None ends priorities: requests that wait by priority then raise `ConfigurationError`.
+            ageing: The time of waiting that one step of priority is worth, from a millisecond. A later request
+                overtakes an earlier one only if it comes less than (difference in priority) times ``ageing`` after it,
+                so no request starves. None ends priorities: requests that wait by priority then raise
+                `ConfigurationError`.
 
         >>> coordinator.admin.set_priorities("etl", "5m")  # doctest: +SKIP
         """
@@ -250,8 +251,9 @@ class BaseAdmin(AdminViews):
         self.client.with_connection(lambda session: session.set_resource(name, "paused", 0), SettingSession)
 
     def revoke(self, position: int, *, force: bool = False) -> bool:
-        """Revoke a request or grant by its position. Return True if its row is gone; False if a living holder is told,
-        and has its grace to notice (``force=True`` does not wait for that). Raises `NotHeld` if there is no such row.
+        """Revoke a request or grant by its position. Return True if its row is removed; False if a live holder is
+        notified and has its grace to react. ``force=True`` removes the row at once. Raises `NotHeld` if there is no
+        such row.
         """
         check_id("The position", position)
         code = self.client.with_connection(lambda session: session.revoke(position, bool(force)), AdminSession)
@@ -261,13 +263,13 @@ class BaseAdmin(AdminViews):
 
     def revoke_members(self, *, member: int | None = None, login: str | None = None, force: bool = False) -> int:
         """Revoke all rows of a member, or of all members of a login, as `revoke` does, and remove the members. Return
-        the number of removed members. A living holder is told first, and its member stays until the holder has given
-        up its rows, unless ``force``.
+        the number of removed members. A live holder is notified first, and its member stays until the holder has
+        released its rows, unless ``force``.
 
         Args:
             member: The member's number.
             login: The login; name one of the two.
-            force: Do not wait for living holders.
+            force: Do not wait for live holders.
         """
         if (member is None) == (login is None):
             raise ConfigurationError("Name either a member or a login whose members are removed")
@@ -278,19 +280,20 @@ class BaseAdmin(AdminViews):
         return self.client.with_connection(lambda session: session.revoke_members(member, login, force), AdminSession)
 
     def reap(self) -> int:
-        """Test every owner now, and remove the rows of dead ones. Return the number of removed rows."""
+        """Test now whether each owner is alive, and remove the rows of dead owners. Return their number."""
         return self.client.with_connection(lambda session: session.reap(), AdminSession)
 
     def guard_table(self, table: str, resource: str) -> int:
-        """Guard a table: refuse writes in transactions that have not asserted a grant of ``resource`` that may write
-        (`Grant.assert_held`, `Grant.session`). PostgreSQL and SQL Server; the table must be in the same database.
+        """Guard a table: the database then refuses writes in transactions that have not asserted a write grant of
+        ``resource`` (`Grant.assert_held`, `Grant.session`). For PostgreSQL and SQL Server; the table must be in the
+        same database.
 
         Args:
             table: The table's name in the database's SQL: ``dbo.ledger``, ``public."Order line"``.
             resource: The name of the lock.
 
         Returns the number of triggers created, including those of partitions; 0 if they exist already. Raises
-        `ConfigurationError` if there is no such table, another resource guards it, or this login may not.
+        `ConfigurationError` if there is no such table, another resource guards it, or this login lacks the rights.
 
         >>> coordinator.admin.guard_table("public.ledger", "ledger")  # doctest: +SKIP
         1
@@ -318,9 +321,10 @@ class BaseAdmin(AdminViews):
         return self.client.with_connection(call, GuardedTableSession)
 
     def queues(self, queue: str | None = None) -> list[QueueCounts]:
-        """Return for one work queue, or each: tasks by state, the oldest task, the throughput, and what holds it up.
+        """Return for one work queue, or each: tasks by state, the oldest task, the throughput, and why it stands still.
 
-        Reads all tasks that are kept (``history_days``). Raises `Unavailable` if the database is out of reach.
+        Reads all tasks that the database keeps (``history_days``). Raises `Unavailable` if the database is out of
+        reach.
 
         >>> [(counts.queue, counts.pending) for counts in coordinator.admin.queues()]  # doctest: +SKIP
         """
@@ -328,15 +332,15 @@ class BaseAdmin(AdminViews):
         return self.client.with_connection(lambda session: session.queue_counts(queue), TaskSession)
 
     def queue_limits(self, queue: str | None = None) -> list[QueueLimit]:
-        """Return the settings of one work queue, or of all: limits of tasks at a time, in all and of each key, rates
-        and weights; see `Queue.set_limit`.
+        """Return the settings of one work queue, or of all: the limits of tasks at a time (in all, and of each key),
+        the rates and the weights. See `Queue.set_limit`.
         """
         check_some("The queue's name", queue)
         return self.client.with_connection(lambda session: session.queue_limits(queue), QueueLimitSession)
 
     def queue_waits(self, queue: str | None = None) -> list[QueueWait]:
-        """Return the work queues, and their keys, that wait for their rate: each whose rate a worker has found used up,
-        of one queue or all; see `Queue.set_rate`.
+        """Return the work queues and keys that wait because their rate is used up, of one queue or all. See
+        `Queue.set_rate`.
 
         >>> [(wait.task_key, wait.seconds) for wait in coordinator.admin.queue_waits("mails")]  # doctest: +SKIP
         """
@@ -371,7 +375,7 @@ class BaseAdmin(AdminViews):
         def change(session: Session) -> int:
             code = session.set_task(task_id, "retry")
             if code == RUNS:
-                # Its worker may be dead, and no client may have noticed.
+                # Its worker may be dead, without any client having noticed.
                 with contextlib.suppress(ConfigurationError):  # not every login may recover tasks
                     if session.recover_tasks(None, None):
                         code = session.set_task(task_id, "retry")
@@ -386,7 +390,7 @@ class BaseAdmin(AdminViews):
 
     def cancel_task(self, task_id: int) -> bool:
         """Cancel a task. Return True if it was pending or failed: it leaves its queue at once. Return False if it runs:
-        its worker is told, ends the task's SQL or command or interrupts its function, and then the task is cancelled.
+        its worker reads the request, stops the task's SQL, command or function, and then the task is cancelled.
 
         Raises `NotHeld` if there is no such task, or it has ended.
 
@@ -409,10 +413,10 @@ def _criteria(since: Duration | None, until: Duration | None, **others: Any) -> 
     ages = {"since": since, "until": until}
     for name, value in others.items():
         check_some(name, value)
-    asked = {name: check_duration(name, age, maximum=MAX_INT) for name, age in ages.items() if age is not None}
-    return asked | {name: value for name, value in others.items() if value is not None}
+    given_ages = {name: check_duration(name, age, maximum=MAX_INT) for name, age in ages.items() if age is not None}
+    return given_ages | {name: value for name, value in others.items() if value is not None}
 
 
-def _cannot(what: str, task_id: int, code: int, states: str) -> NotHeld:
-    why = {RUNS: "it runs", -1: "there is no such task", -3: "another one with its key is open"}
-    return NotHeld(f"Cannot {what} task {task_id}: {why.get(code, f'it is not {states}')}; see: sqlsem tasks")
+def _cannot(action: str, task_id: int, code: int, states: str) -> NotHeld:
+    why = {RUNS: "it runs", -1: "there is no such task", -3: "another task with its key is open"}
+    return NotHeld(f"Cannot {action} task {task_id}: {why.get(code, f'it is not {states}')}; see: sqlsem tasks")

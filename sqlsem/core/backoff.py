@@ -1,4 +1,4 @@
-"""Growing, jittered delays between two polls of a database that sends no notification."""
+"""Growing, jittered delays between the polls of a waiter that gets no notification from the database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JITTER = 0.8, 1.2
 def backoff_delays(
     timeout: float | None = None, *, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS
 ) -> Iterator[float]:
-    """Yield one growing delay in seconds after the other, until ``timeout`` seconds are over (None: for ever).
+    """Yield growing delays in seconds, until ``timeout`` seconds are over (None: for ever).
 
     >>> list(backoff_delays(timeout=0))
     []

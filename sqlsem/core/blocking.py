@@ -1,4 +1,4 @@
-"""Refuses calls that would block an event loop."""
+"""Refuses blocking calls in a thread that runs an event loop: they would block all tasks of that loop."""
 
 from __future__ import annotations
 

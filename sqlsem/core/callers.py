@@ -1,7 +1,7 @@
 """The thread or task that acquires, waits and holds.
 
-Each caller has a number that is never used again in this process, so a grant cannot be mistaken for that of a later
-thread. It relies on weak references, so a caller can be collected while its grants exist.
+Each caller has a number that this process never uses again, so a grant cannot be mistaken for that of a later thread.
+Callers are referred to weakly, so a thread or task can be collected while its grants exist.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Caller:
     """A thread or a task."""
 
     kind: str  # "thread" or "task"
-    number: int  # never given to another one in this process
+    number: int  # no other caller in this process gets it
     name: str
     #: The `threading.Thread` or the `asyncio.Task`; weakly, as grants refer to callers, and frames to grants.
     runner: weakref.ref[Any] | None = field(default=None, compare=False, repr=False)
@@ -46,7 +46,7 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """Its name in the table."""
+        """The caller's name in the column ``owner``."""
         return f"{self.name[:200]}#{self.number}"
 
 
@@ -57,17 +57,17 @@ def new_number() -> int:
 
 def this_thread() -> Caller:
     """Return the calling thread."""
-    kept = runtime.namespace(_threads)
-    known: Caller | None = kept.get("caller")
+    state = runtime.namespace(_threads)
+    known: Caller | None = state.get("caller")
     thread = threading.current_thread()
     name = thread.name
     if known is None or known.name != name:
         number = new_number() if known is None else known.number
-        known = kept["caller"] = Caller("thread", number, name, weakref.ref(thread))
+        known = state["caller"] = Caller("thread", number, name, weakref.ref(thread))
     return known
 
 
 def ours(request: Request, ticket: Ticket, state: str, seconds: float, caller: Caller | None = None) -> Behind:
     """Describe a row of this process as the blocker of another request."""
-    who = (None if caller is None else caller.owner, socket.gethostname(), os.getpid(), program_name())
-    return Behind(ticket.position, state, seconds, ticket.requesting_id, *who, request.note, None)
+    owner_fields = (None if caller is None else caller.owner, socket.gethostname(), os.getpid(), program_name())
+    return Behind(ticket.position, state, seconds, ticket.requesting_id, *owner_fields, request.note, None)

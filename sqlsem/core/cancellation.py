@@ -1,8 +1,8 @@
 """Stops running tasks of this process, on cancel requests and at time limits that it reads from the database.
 
-No other client ends a running task. A client that cancels the task records a cancel request, and the task's worker ends
-it. So each process reads the requests for all of its tasks by one statement a second, as long as a task runs for longer
-than that; short tasks cost nothing.
+Only the worker that runs a task ends it; another client that cancels the task records a cancel request. So each process
+reads the cancel requests for all of its tasks by one statement a second, while a task has run for half a second or
+longer. Shorter tasks cost nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["Cancellable", "CancellationMonitor"]
 
 log = voice
 
-#: Seconds between two reads, and the age from which a task is included.
-LOOK_SECONDS, LEAST_SECONDS = 1.0, 0.5
+#: Seconds between two reads, and the seconds that a task must have run before the reads include it.
+READ_SECONDS, MIN_RUN_SECONDS = 1.0, 0.5
 #: Seconds that closing a coordinator waits for the thread.
 CLOSE_SECONDS = 2.0
 
@@ -33,7 +33,7 @@ class Cancellable(Claim):
     Attributes:
         number: Its number in the database.
         began: When it began to run (`monotonic`).
-        time_limit: Seconds that it may run; None without a limit, or if the limit is not known yet.
+        time_limit: Seconds that it may run; None without a limit, or before the limit was read.
         why_stopped: Why it must stop; None if it need not.
         cancelled: True if a cancel request stopped it.
     """
@@ -61,10 +61,10 @@ class Cancellable(Claim):
                 event.set()
         return event
 
-    def keep_time(self) -> None:
-        """Stop the claim at its time limit; start its ender if that failed before. (For the package.)"""
+    def enforce_time_limit(self) -> None:
+        """Stop the claim at its time limit. If its ender could not be started before, start it. (For the package.)"""
         if self.why_stopped is not None:
-            self._end_by_ender()
+            self._start_ender()
         elif self.deadline is not None and monotonic() >= self.deadline:
             self.stop(f"it ran for longer than its time limit of {self.time_limit:g} s")
 
@@ -76,7 +76,7 @@ class Cancellable(Claim):
             if self._stop_event is not None:
                 self._stop_event.set()
             log.info("%s is to stop: %s", self.title, why)
-            self._end_by_ender()
+            self._start_ender()
 
     def ended_by(self, ender: Callable[[], None]) -> None:
         """Set the function that ends a stopped claim, in a thread of its own. Start it now if the claim was stopped
@@ -84,15 +84,15 @@ class Cancellable(Claim):
         """
         self._ender = ender
         if self.why_stopped is not None:
-            self._end_by_ender()
+            self._start_ender()
 
-    def _end_by_ender(self) -> None:
+    def _start_ender(self) -> None:
         ender = self._ender
         if ender is not None:
             try:
                 spawn(ender, "sqlsem-end")
-            except RuntimeError as exc:  # no more threads: `keep_time` tries again
-                log.error("%s cannot be ended now, which is tried again: %s", self.title, exc)
+            except RuntimeError as exc:  # no more threads: `enforce_time_limit` tries again
+                log.error("%s: cannot start the thread that ends it, retrying: %s", self.title, exc)
                 return
             self._ender = None
 
@@ -103,74 +103,78 @@ class CancellationMonitor:
     def __init__(self, member: Membership, claims: Claims) -> None:
         self._member = member
         self._claims = claims
-        self._wanted = runtime.event()
+        self._needed = runtime.event()
         self._thread = SupervisedThread("sqlsem-cancellation", self._work, member.closing)
 
     def watch(self) -> None:
         """Start or wake the thread, as a claim was added."""
-        if self._wanted.is_set():
+        if self._needed.is_set():
             return
         if not self._member.closing.is_set():
             try:
                 self._thread.begin()
             except RuntimeError as exc:  # no more threads, or this process is ending
-                log.error("Nobody learns what is asked of running tasks, which is tried again: %s", exc)
-            self._wanted.set()
+                log.error("Cannot start the thread that reads cancel requests of running tasks, retrying: %s", exc)
+            self._needed.set()
 
     def close(self) -> None:
         """Wake the thread, which ends as ``closing`` is set, and wait for it."""
-        self._wanted.set()
+        self._needed.set()
         self._thread.join(CLOSE_SECONDS)
 
-    def _work(self, goes_on: ShouldContinue) -> None:
-        # Between two reads no variable here may refer to a claim: a dropped claim is ended only when none does.
+    def _work(self, should_continue: ShouldContinue) -> None:
+        # Between two reads no variable here may refer to a claim: it would keep a dropped claim from being finalized.
         closing = self._member.closing
-        looked = monotonic()
-        while goes_on():
-            self._wanted.wait()
-            due = self._due(looked)
+        last_read = monotonic()
+        while should_continue():
+            self._needed.wait()
+            due = self._due(last_read)
             if due is None:
-                self._wanted.clear()
-                due = self._due(looked)  # a claim that came before `clear` wakes us no more
+                self._needed.clear()
+                due = self._due(last_read)  # `clear` undid the wakeup of a claim that came just before it
                 if due is None:
                     continue
-            look, until = due
-            closing.wait(max(0.0, until - monotonic()))
+            next_read, wake_at = due
+            closing.wait(max(0.0, wake_at - monotonic()))
             try:
-                if monotonic() >= look:
-                    looked = monotonic()
-                    self._look(
-                        [work for work in self._running() if work.is_open and looked - work.began >= LEAST_SECONDS]
+                if monotonic() >= next_read:
+                    last_read = monotonic()
+                    self._read_requests(
+                        [task for task in self._running() if task.is_open and last_read - task.began >= MIN_RUN_SECONDS]
                     )
-                self._keep_time()
+                self._enforce_time_limits()
             except SqlsemError as exc:
-                log.debug("What is asked of the running tasks is not known now: %s", exc)
+                log.debug("Cannot read cancel requests and time limits of running tasks: %s", exc)
             except Exception:
-                log.exception("Looking after the running tasks failed")
+                log.exception("Stopping running tasks on requests and at time limits failed")
 
-    def _keep_time(self) -> None:
+    def _enforce_time_limits(self) -> None:
         for task in self._running():
-            task.keep_time()
+            task.enforce_time_limit()
 
-    def _due(self, looked: float) -> tuple[float, float] | None:
-        """Return the time of the next read, and the time to wake up, for it or a time limit; None without tasks."""
+    def _due(self, last_read: float) -> tuple[float, float] | None:
+        """Return the time of the next read, and the time to wake up: then, or at an earlier time limit. None without
+        tasks.
+        """
         tasks = self._running()
         if not tasks:
             return None
-        look = max(looked + LOOK_SECONDS, min(task.began for task in tasks) + LEAST_SECONDS)
-        ends = [task.deadline for task in tasks if task.deadline is not None and task.why_stopped is None]
-        return look, min([look, *ends])
+        next_read = max(last_read + READ_SECONDS, min(task.began for task in tasks) + MIN_RUN_SECONDS)
+        deadlines = [task.deadline for task in tasks if task.deadline is not None and task.why_stopped is None]
+        return next_read, min([next_read, *deadlines])
 
     def _running(self) -> list[Cancellable]:
         return [claim for claim in self._claims.all() if isinstance(claim, Cancellable)]
 
-    def _look(self, tasks: list[Cancellable]) -> None:
-        known = {task.number: task for task in tasks}
-        if not known or self._member.closing.is_set():
+    def _read_requests(self, tasks: list[Cancellable]) -> None:
+        by_number = {task.number: task for task in tasks}
+        if not by_number or self._member.closing.is_set():
             return
-        asked = self._member.call("look at what is asked", lambda s, me: s.task_controls(me, list(known)), 0.0)
-        for number, limit, by in asked:
-            if by is not None:
-                known[number].stop(f"cancelled by {by}", cancelled=True)
+        controls = self._member.call(
+            "read cancel requests", lambda session, me: session.task_controls(me, list(by_number)), 0.0
+        )
+        for number, limit, cancelled_by in controls:
+            if cancelled_by is not None:
+                by_number[number].stop(f"cancelled by {cancelled_by}", cancelled=True)
             elif limit is not None:
-                known[number].time_limit = limit
+                by_number[number].time_limit = limit

@@ -1,4 +1,4 @@
-"""A counter of changes that threads can wait on."""
+"""A counter of this process's changes to its work queues. Threads of waiting workers sleep until it changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ChangeCounter:
         self._version = 0
 
     def version(self) -> int:
-        """Return the number of changes. Read it before you read the queue, and pass it to `wait_changed`."""
+        """Return the number of changes. Call this before you read the queue, and pass the number to `wait_changed`."""
         return self._version
 
     def notify(self) -> None:
@@ -26,6 +26,6 @@ class ChangeCounter:
             self._changed.notify_all()
 
     def wait_changed(self, version: int, timeout: float) -> None:
-        """Wait until the version differs from this one, for ``timeout`` seconds at most."""
+        """Wait until the number of changes is no longer ``version``, for ``timeout`` seconds at most."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != version or self._closing.is_set(), timeout)

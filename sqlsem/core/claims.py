@@ -1,17 +1,18 @@
-"""The claims of this process, each of which it must end: tasks, parts of batches, callbacks. They share one life cycle.
+"""The claims of this process: tasks, parts of batches, callbacks. The process must end each of them.
 
 States
     open    The database records the claim for this process, or may soon do so. No other process can make the same
             claim while this one lives.
-    ended   The end is recorded, or left to the heartbeat thread, which records it as soon as the database is in reach.
+    ended   The end is recorded, or deferred: the heartbeat thread records it as soon as the database is in reach.
     lost    (Tasks only.) The database was out of reach for too long, so another process may have claimed the task.
-            This process must still end its claim: its member may outlive the outage, and would block other workers.
+            This process must still end its claim: its member may survive the outage, and the claim would then block
+            other workers.
 
 Invariant
-    While a claim is open, ``_closing`` is a call that ends it. The call may be repeated, and another member of this
-    process may make it. If the code that would end the claim is gone (an interrupt at any line, a caller that drops the
-    claim), the heartbeat thread makes that call. `Claims` has weak references only, so that a dropped claim is
-    finalized. A forked child inherits its parent's claims, and can end none of them.
+    While a claim is open, ``_ending_call`` is a call that ends it. The call may be repeated, and another member of this
+    process may make it. If no code is left that would end the claim (after an interrupt at any line, or if the caller
+    drops the claim), the heartbeat thread makes that call. `Claims` has weak references only, so that a dropped claim
+    is finalized. A forked child inherits its parent's claims, and can end none of them.
 """
 
 from __future__ import annotations
@@ -47,26 +48,27 @@ class Claim:
         why_lost: Why it was lost; None if it was not.
     """
 
-    #: True if the claim is lost with the membership. (Other claims find out only when they are ended.)
+    #: True if the claim counts as lost when the membership is lost. (Other claims notice it only when they end.)
     can_be_lost: ClassVar[bool] = False
     title = "It"
     why_lost: str | None = None
-    _ended = True  # until `opened`: an interrupt can strike before
+    _ended = True  # until `opened` is called: an interrupt may come before
 
-    def opened(self, claims: Claims, closing: Ending, *, known: bool = True) -> None:
-        """Open the claim: from now on the database records it for this process, or may do so. Unless ``known``, the
-        caller adds it to ``claims``, together with others. (For the package.)
+    def opened(self, claims: Claims, ending: Ending, *, known: bool = True) -> None:
+        """Open the claim: from now on the database records it for this process, or may do so. ``ending`` is the call
+        that ends it. With ``known=False`` the caller adds the claim to ``claims``, together with others. (For the
+        package.)
         """
         self._claims = claims
-        self._closing = closing
+        self._ending_call = ending
         self._pid = os.getpid()
         self._ended = False
         if known:
             claims.add([self])
 
-    def close_by(self, closing: Ending) -> None:
-        """Replace the call by which the heartbeat thread ends the claim if no caller does. (For the package.)"""
-        self._closing = closing
+    def close_by(self, ending: Ending) -> None:
+        """Replace the call that ends the claim if its owner does not. (For the package.)"""
+        self._ending_call = ending
 
     @property
     def is_open(self) -> bool:
@@ -75,7 +77,7 @@ class Claim:
 
     @property
     def lost(self) -> bool:
-        """True if the database was out of reach for too long, so that another process may have claimed the same."""
+        """True if the database was out of reach for too long, so another process may have made the same claim."""
         return self.why_lost is not None
 
     @property
@@ -92,22 +94,23 @@ class Claim:
         self._claims.mark_ended([self])
 
     def leave(self) -> None:
-        """Leave the end of the claim to the heartbeat thread, unless the claim has ended. (For the package.)"""
+        """Defer the end of the claim to the heartbeat thread, unless the claim has ended. (For the package.)"""
         if not self._ended and not self.is_inherited:
-            self._claims.member.defer(self._closing)
-            self.mark_ended()  # last, as a repeated `defer` does no harm
+            self._claims.member.defer(self._ending_call)
+            self.mark_ended()  # last: after an interrupt between the two lines, deferring again does no harm
 
     def __del__(self) -> None:
         if not self._ended and not self.is_inherited:
-            self._claims.member.deferred_calls.append(self._closing)  # only an append: a finalizer must take no lock
+            # (Only an append: a finalizer must take no lock.)
+            self._claims.member.deferred_calls.append(self._ending_call)
 
     def require_open(self) -> None:
-        """Raise `NotHeld` or `LockLost` unless it is ours to end. (For the package.)"""
+        """Raise `NotHeld` or `LockLost` unless this process may end the claim. (For the package.)"""
         if not self._ended and self.is_inherited:
             raise NotHeld(f"{self.title} belongs to the process that this one was forked from")
         if self.why_lost is not None:
-            what = self.title[0].lower() + self.title[1:]
-            raise LockLost(f"The claim of {what} was lost: {self.why_lost}; it will be run again")
+            title = self.title[0].lower() + self.title[1:]
+            raise LockLost(f"The claim of {title} was lost: {self.why_lost}; it will be run again")
         if self._ended:
             raise NotHeld(f"{self.title} was ended before")
 
@@ -119,10 +122,10 @@ class Claim:
         otherwise: Ending | None = None,
         budget: float | None = None,
     ) -> T:
-        """Record the end of the claim. If the call fails, the heartbeat thread makes ``otherwise``, or the same call
-        again. (For the package.)
+        """Record the end of the claim by ``call``, and return its result. If it fails, the heartbeat thread makes the
+        call ``otherwise`` (default: ``call`` again). ``budget``: the seconds to retry. (For the package.)
         """
-        self._closing = otherwise or call
+        self._ending_call = otherwise or call
         try:
             answer = self._claims.member.call(what, call, budget)
         except BaseException:
@@ -147,15 +150,15 @@ class Claim:
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: object) -> None:
         try:
-            if self._ended:  # inside the block
+            if self._ended:  # the block has ended it
                 return
             if exc is None:
                 self._succeed()
                 return
             try:
                 self._fail(exc)
-            except SqlsemError as struck:
-                log.warning("%s: %s", self.title, struck)  # the error of the block matters more
+            except SqlsemError as failure:
+                log.warning("%s: %s", self.title, failure)  # the error of the block takes precedence
         except BaseException:
             self.leave()
             raise
@@ -165,7 +168,7 @@ class Claim:
 
 
 class Claims:
-    """The claims that this process has not ended, by weak references (see above)."""
+    """The claims that this process has not ended, as weak references (see above)."""
 
     def __init__(self, member: Membership) -> None:
         self.member = member
@@ -186,7 +189,7 @@ class Claims:
                 self._known.discard(claim)
 
     def lose(self, why: str) -> list[Claim]:
-        """Mark all claims as lost that can be lost, and return them."""
+        """Mark the claims that can be lost as lost, and return them."""
         with self._lock:
             lost = [claim for claim in self._known if claim.can_be_lost]
             self._known.difference_update(lost)

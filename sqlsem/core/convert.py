@@ -85,7 +85,7 @@ class Upgrade(WaitingOperation):
                 self.client.contention_monitor.request_arrived(
                     self._ticket.resource, self._ticket.position, upgrades=True
                 )
-                yield from self._tell_waiting()
+                yield from self._publish_waiting()
             if begun is Upgrading.BEGUN:  # (called again after each slice; idempotent)
                 writes = yield from self._wait(left)
             if writes is None or begun is Upgrading.GONE:
@@ -140,7 +140,7 @@ class Upgrade(WaitingOperation):
             about = bus.common_fields(self._state.requests[0], self._ticket.position, self.caller)
             bus.publish(event(**{**about, "access": UPGRADE, **more}), self._state.trace)
 
-    def _tell_waiting(self) -> Effects[None]:
+    def _publish_waiting(self) -> Effects[None]:
         if self.client.event_bus.has_subscribers(Waiting.name, logging.INFO):
             behind = None
             try:

@@ -67,7 +67,7 @@ class WaitingOperation:
             kind = "upgrade of" if self.upgrade else "wait for"
             log.warning("The %s %r was interrupted, and is polled now: %s", kind, waiter.ticket.resource, exc)
             return NO_CONNECTION
-        return self.checked(answer) if answer is None else answer
+        return self.check_answer(answer) if answer is None else answer
 
     def poll_once(self, waiter: Waiter) -> Effects[bool | None]:
         """Ask the database, without waiting, whether the request is granted."""
@@ -79,7 +79,7 @@ class WaitingOperation:
             return answer
 
         answer: bool | None = yield Call(name, poll, self.retry_timeout)
-        self.checked(answer)
+        self.check_answer(answer)
         return answer
 
     def poll_or_give_up(self, waiter: Waiter) -> Effects[bool | None]:
@@ -90,7 +90,7 @@ class WaitingOperation:
             raise Deadlock(deadlocks.message(self.deadlock), resource=waiter.ticket.resource)
         return answer
 
-    def checked(self, answer: Any) -> Any:
+    def check_answer(self, answer: Any) -> Any:
         """Return ``answer``. Raises `ConfigurationError` if the row is gone because the coordinator was closed."""
         if answer is None:
             self.client.require_open()

@@ -71,7 +71,7 @@ class PriorityAcquisition(Acquisition[G]):
         self._waiter = self.waiters[place.position] = Waiter(ticket, request, self.new_event())
         self.client.priority_waiters.add(self._waiter)
         self.client.contention_monitor.priority_request_arrived(request)
-        yield from self._tell_waiting(self._waiter)
+        yield from self._publish_waiting(self._waiter)
         return (yield from self._wait_in_line(self._waiter, place, turn))
 
     def _wait_for_all(self) -> Effects[bool]:
@@ -92,7 +92,7 @@ class PriorityAcquisition(Acquisition[G]):
                 return False
             if found.ticket is None:
                 self.client.require_open()  # closing took it away
-                self.tell_place_lost(waiter.ticket)
+                self.publish_row_lost(waiter.ticket)
                 raise LockLost(
                     f"The request for {waiter.ticket.resource!r}, at place {place.position} of its line, was taken "
                     f"out while it waited (by an operator, or because the database was out of reach for too long); "
@@ -157,7 +157,7 @@ class PriorityAcquisition(Acquisition[G]):
                 resource=resource,
             )
 
-    def _tell_waiting(self, waiter: Waiter) -> Effects[None]:
+    def _publish_waiting(self, waiter: Waiter) -> Effects[None]:
         bus, resource = self.client.event_bus, waiter.ticket.resource
         if not bus.has_subscribers(Waiting.name, logging.INFO):
             return

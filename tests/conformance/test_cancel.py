@@ -337,9 +337,9 @@ def test_cancel_poll_costs_a_statement_per_second(queue):
         began = time.monotonic()
         for _ in range(2):
             queue.try_claim().finish()
-        if time.monotonic() - began > cancellation.LEAST_SECONDS / 2:
+        if time.monotonic() - began > cancellation.MIN_RUN_SECONDS / 2:
             return False
-        time.sleep(2 * cancellation.LOOK_SECONDS)
+        time.sleep(2 * cancellation.READ_SECONDS)
         assert polled == []
         return True
 
@@ -347,12 +347,12 @@ def test_cancel_poll_costs_a_statement_per_second(queue):
     queue.put_many(range(3))
     began = time.monotonic()
     tasks = [queue.try_claim() for _ in range(3)]
-    time.sleep(4 * cancellation.LOOK_SECONDS)
+    time.sleep(4 * cancellation.READ_SECONDS)
     until(lambda: polled and polled[-1] == sorted(task.id for task in tasks), "all of them are asked about at a time")
-    assert len(polled) <= 1 + (time.monotonic() - began) / cancellation.LOOK_SECONDS
+    assert len(polled) <= 1 + (time.monotonic() - began) / cancellation.READ_SECONDS
     for task in tasks:
         task.finish()
     count = len(polled)
-    time.sleep(5 * cancellation.LOOK_SECONDS)
+    time.sleep(5 * cancellation.READ_SECONDS)
     assert len(polled) <= count + 1, "a look may have been on its way"
     del session.task_controls

@@ -293,7 +293,7 @@ def test_interrupted_claim_is_returned(connect, name):
     queue.put(1)
     task = queue.try_claim()
     assert queue.try_claim() is None
-    time.sleep(2 * cancellation.LOOK_SECONDS)  # the cancellation monitor must keep no reference
+    time.sleep(2 * cancellation.READ_SECONDS)  # the cancellation monitor must keep no reference
     del task
     attempts = []
     for again in queue.claim(wait=PATIENCE):

@@ -73,7 +73,7 @@ def crowd(locks):
 @pytest.mark.parametrize(("holder", "kind"), [("mutex", "mutex"), ("write", "read"), ("read", "write")])
 def test_waiter_behind_a_local_waiter_sleeps(pair, looks, monkeypatch, holder, kind):
     """Thousands may wait behind the first one; each poll would be a statement."""
-    monkeypatch.setattr(acquire, "KEPT_OUT_SECONDS", 0.05)  # each waiter polls again and again
+    monkeypatch.setattr(acquire, "BLOCKED_LOCALLY_SECONDS", 0.05)  # each waiter polls again and again
     first, other = pair
     assert getattr(first, holder)("a").acquire()
     with crowd([getattr(other, kind)("a") for _ in range(6)]):
