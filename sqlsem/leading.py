@@ -22,7 +22,7 @@ from sqlsem.core.leading import (
     may_go_on,
     watch_sigterm,
 )
-from sqlsem.core.threads import call_out, spawn_in_handler
+from sqlsem.core.threads import call_and_log, spawn_in_handler
 from sqlsem.errors import SqlsemError
 from sqlsem.locks import Lock
 from sqlsem.model import Duration, check_call
@@ -109,7 +109,7 @@ class Term:
 
     def _was_lost(self, _: Grant) -> None:
         """End the lost term, in a thread for callbacks."""
-        call_out(f"on_stopped of the leader {self.name!r}", self._stop)
+        call_and_log(f"on_stopped of the leader {self.name!r}", self._stop)
 
     def _stop(self) -> None:
         """End the term. No leader runs here when this returns."""

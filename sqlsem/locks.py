@@ -29,7 +29,7 @@ from sqlsem.core.permits import Permit
 from sqlsem.core.priority_acquisition import acquisition_class
 from sqlsem.core.rate_acquisition import RateAcquisition, RateGroupAcquisition, split
 from sqlsem.core.terms import Ask, Name, Terms
-from sqlsem.core.threads import voice as log
+from sqlsem.core.threads import safe_logger as log
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import Duration
 from sqlsem.model_rates import RateRequest

@@ -29,7 +29,7 @@ from sqlsem.core import defaults, terms
 from sqlsem.core.acquire import locked
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated
-from sqlsem.core.effects import Operation
+from sqlsem.core.effects import RevertibleOperation
 from sqlsem.core.grant_registry import GrantState, HeldGrant, LostCallback, ReleaseToken, release_later
 from sqlsem.core.handover import Adoption
 from sqlsem.core.held_grants import HeldGrants, UnownedGrants
@@ -204,7 +204,7 @@ class Lock:
             return RateAcquisition(client, rate, remaining, caller, RateGrant.made_by(driver), make_signal)
 
         acquisition = acquisition_class(locks)(client, terms, locks, timeout, caller, make_grant, stack, make_signal)
-        operation: Operation[Grant | None] = (
+        operation: RevertibleOperation[Grant | None] = (
             RateGroupAcquisition(acquisition, make_rate_acquisition, rates, timeout) if rates else acquisition
         )
         grant = await driver.run_operation(operation)

@@ -26,11 +26,11 @@ import tenacity
 
 from sqlsem.core.callers import Caller, new_number
 from sqlsem.core.client import DatabaseClient
-from sqlsem.core.effects import NO_CONNECTION, Call, Effect, Operation, Sleep, WaitFor
+from sqlsem.core.effects import NO_CONNECTION, Call, Effect, RevertibleOperation, Sleep, WaitFor
 from sqlsem.core.grant_registry import BaseGrant
 from sqlsem.core.main_connection import unavailable
 from sqlsem.core.permits import Permit
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.core.wait_pool import MAX_IDLE_CONNECTIONS
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError
@@ -38,7 +38,7 @@ from sqlsem.model import monotonic
 
 __all__ = ["Driver", "Signal", "awaited", "call_in_thread", "run_generator", "this_caller", "this_task"]
 
-log = voice
+log = safe_logger
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ class Driver:
         self.client = client
         self.loop = loop
         self.grants: weakref.WeakSet[BaseGrant] = weakref.WeakSet()
-        self._operations: set[Operation[Any]] = set()
+        self._operations: set[RevertibleOperation[Any]] = set()
         self.idle: list[AsyncSession] = []
         # (A reference of its own: in a forked child, this driver of a parent's loop must not use the child's permits.)
         self._permits = client.event_loops.permits
@@ -212,7 +212,7 @@ class Driver:
             self._end_watcher = self._watch_end()
             await self._end_watcher.__anext__()
 
-    async def run_operation(self, operation: Operation[T]) -> T:
+    async def run_operation(self, operation: RevertibleOperation[T]) -> T:
         """Run an operation, as `sqlsem.core.effects.run_operation`, and roll it back if it fails or is cancelled."""
         self._operations.add(operation)
         try:

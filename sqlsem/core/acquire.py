@@ -20,7 +20,7 @@ from sqlsem.core.event_bus import TraceContext
 from sqlsem.core.grant_registry import BaseGrant, GrantState, HeldGrant, release_later
 from sqlsem.core.operations import SUSPECT_SLICE_SECONDS, WaitingOperation
 from sqlsem.core.terms import Terms
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.core.waiter_queues import Waiter, WaiterState
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.priorities import is_priority_entry, priority_queue
@@ -30,7 +30,7 @@ from sqlsem.model import MAX_NAME, Entry, Request, Resource, Ticket, monotonic
 
 __all__ = ["Acquisition", "locked"]
 
-log = voice
+log = safe_logger
 G = TypeVar("G", bound=BaseGrant)
 
 #: The longest sleep of a waiter that an earlier waiter of this process blocks. It is woken when that waiter leaves, and
@@ -39,7 +39,7 @@ BLOCKED_LOCALLY_SECONDS = 30.0
 
 
 class Acquisition(WaitingOperation, Generic[G]):
-    """The acquisition of one lock, on one resource or several; an `Operation`.
+    """The acquisition of one lock, on one resource or several; a `RevertibleOperation`.
 
     Args:
         client: The database.

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from sqlsem import runtime
 from sqlsem.core.claims import Claim, Claims
 from sqlsem.core.membership import Membership
-from sqlsem.core.threads import ShouldContinue, SupervisedThread, spawn, voice
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, safe_logger, spawn
 from sqlsem.errors import SqlsemError
 from sqlsem.model import monotonic
 
 __all__ = ["Cancellable", "CancellationMonitor"]
 
-log = voice
+log = safe_logger
 
 #: Seconds between two reads, and the seconds that a task must have run before the reads include it.
 READ_SECONDS, MIN_RUN_SECONDS = 1.0, 0.5

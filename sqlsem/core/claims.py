@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from sqlsem.core.membership import Membership
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.engines.base import Session
 from sqlsem.errors import LockLost, NotHeld, SqlsemError
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "Claims", "Ending", "owner_name"]
 
-log = voice
+log = safe_logger
 T = TypeVar("T")
 
 #: A call that ends a claim. Its arguments are the session of the main connection and the number of our member.

@@ -1,11 +1,11 @@
 """The client of one database: the state and connections of this process that both APIs work on.
 
-The membership (`membership`) proves that this process is alive, the grant registry knows its grants, waiter queues and
-the wait pool serve its waiters, and `acquire` acquires locks.
+The membership (`membership`) proves that this process is alive. The grant registry has its grants; the waiter queues
+and the wait pool serve its waiters. `acquire` and the other operations use them all.
 
 Invariants
-    The membership's ``state_lock`` guards what we believe: rows, grants, local queues, deadlock candidates. It is never
-    held during I/O.
+    The membership's ``state_lock`` guards the local copy of the state: rows, grants, queues, deadlock candidates. No
+    thread holds it during I/O.
 """
 
 from __future__ import annotations
@@ -37,30 +37,31 @@ from sqlsem.core.grant_registry import BaseGrant, GrantRegistry
 from sqlsem.core.membership import Membership
 from sqlsem.core.notifications import NotificationListener
 from sqlsem.core.priority_waiters import PriorityWaiters
-from sqlsem.core.threads import Pool, call_out, hush, spawn, spawn_in_handler, voice, when_all
+from sqlsem.core.threads import Pool, call_and_log, flush_log, safe_logger, spawn, spawn_in_handler, when_all
 from sqlsem.core.wait_pool import WaitConnectionPool
 from sqlsem.core.waiter_queues import WaiterQueues
 from sqlsem.engines.base import AdaptiveTimeout, Engine, EngineConnection, Session, time_limited
 from sqlsem.engines.protocol import LockSession
 from sqlsem.model import End, Entry, Ticket, monotonic
 
-__all__ = ["DatabaseClient", "processes"]
+__all__ = ["DatabaseClient", "open_clients"]
 
-log = voice
+log = safe_logger
 T = TypeVar("T")
 
-#: The age up to which a failover may lose a commit that the server has confirmed.
-UNDONE_SECONDS = 60.0
+#: A failover may lose commits that the server confirmed within this many seconds before.
+FAILOVER_LOSS_SECONDS = 60.0
 #: Why a lock is lost that was held when `DatabaseClient.close` was called.
 CLOSED = "its coordinator was closed"
-#: Seconds for pending events and log lines at the end.
-TELL_SECONDS = 1.0
-#: The most callbacks of losses at a time.
+#: Seconds to wait, at the end, for callbacks to return and for events and log records to be written.
+FLUSH_SECONDS = 1.0
+#: The greatest number of ``on_lost`` callbacks that run at a time.
 MAX_CALLBACKS = 32
 
 
 class DatabaseClient:
-    """The client of one database; it lives as long as its coordinator is open. `Membership` calls it back.
+    """The client of one database, for as long as its coordinator is open. It owns the `Membership`, which calls it
+    back.
 
     Attributes:
         engine: The database.
@@ -69,21 +70,21 @@ class DatabaseClient:
         callback_pool: The threads that call ``on_lost``.
         loss_log_pool: The thread that logs losses.
         member: The membership of this process, with the main connection.
-        state_lock: Guards what we believe; the membership's.
-        holdings: The grants of this process.
-        claims: Its tasks, parts and callbacks.
-        recent_ends: Recent ends of tasks and their times: a server that takes over may lack them.
-        queue_cache: Queues read a moment ago, and when (see `sqlsem.core.timeout_details`).
+        state_lock: The membership's lock; guards the local copy of the state.
+        registry: The grants of this process.
+        claims: The tasks, parts and callbacks that this process has claimed.
+        recent_ends: Recent ends of tasks, with their times. After a failover the new server may lack them.
+        queue_cache: The entries of queues read a moment ago, each with the time (see `sqlsem.core.timeout_details`).
         waiter_queues: The waiters of this process.
-        priority_waiters: Its waiters in priority queues.
+        priority_waiters: The waiters of this process in priority queues.
         wait_pool: The connections on which waiters block.
         deadlock_monitor: Detects deadlocks.
         cancellation_monitor: Reads cancel requests and time limits of running tasks.
         contention_monitor: Notices requests that wait behind a grant of this process.
         queue_changes: Counts changes to work queues.
-        notifications: Receives the changes that other processes make.
-        event_loops: The drivers and threads of its event loops.
-        parent_locks: The locks that the parent `sqlsem run` processes hold.
+        notifications: Receives notifications of the tasks that other open_clients put.
+        event_loops: The drivers and threads of this process's event loops.
+        parent_locks: The locks that the parent `sqlsem run` open_clients hold.
         nonce: Distinguishes this process from an earlier one with the same pid.
     """
 
@@ -93,19 +94,19 @@ class DatabaseClient:
         self.event_bus = EventBus(engine.label, global_bus)
         self._finalizer: weakref.finalize[Any, DatabaseClient] | None = None
         self._reset()
-        _processes.add(self)
+        _clients.add(self)
 
     def _reset(self) -> None:
         """Set the initial state; also in a forked child."""
-        self._look_limit = AdaptiveTimeout(max(1.0, self.retry))  # for a call on a new connection
+        self._call_timeout = AdaptiveTimeout(max(1.0, self.retry))  # for a call on a new connection
         self.member = Membership(self.engine, self, self.retry)
         self.state_lock = self.member.state_lock
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.nonce = os.urandom(4).hex()
-        self._uid = f"{self.nonce}{os.getpid():x}."  # the prefix of each uid
+        self._uid_prefix = f"{self.nonce}{os.getpid():x}."
         self._uids = itertools.count(1)
         self.callback_pool = Pool("sqlsem-lost", MAX_CALLBACKS, patient=True)
-        self.loss_log_pool = Pool("sqlsem-told", 1, patient=True)
+        self.loss_log_pool = Pool("sqlsem-losses", 1, patient=True)
         self.registry = GrantRegistry(self.member, self.event_bus)
         self.claims = Claims(self.member)
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
@@ -130,16 +131,16 @@ class DatabaseClient:
             [self.callback_pool, self.loss_log_pool],
             self.event_loops.pools,
         )
-        self._finalizer = weakref.finalize(self, _dropped, *parts)
+        self._finalizer = weakref.finalize(self, _close_dropped, *parts)
         self._finalizer.atexit = False
 
     def requesting_id(self, caller: Caller) -> str:
-        """Return the id of a caller, as rows show it."""
+        """Return the id of a caller, as its rows have it in ``requesting_id``."""
         return f"{self.name}:{caller.number}:{self.nonce}"
 
     def new_uid(self) -> str:
         """Return a new unique id for one request."""
-        return f"{self._uid}{next(self._uids)}"
+        return f"{self._uid_prefix}{next(self._uids)}"
 
     # -- effects ------------------------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class DatabaseClient:
         """Carry out an effect, blocking."""
         member = self.member
         if member.closing.is_set():
-            shutdown.stay_asleep()
+            shutdown.block_daemon_thread()
         if isinstance(effect, Call):
             return member.main.call(
                 effect.what, effect.call, effect.retry_timeout, counts_as_heartbeat=effect.counts_as_heartbeat
@@ -165,7 +166,9 @@ class DatabaseClient:
         return member.verify()
 
     def with_connection(self, call: Callable[[Session], T], role: type[Any] = LockSession) -> T:
-        """Make a call that needs no membership, on a new connection of an engine with this capability."""
+        """Make a call that needs no membership, on a new connection. ``role``: the kind of session that the
+        call needs.
+        """
         self.require_open()
         self.engine.require(role, "This")
         member = self.member
@@ -174,7 +177,7 @@ class DatabaseClient:
         ):
             with attempt:
                 session = self.engine.connect("look")
-                with time_limited(session, self._look_limit):
+                with time_limited(session, self._call_timeout):
                     try:
                         session.check_schema()
                         result = call(session)
@@ -185,7 +188,9 @@ class DatabaseClient:
         raise AssertionError("unreachable")
 
     def run_sql(self, text: str, started: Callable[[Session], None]) -> str | None:
-        """Run the SQL of a task on a new connection."""
+        """Run the SQL of a task on a new connection. ``started`` is called with the session, for a caller that may
+        interrupt it.
+        """
         self.require_open()
         session = self.engine.connect("work")
         try:
@@ -194,42 +199,43 @@ class DatabaseClient:
         finally:
             session.close()
 
-    # -- what the membership tells us ---------------------------------------------------------------------------
+    # -- callbacks of the membership ----------------------------------------------------------------------------
 
     def holds_any(self) -> bool:
         """Return True if a grant or claim is held that could be lost."""
         return bool(self.registry or self.claims)
 
     def mark_lost_and_log(self, positions: Collection[int], why: str) -> None:
-        """Mark grants lost in a thread of the program, and wait until the losses are logged."""
+        """Mark grants lost, from a thread of the program, and wait until the losses are logged."""
         self.mark_lost(positions, why)
         done = runtime.event()
-        _have_done(self.loss_log_pool, done.set)
-        done.wait(TELL_SECONDS)
+        _run_in_pool(self.loss_log_pool, done.set)
+        done.wait(FLUSH_SECONDS)
 
     def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
-        """Mark the grants of these rows (None: everything) lost: first the flag, then the event, then the callback.
+        """Mark the grants of these rows lost (None: all grants and claims). First set the flag of each, then its event,
+        then start its callback. Return the callbacks.
 
         Waiters with these rows are woken. Other threads call the callbacks and write the log, because the caller may
-        hold the main connection, or be the only thread that notices the next loss. Return the callbacks.
+        hold the main connection, or be the only thread that notices the next loss.
         """
         lost = self.registry.mark_lost(positions, why)
         claims = self.claims.lose(why) if positions is None else []
         callbacks = [
-            _have_done(self.callback_pool, call_out, f"on_lost of {grant.resource!r}", grant.state.on_lost, grant)
+            _run_in_pool(self.callback_pool, call_and_log, f"on_lost of {grant.resource!r}", grant.state.on_lost, grant)
             for grant in lost
             if grant.state.on_lost is not None
         ]
         if lost or claims:
-            _have_done(self.loss_log_pool, self._tell_lost, lost, claims, why)
+            _run_in_pool(self.loss_log_pool, self._log_losses, lost, claims, why)
         self.waiter_queues.wake(positions)
         self.priority_waiters.wake(positions)
-        for grant in lost:  # waiters behind our rows wait for other processes now
+        for grant in lost:  # local waiters behind these rows must now ask the database
             for ticket in grant.state.tickets:
                 self.notify_waiters(ticket.resource)
         return callbacks
 
-    def _tell_lost(self, grants: list[BaseGrant], claims: list[Claim], why: str) -> None:
+    def _log_losses(self, grants: list[BaseGrant], claims: list[Claim], why: str) -> None:
         for claim in claims:
             log.error("Lost %r: %s", claim, why)
         for grant in grants:
@@ -241,19 +247,19 @@ class DatabaseClient:
         self.priority_waiters.wake(positions)
 
     def calls_to_repeat(self) -> Iterator[Callable[[Session, int], object]]:
-        """Yield recent ends of tasks, to record again after a failover.
+        """Yield a call that records recent ends of tasks again, after a failover.
 
-        A task whose end was lost would stay running for ever, as its member is alive.
+        A task whose end was lost would stay in the state ``running`` for ever, because its member is alive.
         """
-        ends = [end for at, end in list(self.recent_ends) if monotonic() - at < UNDONE_SECONDS]
+        ends = [end for at, end in list(self.recent_ends) if monotonic() - at < FAILOVER_LOSS_SECONDS]
         if ends and self.engine.beacon_may_fail:
-            uid = f"{self._uid}again"
+            uid = f"{self._uid_prefix}again"
             yield lambda session, me: session.next_tasks(me, ends, "", "", uid, True, 0)
 
     def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
         """Grant the next waiter of this process after a release.
 
-        This runs in the releasing thread, because a task would learn of the release later.
+        This runs in the thread that releases: an asyncio task would notice the release later.
         """
         self.priority_waiters.notify(ticket.resource)
         self.waiter_queues.grant_next_local(ticket.resource, session, member_id)
@@ -282,11 +288,13 @@ class DatabaseClient:
     def require_open(self) -> None:
         """Raise `ConfigurationError` after `close`."""
         if self.closed:
-            shutdown.stay_asleep()
+            shutdown.block_daemon_thread()
             self.member.main.require_open()
 
     def close(self, by: int | None = None) -> None:
-        """Release everything, close the connections, end the threads. ``by``: the number of the task that awaits it."""
+        """Release everything, close the connections, end the threads. ``by``: the number of the task that
+        awaits this.
+        """
         if self.closed:
             return
         if self._finalizer is not None:
@@ -297,35 +305,35 @@ class DatabaseClient:
         self.wait_pool.interrupt_all()
         self.notifications.close()
         self.cancellation_monitor.close()
-        callbacks = self.mark_lost(self._held_by_others(by), CLOSED)  # before another process can be granted
+        callbacks = self.mark_lost(self._held_by_others(by), CLOSED)  # before another process is granted the locks
         if callbacks:
             returned = runtime.event()
             when_all(callbacks, returned.set)
-            returned.wait(TELL_SECONDS)
-        if self.member.close(self._waited_for()):
+            returned.wait(FLUSH_SECONDS)
+        if self.member.close(self._waiting_tickets()):
             self.registry.close(CLOSED)
         self.deadlock_monitor.close()
         self.contention_monitor.close()
         self.mark_lost(None, CLOSED)
-        self.loss_log_pool.close(TELL_SECONDS)
-        self.callback_pool.close(TELL_SECONDS)
+        self.loss_log_pool.close(FLUSH_SECONDS)
+        self.callback_pool.close(FLUSH_SECONDS)
         self.wait_pool.close_idle()
         self.event_loops.close()
-        _processes.discard(self)
+        _clients.discard(self)
 
     def _held_by_others(self, by: int | None) -> list[int]:
-        """Return the positions that other threads and tasks than the caller of `close` hold: they run on after `close`,
-        and lose these locks. At the end of the interpreter no thread runs on, and there are none.
+        """Return the positions that threads and tasks other than the caller of `close` hold. They run on after `close`,
+        so they must learn that they lose these locks. At the end of the interpreter no thread runs on: return none.
         """
         if shutdown.has_begun():
             return []
         callers = {this_thread().number, self.event_loops.running(), by}
-        registry = [grant.state for grant in self.registry.grants()]
-        lost = [state for state in registry if state.caller.number not in callers and state.caller.is_running]
-        return [ticket.position for grant in lost for ticket in grant.tickets]
+        states = [grant.state for grant in self.registry.grants()]
+        lost = [state for state in states if state.caller.number not in callers and state.caller.is_running]
+        return [ticket.position for state in lost for ticket in state.tickets]
 
-    def _waited_for(self) -> list[Ticket]:
-        """Return the rows of waiters."""
+    def _waiting_tickets(self) -> list[Ticket]:
+        """Return the tickets of waiters, whose rows are cancelled at the end."""
         held = {ticket.position for grant in self.registry.grants() for ticket in grant.state.tickets}
         positions = {
             waiter.position for waiter in (*self.waiter_queues.waiters(), *self.priority_waiters.waiters())
@@ -334,7 +342,7 @@ class DatabaseClient:
             return [self.member.tickets[position] for position in positions if position in self.member.tickets]
 
     def after_fork(self) -> list[EngineConnection]:
-        """Start afresh in a forked child. Return the parent's connections.
+        """Reset the state in a forked child. Return the parent's connections, which the caller keeps.
 
         The child must never use or close them: that would end the parent's sessions.
         """
@@ -357,17 +365,17 @@ class DatabaseClient:
         return f"<Coordinator {self.engine.label}{', closed' if self.closed else ''}>"
 
 
-def _dropped(
+def _close_dropped(
     member: Membership,
-    room: WaitConnectionPool,
-    news: NotificationListener,
-    minder: CancellationMonitor,
+    wait_pool: WaitConnectionPool,
+    notifications: NotificationListener,
+    cancellation_monitor: CancellationMonitor,
     pools: list[Pool],
-    more_pools: Mapping[str, Pool],
+    loop_pools: Mapping[str, Pool],
 ) -> None:
-    """End the threads and connections of a coordinator that was dropped without `close`. It holds nothing then.
+    """End the threads and connections of a coordinator that was dropped without `close`. It has no grants then.
 
-    The garbage collector calls this in any thread, with any lock held, so another thread does the work.
+    The garbage collector may call this in any thread, with any lock held, so a new thread does the work.
     """
     if member.main.session is None and not member.heartbeat_thread.needed:
         return
@@ -379,19 +387,19 @@ def _dropped(
 
     def close() -> None:
         member.closing.set()
-        room.interrupt_all()
-        news.close()
-        minder.close()
+        wait_pool.interrupt_all()
+        notifications.close()
+        cancellation_monitor.close()
         member.close()
-        room.close_idle()
-        for pool in (*pools, *more_pools.values()):
+        wait_pool.close_idle()
+        for pool in (*pools, *loop_pools.values()):
             pool.close()
 
     spawn_in_handler(lambda: spawn(close, "sqlsem-close"), "sqlsem-close")
 
 
-def _have_done(pool: Pool, call: Callable[..., object], *arguments: Any) -> Future[Any]:
-    """Run a call in a pool, or here if the pool has just been closed."""
+def _run_in_pool(pool: Pool, call: Callable[..., object], *arguments: Any) -> Future[Any]:
+    """Run a call in a pool, or in this thread if the pool has just been closed."""
     try:
         return pool.submit(call, *arguments)
     except RuntimeError:
@@ -400,17 +408,17 @@ def _have_done(pool: Pool, call: Callable[..., object], *arguments: Any) -> Futu
         return done
 
 
-_processes: weakref.WeakSet[DatabaseClient] = weakref.WeakSet()
-_inherited: list[EngineConnection] = []  # kept: dropping a connection would close it
+_clients: weakref.WeakSet[DatabaseClient] = weakref.WeakSet()
+_inherited: list[EngineConnection] = []  # referred to for ever: dropping a connection would close it
 
 
-def processes() -> list[DatabaseClient]:
+def open_clients() -> list[DatabaseClient]:
     """Return all open clients, one for each coordinator."""
-    return [client for client in list(_processes) if not client.closed]
+    return [client for client in list(_clients) if not client.closed]
 
 
 def _after_fork_in_child() -> None:
-    for client in list(_processes):
+    for client in list(_clients):
         _inherited.extend(client.after_fork())
 
 
@@ -420,8 +428,8 @@ if hasattr(os, "register_at_fork"):
 
 @shutdown.at_end
 def _at_exit() -> None:
-    drain(TELL_SECONDS)
+    drain(FLUSH_SECONDS)
     shutdown.begin()
-    for client in list(_processes):
+    for client in list(_clients):
         client.close()
-    hush(TELL_SECONDS)
+    flush_log(FLUSH_SECONDS)

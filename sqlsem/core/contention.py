@@ -1,4 +1,7 @@
-"""Sets a grant's `contended` event when a request waits behind the grant."""
+"""Sets a grant's `contended` event when a request waits behind the grant.
+
+A request of this process sets the event at once; for those of other processes a thread reads the queues every second.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,20 @@ MAX_RESOURCES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A grant with a contention event; ``set`` may be called from any thread."""
+    """A grant with a contention event. Any thread may call ``set``, which sets the event."""
 
     state: GrantState
     is_set: Callable[[], bool]
     set: Callable[[], object]
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         return not self.state.released and self.state.why_lost is None
 
     def is_ahead_of(self, resource: str, position: int, upgrades: bool) -> bool:
-        """Return True if a waiting row is behind a row of this grant. An upgrade waits for all other holders."""
+        """Return True if the row at ``position`` waits for a row of this grant. An upgrade waits for all other
+        holders.
+        """
         return any(
             ticket.resource == resource and (ticket.position < position or (upgrades and ticket.position != position))
             for ticket in self.state.tickets
@@ -47,13 +52,13 @@ class _Watched:
 
 
 class ContentionMonitor(Monitor):
-    """Notices waiters of this process at once. For those of other processes it checks once a second, for as long as
-    a grant has an event that is not set.
+    """The held grants with a contention event, and a thread that reads the queues while there is one whose event is not
+    set.
     """
 
     name = "sqlsem-contention"
-    every = 1.0
-    what = "requests behind this process"
+    interval = 1.0
+    purpose = "requests behind this process"
 
     def __init__(self, member: Membership, wait_pool: WaitConnectionPool) -> None:
         super().__init__(member, wait_pool)
@@ -66,43 +71,43 @@ class ContentionMonitor(Monitor):
             self.begin()
 
     def request_arrived(self, resource: str, position: int, upgrades: bool = False) -> None:
-        """Handle a request of this process that begins to wait."""
+        """Set the events of the grants for which a request of this process begins to wait."""
         if self._watched:
             for grant in list(self._watched):
-                if grant.held and grant.is_ahead_of(resource, position, upgrades):
+                if grant.is_held and grant.is_ahead_of(resource, position, upgrades):
                     grant.set()
 
     def priority_request_arrived(self, request: Request) -> None:
-        """Handle a request of this process that begins to wait by priority."""
+        """Set the events of the grants for which a request of this process begins to wait by priority."""
         for grant in list(self._watched):
-            if grant.held and request.priority is not None and grant.yields_to(request.resource, request.priority):
+            if grant.is_held and request.priority is not None and grant.yields_to(request.resource, request.priority):
                 grant.set()
 
     def is_needed(self) -> bool:
         """Return True while a watched grant is held."""
-        self._watched = [grant for grant in self._watched if grant.held]
+        self._watched = [grant for grant in self._watched if grant.is_held]
         return bool(self._watched)
 
     def check(self, session: Session) -> None:
-        """Check for requests of other processes."""
-        watched = [grant for grant in list(self._watched) if grant.held and not grant.is_set()]
+        """Set the events of the grants for which requests of other processes wait."""
+        watched = [grant for grant in list(self._watched) if grant.is_held and not grant.is_set()]
         resources = {ticket.resource for grant in watched for ticket in grant.state.tickets}
         if not resources:
             return
         entries: list[Entry] = []
         for resource in [None] if len(resources) > MAX_RESOURCES else resources:
             entries += session.entries(resource)
-        ranked = {
-            request.resource for each in watched for request in each.state.requests if request.priority is not None
+        prioritized = {
+            request.resource for grant in watched for request in grant.state.requests if request.priority is not None
         }
-        for resource in ranked:
-            for place in filter(is_priority_entry, session.entries(priority_queue(resource))):
+        for resource in prioritized:
+            for entry in filter(is_priority_entry, session.entries(priority_queue(resource))):
                 for grant in watched:
-                    if grant.yields_to(resource, place.weight - 1):
+                    if grant.yields_to(resource, entry.weight - 1):  # (The weight is the priority plus 1.)
                         grant.set()
         waiting = [
             entry for entry in entries if entry.state == "waits" or (entry.state == "holds" and entry.access == UPGRADE)
         ]
         for grant in watched:
-            if any(grant.is_ahead_of(each.resource, each.position, each.access == UPGRADE) for each in waiting):
+            if any(grant.is_ahead_of(entry.resource, entry.position, entry.access == UPGRADE) for entry in waiting):
                 grant.set()

@@ -18,7 +18,7 @@ from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import NO_CONNECTION, Call, Effects, Sleep
 from sqlsem.core.grant_registry import GrantState
 from sqlsem.core.operations import SUSPECT_SLICE_SECONDS, WaitingOperation
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.core.timeout_details import blockers
 from sqlsem.core.waiter_queues import Waiter
 from sqlsem.engines.base import Busy, Session
@@ -30,13 +30,14 @@ from sqlsem.model import READ, UPGRADE, WRITE, Duration, Upgrading, check_durati
 
 __all__ = ["Upgrade", "downgrade"]
 
-log = voice
+log = safe_logger
 
 
 class Upgrade(WaitingOperation):
-    """The upgrade of a reader to the writer; an `Operation`. Unless `run` returns, the grant is a reader afterwards.
+    """The upgrade of a reader to the writer; a `RevertibleOperation`. Unless `run` returns, the grant is a reader
+    afterwards.
 
-    ``event`` wakes the waiter; threads and tasks have events of their own kinds.
+    ``event`` wakes the waiter: a `threading.Event`, or one like it that wakes an asyncio task.
     """
 
     upgrade = True
@@ -50,14 +51,14 @@ class Upgrade(WaitingOperation):
         self._state = state
         self._ticket = state.tickets[0]
         self._waiter = Waiter(self._ticket, state.requests[0], event)
-        self._pauses = backoff_delays()  # between polls, if it has no wait connection
-        self._alone = contextlib.ExitStack()
-        self._begun = False  # True: the row may no longer be a reader's
+        self._pauses = backoff_delays()  # between polls, if no wait connection is free
+        self._conversion = contextlib.ExitStack()  # ends the block of `_only_conversion`
+        self._begun = False  # True: the database may no longer have the row as a reader's
         self._has_waited = False
 
     def run(self) -> Effects[None]:
-        """Upgrade, and wait until all other readers have released. Raises `Timeout`, `Deadlock`, and `LockLost` if its
-        row is gone.
+        """Upgrade, and wait until all other readers have released. Raises `Timeout`, `Deadlock`, and `LockLost` if the
+        row was removed.
         """
         _require_convertible(self._state, READ, "upgraded")
         try:
@@ -71,39 +72,40 @@ class Upgrade(WaitingOperation):
         self._publish(Granted, waited=self.waited(), at_once=not self._has_waited)
 
     def _become_writer(self) -> Effects[None]:
-        self._alone.enter_context(_alone(self.client, self._state))
+        self._conversion.enter_context(_only_conversion(self.client, self._state))
         self.client.deadlock_monitor.add(self, (self._ticket,), self.caller.number)
         self._begun = True
         while True:
-            begun = yield from self._begin()
-            writes: bool | None = begun is Upgrading.DONE
+            progress = yield from self._begin()
+            is_writer: bool | None = progress is Upgrading.DONE
             left = self.remaining()
-            if not writes and left <= 0 and begun is not Upgrading.GONE:
-                raise (yield from self._too_late())
-            if begun in (Upgrading.BEGUN, Upgrading.NOT_YET) and not self._has_waited:
+            if not is_writer and left <= 0 and progress is not Upgrading.GONE:
+                raise (yield from self._timeout_error())
+            if progress in (Upgrading.BEGUN, Upgrading.NOT_YET) and not self._has_waited:
                 self._has_waited = True
                 self.client.contention_monitor.request_arrived(
                     self._ticket.resource, self._ticket.position, upgrades=True
                 )
                 yield from self._publish_waiting()
-            if begun is Upgrading.BEGUN:  # (called again after each slice; idempotent)
-                writes = yield from self._wait(left)
-            if writes is None or begun is Upgrading.GONE:
-                _lose(self.client, self._state)
-            if writes:
+            if progress is Upgrading.BEGUN:  # (`_begin` is called again after each slice; it is idempotent)
+                is_writer = yield from self._wait(left)
+            if is_writer is None or progress is Upgrading.GONE:
+                _mark_lost(self.client, self._state)
+            if is_writer:
                 self._begun = False
                 self._state.set_access(WRITE)
                 self._state.require_held()
                 return
 
-    def _too_late(self) -> Effects[Timeout]:
-        found = yield from blockers(self.client, self._state.requests, self.caller, self._ticket)
-        words = in_words(found)
+    def _timeout_error(self) -> Effects[Timeout]:
+        """Return the error to raise after the timeout; it names the readers that remain."""
+        blocking = yield from blockers(self.client, self._state.requests, self.caller, self._ticket)
+        words = in_words(blocking)
         return Timeout(
             f"The reader of {self._ticket.resource!r} at position {self._ticket.position} did not become the writer "
             f"within {self.timeout:g} s, and reads on{f': {words}' if words else ''}; see the queue with: sqlsem ls",
             resource=self._ticket.resource,
-            holders=[holder for blocker in found for holder in blocker.holders],
+            holders=[holder for blocker in blocking for holder in blocker.holders],
         )
 
     def rollback(self) -> Effects[None]:
@@ -112,22 +114,24 @@ class Upgrade(WaitingOperation):
             return
         self._state.set_access(READ)
         try:
-            yield Call("downgrade", _to_reader(self._state), min(1.0, self.retry_timeout))
+            yield Call("downgrade", _downgrade_call(self._state), min(1.0, self.retry_timeout))
         except SqlsemError as exc:
             if not self.client.closed:
-                log.warning("Could not rollback the upgrade of %r at once: %s", self._state, exc)
+                log.warning(
+                    "Could not roll back the upgrade of %r at once; the next heartbeat does: %s", self._state, exc
+                )
                 self.rollback_local()
         self.client.notify_waiters(self._ticket.resource)
 
     def rollback_local(self) -> None:
         """Let the next heartbeat downgrade to a reader."""
         if self._begun:
-            _read_later(self.client, self._state)
+            _downgrade_later(self.client, self._state)
 
     def close(self) -> None:
-        """Stop waiting, and permit other conversions of this grant."""
+        """Leave the deadlock monitor, and permit other conversions of this grant."""
         self.client.deadlock_monitor.remove((self._ticket,))
-        self._alone.close()
+        self._conversion.close()
 
     def choose_as_victim(self, deadlock: deadlocks.Found) -> None:
         """Have this request raise `Deadlock`. Called by another thread."""
@@ -137,21 +141,21 @@ class Upgrade(WaitingOperation):
     def _publish(self, event: type[Event], **more: Any) -> None:
         bus = self.client.event_bus
         if bus.has_subscribers(event.name, logging.INFO):
-            about = bus.common_fields(self._state.requests[0], self._ticket.position, self.caller)
-            bus.publish(event(**{**about, "access": UPGRADE, **more}), self._state.trace)
+            fields = bus.common_fields(self._state.requests[0], self._ticket.position, self.caller)
+            bus.publish(event(**{**fields, "access": UPGRADE, **more}), self._state.trace)
 
     def _publish_waiting(self) -> Effects[None]:
         if self.client.event_bus.has_subscribers(Waiting.name, logging.INFO):
             behind = None
             try:
-                entries = yield Call("look", lambda session, _: session.entries(self._ticket.resource), 0.0)
+                entries = yield Call("read", lambda session, _: session.entries(self._ticket.resource), 0.0)
                 behind = Behind.other_holder(entries, self._ticket.position)
             except SqlsemError as exc:
                 log.debug("Cannot read which readers remain: %s", exc)
             self._publish(Waiting, behind=behind)
 
     def _begin(self) -> Effects[Upgrading]:
-        """Begin the upgrade, or only try it with timeout 0. Return its state."""
+        """Begin the upgrade (with timeout 0: only if there is no other reader). Return its state."""
         only_if_free = self.timeout == 0
         self.client.require_open()
 
@@ -160,19 +164,20 @@ class Upgrade(WaitingOperation):
             return session.begin_upgrade(self._ticket, only_if_free)
 
         try:
-            begun: Upgrading = yield Call("upgrade", begin, self.retry_timeout)
+            progress: Upgrading = yield Call("upgrade", begin, self.retry_timeout)
         except Busy:
-            # Another transaction holds the gate open; that counts as waiting.
+            # Another session holds the gate in an open transaction; that counts as waiting.
             return Upgrading.NOT_YET
-        if only_if_free and begun is not Upgrading.DONE:
-            self._begun = False  # nothing was changed
-        if begun is Upgrading.BEGUN:
-            self.client.notify_waiters(self._ticket.resource)  # may have granted another waiter
-        elif begun is Upgrading.NOT_YET and not only_if_free:
+        if only_if_free and progress is not Upgrading.DONE:
+            self._begun = False  # the database has changed nothing
+        if progress is Upgrading.BEGUN:
+            self.client.notify_waiters(self._ticket.resource)  # the upgrade may let another waiter be granted
+        elif progress is Upgrading.NOT_YET and not only_if_free:
             yield Sleep(self._waiter, next(self._pauses))
-        return begun
+        return progress
 
     def _wait(self, timeout: float) -> Effects[bool | None]:
+        """Wait for one slice: True (granted), False (not yet), None (the row is gone)."""
         self.client.require_open()
         if not self.member.has_ticket(self._ticket):
             return None  # lost while we waited
@@ -193,27 +198,27 @@ def downgrade(client: DatabaseClient, state: GrantState) -> Effects[None]:
     _require_convertible(state, WRITE, "downgraded")
     if state.depth > 1:
         raise ConfigurationError(
-            f"{state!r} is held {state.depth} times (reentrant=True), and anyone who acquired it first "
-            f"relies on writing; downgrade it where it is held once",
+            f"{state!r} is held {state.depth} times (reentrant=True), and the blocks that acquired it "
+            f"before rely on writing; downgrade it where it is held once",
             resource=state.resource,
         )
-    with _alone(client, state):
-        state.set_access(READ)  # it counts as a reader from now on, even if the call fails
+    with _only_conversion(client, state):
+        state.set_access(READ)  # the grant counts as a reader from now on, even if the call fails
         try:
-            exists = yield Call("downgrade", _to_reader(state))
+            exists = yield Call("downgrade", _downgrade_call(state))
         except Busy as exc:
             log.warning("%r is downgraded when the transaction that asserted it ends (%s)", state, exc)
-            _read_later(client, state)
+            _downgrade_later(client, state)
             return
         except BaseException:
-            _read_later(client, state)
+            _downgrade_later(client, state)
             raise
         if not exists:
-            _lose(client, state)
+            _mark_lost(client, state)
         client.notify_waiters(state.resource)
 
 
-def _to_reader(state: GrantState) -> Callable[[Session, int], bool]:
+def _downgrade_call(state: GrantState) -> Callable[[Session, int], bool]:
     def downgrade(session: Session, _: int) -> bool:
         state.conversions += 1
         return session.downgrade(state.tickets[0])
@@ -221,37 +226,40 @@ def _to_reader(state: GrantState) -> Callable[[Session, int], bool]:
     return downgrade
 
 
-def _read_later(client: DatabaseClient, state: GrantState) -> None:
+def _downgrade_later(client: DatabaseClient, state: GrantState) -> None:
     """Defer the downgrade to the next heartbeat."""
     state.set_access(READ)
     conversions = state.conversions
 
-    def put_back(session: Session, _: int) -> None:
-        # Skip it if the grant was released or converted since. Conversions use the main connection, as this call does.
+    def downgrade(session: Session, _: int) -> None:
+        # Do nothing if the grant was released or converted since. (Conversions use the main connection, as this call.)
         if state.conversions == conversions and not state.released and state.why_lost is None:
             session.downgrade(state.tickets[0])
 
-    client.member.defer(put_back)
+    client.member.defer(downgrade)
 
 
-def _require_convertible(state: GrantState, access: str, what: str) -> None:
+def _require_convertible(state: GrantState, access: str, conversion: str) -> None:
+    """Raise `ConfigurationError` unless the grant is of one resource with this access. ``conversion``: for the
+    message.
+    """
     request = state.requests[0]
     if len(state.requests) > 1:
         raise ConfigurationError(
-            f"{state!r} is of several resources, and cannot be {what}; acquire the one to convert by itself",
+            f"{state!r} is of several resources, and cannot be {conversion}; acquire the one to convert by itself",
             resource=state.resource,
         )
     if request.access != access or request.limit != 1:
         use = "read(…)" if access == READ else "write(…) or mutex(…)"
         raise ConfigurationError(
-            f"{state!r} is {request.describe()}, which cannot be {what}; what {use} gives can, once",
+            f"{state!r} is {request.describe()}, which cannot be {conversion}; only a lock of {use} can",
             resource=state.resource,
         )
 
 
 @contextlib.contextmanager
-def _alone(client: DatabaseClient, state: GrantState) -> Iterator[None]:
-    """Refuse a second conversion at the same time: several threads may use the grant."""
+def _only_conversion(client: DatabaseClient, state: GrantState) -> Iterator[None]:
+    """Raise `ConfigurationError` if another conversion of the grant runs: several threads may use the grant."""
     with client.state_lock:
         if state.converting:
             raise ConfigurationError(
@@ -265,6 +273,6 @@ def _alone(client: DatabaseClient, state: GrantState) -> Iterator[None]:
         state.converting = False
 
 
-def _lose(client: DatabaseClient, state: GrantState) -> None:
+def _mark_lost(client: DatabaseClient, state: GrantState) -> None:
     client.mark_lost_and_log([state.tickets[0].position], "its row was removed, perhaps by an operator")
     state.require_held()

@@ -1,6 +1,6 @@
-"""The program's own cursors and connections, as `assert_held` and other calls accept them.
+"""The cursors and connections of programs, which `assert_held` and other calls accept.
 
-They are recognised by their attributes, so that no driver has to be imported.
+This module recognises them by their attributes, so that no driver has to be imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _ADVICE = (
 
 
 def cursor_of(given: Any, what: str = "assert_held") -> Any:
-    """Return the DB-API cursor; that of a ``Session`` or ``Connection`` of SQLAlchemy, and begin its transaction."""
+    """Return the DB-API cursor of ``given``. For a ``Session`` or ``Connection`` of SQLAlchemy, begin its transaction
+    if none is open, and return a cursor in it. ``what``: the call, for messages.
+    """
     if hasattr(given, "execute") and hasattr(given, "get_bind") and callable(getattr(given, "connection", None)):
         given = given.connection()  # a Session; its transaction begins here
     if not hasattr(given, "exec_driver_sql"):
@@ -30,7 +32,7 @@ def cursor_of(given: Any, what: str = "assert_held") -> Any:
     if not given.in_transaction():
         given.begin()
     proxied = given.connection
-    # (An asyncio driver of SQLAlchemy runs its calls in a greenlet, and there is none here.)
+    # (An asyncio driver of SQLAlchemy needs a greenlet for its calls, and this code runs in none.)
     if getattr(given.dialect, "is_async", False):
         raise ConfigurationError(
             f"{what} cannot use {type(given).__name__} of SQLAlchemy with an asyncio driver; give it a cursor of "
@@ -40,7 +42,7 @@ def cursor_of(given: Any, what: str = "assert_held") -> Any:
 
 
 def refuse_autocommit(cursor: Any, what: str = "assert_held") -> None:
-    """Raise `ConfigurationError` if each statement is a transaction of its own, as far as the driver shows it."""
+    """Raise `ConfigurationError` if each statement would be a transaction of its own, as far as the driver shows it."""
     connection = getattr(cursor, "connection", None)
     if connection is None:
         connection = getattr(cursor, "_conn", None)  # aiosqlite
@@ -48,13 +50,15 @@ def refuse_autocommit(cursor: Any, what: str = "assert_held") -> None:
         return
     status = getattr(getattr(connection, "info", None), "transaction_status", None)
     if status is not None:  # psycopg
-        alone = bool(getattr(connection, "autocommit", False)) and status == IDLE
+        in_autocommit = bool(getattr(connection, "autocommit", False)) and status == IDLE
     elif hasattr(connection, "in_transaction"):  # sqlite3
-        by_itself = connection.isolation_level is None and getattr(connection, "autocommit", None) is not False
-        alone = (by_itself or getattr(connection, "autocommit", None) is True) and not connection.in_transaction
+        begins_none = connection.isolation_level is None and getattr(connection, "autocommit", None) is not False
+        in_autocommit = (
+            begins_none or getattr(connection, "autocommit", None) is True
+        ) and not connection.in_transaction
     else:
-        return  # SQL Server checks this itself
-    if alone:
+        return  # the routines of SQL Server check this themselves
+    if in_autocommit:
         raise ConfigurationError(
             f"{what} was given a cursor in autocommit mode, outside of a transaction, where it protects nothing: "
             f"{_ADVICE}"

@@ -1,4 +1,8 @@
-"""Detects deadlocks, for as long as a waiter of this process may be part of one."""
+"""Detects deadlocks, for as long as a waiter of this process may be part of one.
+
+Each process searches for the deadlocks in which its member made the youngest request. That request is the victim: it
+raises `Deadlock`. The search relies on the rows in the database, and runs on a connection of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,82 +21,86 @@ from sqlsem.model import Ticket, monotonic
 
 __all__ = ["DeadlockCandidate", "DeadlockMonitor"]
 
-#: Seconds that one check takes at most: a victim withdraws its request, and the check searches again.
-SETTLE_SECONDS = 0.5
+#: Seconds for which one check goes on: after a victim has withdrawn its request, it searches for a further deadlock.
+CHECK_SECONDS = 0.5
 
 
 class DeadlockCandidate(Protocol):
-    """A waiter of this process behind which other requests may wait."""
+    """An operation of this process that waits, and for which other requests may wait."""
 
     def choose_as_victim(self, deadlock: Found) -> None:
-        """Make its request raise `Deadlock`."""
+        """Make the operation raise `Deadlock`."""
 
 
 class DeadlockMonitor(Monitor):
-    """The waiters that may be in a deadlock, and a thread that checks while there are any."""
+    """The operations that may be in a deadlock, and a thread that searches while there are any."""
 
     name = "sqlsem-deadlocks"
-    every = 0.75
-    what = "deadlocks"
+    interval = 0.75
+    purpose = "deadlocks"
 
     def __init__(
-        self, member: Membership, registry: GrantRegistry, wait_pool: WaitConnectionPool, above: nesting.ParentLocks
+        self,
+        member: Membership,
+        registry: GrantRegistry,
+        wait_pool: WaitConnectionPool,
+        parent_locks: nesting.ParentLocks,
     ) -> None:
         super().__init__(member, wait_pool)
         self._registry = registry
-        self._above = above
-        self._suspects: dict[int, DeadlockCandidate] = {}  # by the positions at which each waits
+        self._parent_locks = parent_locks
+        self._candidates: dict[int, DeadlockCandidate] = {}  # by each position at which one waits
 
-    def add(self, suspect: DeadlockCandidate, tickets: Sequence[Ticket], number: int) -> bool:
-        """Add a waiter, the thread or task of that number. Return False if it cannot be part of a deadlock, as it has
-        no other requests.
+    def add(self, candidate: DeadlockCandidate, tickets: Sequence[Ticket], number: int) -> bool:
+        """Add an operation of the thread or task with this number. Return False if it cannot be part of a deadlock,
+        because its caller has no other request.
         """
-        if len(tickets) < 2 and not self._registry.requests_of(number) and not self._above.held:
+        if len(tickets) < 2 and not self._registry.requests_of(number) and not self._parent_locks.held:
             return False
         with self.state_lock:
-            self._suspects.update((ticket.position, suspect) for ticket in tickets)
+            self._candidates.update((ticket.position, candidate) for ticket in tickets)
             self.begin()
         return True
 
     def remove(self, tickets: Sequence[Ticket]) -> None:
-        """Remove the waiter at these positions. Idempotent."""
+        """Remove the operation that waits at these positions. Idempotent."""
         with self.state_lock:
             for ticket in tickets:
-                self._suspects.pop(ticket.position, None)
+                self._candidates.pop(ticket.position, None)
 
     def is_needed(self) -> bool:
-        """Return True if a waiter may be in a deadlock."""
-        return bool(self._suspects)
+        """Return True while an operation may be in a deadlock."""
+        return bool(self._candidates)
 
     def check(self, session: Session) -> None:
-        """Search for deadlocks in which our member made the youngest request, and choose that waiter as the victim."""
+        """Search for deadlocks in which our member made the youngest request, and choose that request as the victim."""
         member = self.member
-        deadline = monotonic() + SETTLE_SECONDS
-        told: set[int] = set()
-        while self._suspects and member.member_id is not None and monotonic() < deadline:
+        deadline = monotonic() + CHECK_SECONDS
+        chosen: set[int] = set()
+        while self._candidates and member.member_id is not None and monotonic() < deadline:
             found = session.find_deadlock(member.member_id) if member.engine.has(DeadlockSession) else None
-            if found is not None and self._forgotten(found):
+            if found is not None and self._has_unknown_row(found):
                 member.request_cleanup()
                 return
-            if found is None and self._above.held:
+            if found is None and self._parent_locks.held:
                 found = nesting.find_deadlock(session, member.member_id)
             if found is None:
                 return
             with self.state_lock:
-                suspect = self._suspects.get(found.victim)
-            if suspect is None:  # its wait is just beginning or ending
+                victim = self._candidates.get(found.victim)
+            if victim is None:  # its wait is just beginning or ending
                 return
             # The search finds a further deadlock only when the victim has withdrawn its request.
-            if found.victim not in told:
-                told.add(found.victim)
-                suspect.choose_as_victim(found)
+            if found.victim not in chosen:
+                chosen.add(found.victim)
+                victim.choose_as_victim(found)
             if member.closing.wait(0.02):
                 return
 
-    def _forgotten(self, found: Found) -> bool:
+    def _has_unknown_row(self, found: Found) -> bool:
         """Return True if the deadlock contains a row of our member that this process does not know. An interrupted call
-        left that row, and the next heartbeat removes it. There is no deadlock then: the thread that waits may have
-        given up that row itself.
+        left that row, and the next heartbeat removes it. So this is no deadlock: the row may even be an earlier one of
+        the thread that waits.
         """
         member = self.member
         ours = [step for step in found.steps if step.member == member.member_id]

@@ -1,4 +1,4 @@
-"""Decorated functions: they keep their signature, work as methods, and can be pickled."""
+"""Functions decorated by a lock. They keep their signature, work as methods, and can be pickled by their names."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ else:
 
 
 class _Bound(_BoundWrapper):
-    """A decorated method of an object or a class. Pickled by the object or the class, and its name there."""
+    """A decorated method of an object or a class. It is pickled as that object or class, and the method's name."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         method = self.__wrapped__
         owner = getattr(method, "__self__", None)
         if owner is not None:
             return getattr, (owner, method.__name__)
-        return _of_name, (method.__module__, method.__qualname__)  # a static method, or one looked up in its class
+        return _of_name, (method.__module__, method.__qualname__)  # a static method, or a function read from its class
 
     def __copy__(self) -> Any:
         return self
@@ -45,7 +45,7 @@ class _Bound(_BoundWrapper):
 
 
 class _Decorated(_FunctionWrapper):
-    """A decorated function or method. Pickled by its name, as any function is."""
+    """A decorated function or method. It is pickled by its name, as any function is."""
 
     __bound_function_wrapper__ = _Bound
 
@@ -65,12 +65,12 @@ def _of_name(module: str, name: str) -> Any:
 
 
 def is_coroutine(function: Callable[..., Any]) -> bool:
-    """True for a coroutine function. Raises `ConfigurationError` for functions that no lock can guard."""
+    """Return True for a coroutine function. Raises `ConfigurationError` for functions that no lock can guard."""
     inner = inspect.unwrap(getattr(function, "__func__", function))
     name = _name_of(function)
     if inspect.isclass(inner) or not callable(inner):
         raise ConfigurationError(f"A lock decorates functions and methods, not {name}")
-    kinds = (inner, getattr(inner, "__call__", None))  # noqa: B004  (of an object, the method behind it)
+    kinds = (inner, getattr(inner, "__call__", None))  # noqa: B004  (for a callable object, its method)
     if any(map(inspect.isgeneratorfunction, kinds)):
         raise ConfigurationError(
             f"{name} is a generator: its body runs long after the call returns, when the lock would be gone; "
@@ -94,7 +94,7 @@ def hold(function: F, terms: Terms, block: Callable[[Sequence[Ask]], AbstractCon
     """Return a decorated function, each call of which runs in a block with the requests of these terms."""
 
     def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # (Only 'with' leaves no gap between the entry and the code that ensures the exit.)
+        # (Only 'with' leaves no gap for an interrupt between the entry and the code that ensures the exit.)
         with block(terms.requests_of(instance, args, kwargs)):
             result = wrapped(*args, **kwargs)
         return _refuse_coroutine(function, result)
@@ -118,7 +118,9 @@ def hold_awaiting(
     enter: Callable[[Sequence[Ask]], Awaitable[object]],
     leave: Callable[..., Awaitable[object]],
 ) -> F:
-    """Decorate a coroutine function as `hold` does. ``leave`` works as ``__aexit__``. (An await may be cancelled.)"""
+    """Decorate a coroutine function as `hold` does. ``enter`` and ``leave`` work as ``__aenter__`` and
+    ``__aexit__``.
+    """
 
     async def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         await enter(terms.requests_of(instance, args, kwargs))
@@ -134,7 +136,7 @@ def hold_awaiting(
 
 
 def run_once(function: F, once: AbstractContextManager[object | None]) -> F:
-    """Return a decorated function that is called if ``once`` gives a run, and otherwise returns None."""
+    """Return a decorated function: it calls ``function`` if ``once`` begins a run, and else returns None."""
 
     def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with once as run:

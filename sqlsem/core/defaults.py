@@ -1,4 +1,7 @@
-"""The default coordinator, for both APIs. The package's head provides it, because it imports them."""
+"""The default coordinator, for both APIs.
+
+This module cannot import `Coordinator`, which imports the APIs. So `sqlsem` registers the function that returns it.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ class Coordinated(Protocol):
 
     @property
     def client(self) -> DatabaseClient:
-        """Its database client."""
+        """The coordinator's database client."""
 
 
-def _nobody() -> Coordinated:
+def _not_provided() -> Coordinated:
     raise LookupError("import sqlsem, which provides the default coordinator")
 
 
-_default: Callable[[], Coordinated] = _nobody
+_default: Callable[[], Coordinated] = _not_provided
 _threads = threading.local()
 
 
@@ -36,14 +39,14 @@ def provide(default: Callable[[], Coordinated]) -> None:
 
 
 def provide_here(coordinator: Coordinated) -> None:
-    """Set the default coordinator of the calling thread (a simulated one, which stands for a process)."""
+    """Set the default coordinator of the calling thread. (For simulations, in which a thread stands for a process.)"""
     runtime.namespace(_threads)["coordinator"] = coordinator
 
 
 def client_of(coordinator: Coordinated | None) -> DatabaseClient:
     """Return the client of a coordinator; None: of the default one."""
-    found = coordinator if coordinator is not None else runtime.namespace(_threads).get("coordinator") or _default()
-    client = getattr(found, "client", None)
+    chosen = coordinator if coordinator is not None else runtime.namespace(_threads).get("coordinator") or _default()
+    client = getattr(chosen, "client", None)
     if client is None:
-        raise ConfigurationError(f"coordinator must be what sqlsem.connect() gives, not {type(found).__name__}")
+        raise ConfigurationError(f"coordinator must be a result of sqlsem.connect(), not {type(chosen).__name__}")
     return cast("DatabaseClient", client)

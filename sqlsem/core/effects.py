@@ -1,9 +1,9 @@
 """The effects of an operation, and the functions that execute them for a thread.
 
-An operation (acquire, upgrade, release …) is a generator that yields effects: a call to the database, a wait there, a
-sleep, a verification. A driver executes each effect and sends the result back, or throws the error into the generator.
-The generators do no I/O, so one implementation serves both APIs: a thread blocks (`DatabaseClient.execute_effect`), a
-task awaits (`sqlsem.aio.driver`).
+An operation (acquire, upgrade, release …) is a generator that yields effects: a call of the database, a wait there, a
+sleep, a verification. A driver executes each effect, and sends its result back or throws its error into the generator.
+The generators do no I/O, so one implementation serves both APIs: for a thread `DatabaseClient.execute_effect` blocks,
+for a task `sqlsem.aio.driver` awaits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = [
     "Call",
     "Effect",
     "Effects",
-    "Operation",
+    "RevertibleOperation",
     "Sleep",
     "VerifyGrants",
     "WaitFor",
@@ -36,9 +36,9 @@ T_co = TypeVar("T_co", covariant=True)
 @dataclass(slots=True)  # (Not frozen: a frozen one takes five times as long to make, and each lock makes one.)
 class Call:
     """Execute ``call(session, member_id)`` on the main connection; retry it for ``retry_timeout`` seconds (None: the
-    client's default).
+    client's default). ``what`` names the call in messages.
 
-    ``counts_as_heartbeat``: a successful call counts as a heartbeat (see `Session`).
+    ``counts_as_heartbeat``: a successful call counts as a heartbeat (see `LockSession`).
     """
 
     what: str
@@ -49,21 +49,23 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """Wait in the database for at most ``timeout`` seconds, on a connection of the pool.
+    """Wait in the database until the request is granted, for at most ``timeout`` seconds, on a connection of the pool.
 
-    The result is that of `Session.wait`, or `NO_CONNECTION`. Setting the event of ``waiter`` ends the wait early.
+    The result is that of `LockSession.wait`, or `NO_CONNECTION`. Setting the event of ``waiter`` ends the wait early.
     """
 
     ticket: Ticket
     timeout: float
     waiter: Any
-    #: True waits until this reader is alone and becomes the writer (`Session.upgrade`).
+    #: True: wait until this reader is the only holder, and becomes the writer (`ConversionSession.upgrade`).
     upgrade: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Sleep until the waiter's event is set, and clear it (result True), or for ``timeout`` seconds (result False)."""
+    """Sleep until the waiter's event is set, for at most ``timeout`` seconds; then clear the event. The result is True
+    if it was set.
+    """
 
     waiter: Any
     timeout: float
@@ -78,28 +80,32 @@ Effect = Call | WaitFor | Sleep | VerifyGrants
 #: A generator of effects with a result.
 Effects = Generator[Effect, Any, T]
 
-#: The result of `WaitFor` when this process has no connection free to wait on.
+#: The result of `WaitFor` if no connection of the pool is free.
 NO_CONNECTION = object()
 
 
-class Operation(Protocol[T_co]):
-    """A call that may wait, such as an acquisition. When it fails or is interrupted, it leaves nothing behind."""
+class RevertibleOperation(Protocol[T_co]):
+    """A call that may wait, such as an acquisition. If it fails or is interrupted, `rollback` undoes what it
+    has done.
+    """
 
     def run(self) -> Effects[T_co]:
-        """Do it."""
+        """Carry out the operation, and return its result."""
 
     def rollback(self) -> Effects[None]:
-        """Undo the part that a failed `run` has done, or defer that to the next heartbeat. Idempotent."""
+        """Undo what a failed `run` has done, or defer that to the next heartbeat. Idempotent."""
 
     def rollback_local(self) -> None:
-        """Discard the local state only, when no effect can be executed any more; the next heartbeat does the rest."""
+        """Discard only the local state, for when no effect can be executed any more; the next heartbeat does
+        the rest.
+        """
 
     def close(self) -> None:
-        """Leave the local queues; called once the outcome is known, good or bad. Idempotent."""
+        """Leave the local queues. Called when `run` or `rollback` has ended. Idempotent."""
 
 
 def run_generator(effects: Generator[S, Any, T], execute: Callable[[S], Any]) -> T:
-    """Run a generator to its end with blocking calls; errors and interrupts of any kind reach it."""
+    """Run a generator to its end with blocking calls. Throw each error and interrupt into it."""
     outcome: Any = None
     failure: BaseException | None = None
     while True:
@@ -109,14 +115,14 @@ def run_generator(effects: Generator[S, Any, T], execute: Callable[[S], Any]) ->
             result: T = stop.value
             return result
         finally:
-            outcome = failure = None  # an exception that its own frame refers to would live on, with all it holds
+            outcome = failure = None  # else the exception and this frame would refer to each other, and never be freed
         try:
             outcome = execute(effect)
         except BaseException as exc:
             failure = exc
 
 
-def run_operation(operation: Operation[T], execute: Callable[[Effect], Any]) -> T:
+def run_operation(operation: RevertibleOperation[T], execute: Callable[[Effect], Any]) -> T:
     """Run an operation with blocking calls, and roll it back if it fails."""
     try:
         return run_generator(operation.run(), execute)

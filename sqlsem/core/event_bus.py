@@ -1,12 +1,12 @@
 """Publishes lock events to the log, to subscribers of the package (metrics, traces) and to callbacks of the program.
 
-Subscribers of the package run in the thread or task that acquires, and must be quick.
+Subscribers of the package are called in the thread or task that acquires, so they must be quick.
 
 Callbacks of the program may block, raise or acquire locks, and none of that may harm a lock. So the thread
-``sqlsem-events`` calls them one after the other, in the order of the events. Coroutine functions are awaited one after
-the other by the event loop in which `EventBus.on` was called. Nothing waits for a callback. If `MAX_BACKLOG` events
-wait for callbacks, further events are dropped. Events of locks that a callback acquires are not published to callbacks:
-that would never end.
+``sqlsem-events`` calls the functions one after the other, in the order of the events. Coroutine functions are awaited
+one after the other in the event loop in which `EventBus.on` was called. No thread waits for a callback. If
+`MAX_BACKLOG` events wait for callbacks, further events are dropped. Events of locks that a callback acquires are not
+published to callbacks: they would cause events without end.
 
 Without subscribers an event costs one dictionary lookup and one check of the logger's level.
 """
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
 from sqlsem.core import shutdown
 from sqlsem.core.callers import Caller
-from sqlsem.core.threads import ShouldContinue, SupervisedThread, call_out, voice
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, call_and_log, safe_logger
 from sqlsem.errors import ConfigurationError
 from sqlsem.events import EVENTS, Deadlocked, Event, Granted, Lost, Released, TimedOut, Waiting
 from sqlsem.model import Request
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 
 __all__ = ["EventBus", "Subscriber", "Subscription", "TraceContext", "Tracer", "drain", "global_bus"]
 
-log = voice
+log = safe_logger
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 
 _changing = threading.Lock()  # held while subscribers are added or removed
 Subscriber = Callable[[Event], object]
 Listener = Callable[[E], object]
-#: The most events that may wait for callbacks.
+#: The greatest number of events that may wait for callbacks.
 MAX_BACKLOG = 10_000
 
 _in_callback: contextvars.ContextVar[bool] = contextvars.ContextVar("sqlsem_in_callback", default=False)
 
 
 class Subscription(Generic[E]):
-    """The result of `sqlsem.on`: ends the subscription with `undo`, or as a context manager.
+    """The result of `sqlsem.on`. `undo` ends the subscription, and so does the end of its ``with`` block.
 
     >>> with sqlsem.on("lost", alarm):  # doctest: +SKIP
     ...     main()
@@ -72,7 +72,9 @@ class Subscription(Generic[E]):
         if not callable(callback):
             raise ConfigurationError(f"on({self.kind!r}, …) takes a function of one argument, not {callback!r}")
         subscriber = (
-            _awaited(callback) if _is_coroutine(callback) else functools.partial(_post, cast("Subscriber", callback))
+            _async_subscriber(callback)
+            if _is_coroutine(callback)
+            else functools.partial(_deliver, cast("Subscriber", callback))
         )
         self._subscribers.append(subscriber)
         self._event_bus.add(self.kind, subscriber)
@@ -90,11 +92,11 @@ class Subscription(Generic[E]):
         self.undo()
 
     def __repr__(self) -> str:
-        return f"<Subscription {self.kind!r}{'' if self._subscribers else ', to nobody'}>"
+        return f"<Subscription {self.kind!r}{'' if self._subscribers else ', ended'}>"
 
 
 class TraceContext(Protocol):
-    """Traces one acquisition and its grant. Called by the threads or tasks that acquire and release: must be quick."""
+    """Traces one acquisition and its grant. The threads or tasks that acquire and release call it: it must be quick."""
 
     #: Appended to the row's ``requesting_id``, so that waiters behind the row can link to this trace.
     suffix: str
@@ -103,10 +105,10 @@ class TraceContext(Protocol):
         """Record an event of the acquisition or the grant."""
 
     def acquisition_ended(self) -> None:
-        """Record that the acquisition succeeded or failed; its grant may still be held. Idempotent."""
+        """Record that the acquisition succeeded or failed. The grant may still be held. Idempotent."""
 
 
-#: Starts the trace of an acquisition: the requests, the database, the caller.
+#: Starts the trace of an acquisition. Arguments: the requests, the database, the caller.
 Tracer = Callable[["Sequence[Request]", str, str], TraceContext]
 
 
@@ -152,10 +154,10 @@ class EventBus:
 
         Args:
             kind: ``"waiting"``, ``"granted"``, ``"released"``, ``"lost"``, ``"deadlock"`` or ``"timeout"``.
-            callback: The function; left out, the result is a decorator.
+            callback: The function; without it the result is a decorator.
 
         The thread ``sqlsem-events`` calls all functions one after the other; a coroutine function is awaited in the
-        event loop that runs now. A callback that blocks delays other callbacks and no lock. If a callback raises, the
+        event loop that runs now. A callback that blocks delays other callbacks, but no lock. If a callback raises, the
         error is logged (ERROR), and the callback stays subscribed. At most 10,000 events wait for callbacks; further
         events are dropped, with a warning. Events of locks that a callback itself acquires are not delivered.
 
@@ -171,7 +173,7 @@ class EventBus:
         return subscription
 
     def add(self, kind: str, subscriber: Subscriber) -> None:
-        """Call a subscriber at once with each event of a kind."""
+        """Add a subscriber, which is called at once with each event of a kind."""
         with _changing:
             self._own[kind] = (*self._own[kind], subscriber)
             self._refresh()
@@ -183,7 +185,7 @@ class EventBus:
             self._refresh()
 
     def _refresh(self) -> None:
-        """Recompute the subscribers, own and parent's, so that publishing need not. Called with the lock held."""
+        """Merge the own subscribers and the parent's, so that `publish` need not. Called with the lock held."""
         parent = self._parent
         self.subscribers = {
             kind: own if parent is None else (*own, *parent.subscribers[kind]) for kind, own in self._own.items()
@@ -212,7 +214,7 @@ class EventBus:
             return None
 
     def end_trace(self, trace: TraceContext) -> None:
-        """Tell a trace that its acquisition has ended. Never raises."""
+        """Record in a trace that its acquisition has ended. Never raises."""
         try:
             trace.acquisition_ended()
         except Exception:
@@ -243,7 +245,7 @@ class EventBus:
 
 
 def _traced(_: Event) -> None:
-    """Do nothing: has a kind of event published for its trace."""
+    """Do nothing. A subscriber that makes `publish` reach the trace of an event that has no other subscriber."""
 
 
 #: The subscribers to the lock events of all databases.
@@ -265,21 +267,23 @@ def _name(callback: Callable[..., object], event: Event) -> str:
 
 
 class _DeliveryQueue:
-    """The thread that calls callbacks. (A signal handler, too, may put into a `queue.SimpleQueue`.)"""
+    """The callbacks to call, and the thread that calls them. (Signal handlers may put into a
+    `queue.SimpleQueue`, too.)
+    """
 
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.thread = SupervisedThread("sqlsem-events", self.run)
-        self.dropping = False
+        self.is_dropping = False
 
     def put(self, job: Callable[[], object]) -> None:
         backlog = self.jobs.qsize()
         if backlog >= MAX_BACKLOG:
-            if not self.dropping:
-                self.dropping = True
+            if not self.is_dropping:
+                self.is_dropping = True
                 _log_dropping()
             return
-        self.dropping = self.dropping and backlog > MAX_BACKLOG // 2
+        self.is_dropping = self.is_dropping and backlog > MAX_BACKLOG // 2
         self.jobs.put(job)
         self.thread.begin()
 
@@ -287,7 +291,7 @@ class _DeliveryQueue:
         _in_callback.set(True)
         while True:
             job = self.jobs.get()
-            shutdown.stay_asleep()
+            shutdown.block_daemon_thread()
             job()
 
 
@@ -299,7 +303,7 @@ _deliveries = _DeliveryQueue()
 
 
 def _reset_after_fork() -> None:
-    """Start afresh in a forked child: it has no threads, and its parent delivers the earlier events."""
+    """Reset the queue in a forked child: it has no threads, and its parent delivers the earlier events."""
     global _deliveries, _changing
     _deliveries, _changing = _DeliveryQueue(), threading.Lock()
 
@@ -309,16 +313,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def drain(seconds: float) -> None:
-    """Wait, for ``seconds`` at most, until the events so far were delivered."""
+    """Wait, for ``seconds`` at most, until the events published so far are delivered."""
     if _deliveries.thread.runs and not _in_callback.get():
         done = threading.Event()
         _deliveries.jobs.put(done.set)
         done.wait(seconds)
 
 
-def _post(callback: Callable[[Event], object], event: Event) -> None:
+def _deliver(callback: Callable[[Event], object], event: Event) -> None:
     if not _in_callback.get():
-        _deliveries.put(functools.partial(call_out, _name(callback, event), callback, event))
+        _deliveries.put(functools.partial(call_and_log, _name(callback, event), callback, event))
 
 
 class _AsyncHandler:
@@ -343,7 +347,7 @@ class _AsyncHandler:
         if self._task is None:
             try:
                 self._loop.call_soon_threadsafe(self._start)
-            except RuntimeError:  # the loop was closed at this moment, so no task can need the event
+            except RuntimeError:  # the loop was closed at this moment, so no task can handle the event
                 self._events.clear()
 
     def _start(self) -> None:
@@ -369,7 +373,7 @@ class _AsyncHandler:
                 self._loop.call_soon(self._start)
 
 
-def _awaited(callback: Callable[..., object]) -> Subscriber:
+def _async_subscriber(callback: Callable[..., object]) -> Subscriber:
     import asyncio  # here: programs without asyncio do not load it
 
     try:

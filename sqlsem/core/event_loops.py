@@ -1,4 +1,4 @@
-"""The event loops of a process, for one database: a driver for each, and threads for calls that block."""
+"""The event loops of this process that use one database: a driver for each, and threads for calls that block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class LoopDriver(Protocol):
     """Runs operations for one event loop (`sqlsem.aio.driver`)."""
 
-    #: Its idle sessions.
+    #: The idle sessions of this loop.
     idle: list[AsyncSession]
 
     def soon(self, call: Callable[[], object]) -> None:
@@ -30,11 +30,11 @@ class LoopDriver(Protocol):
         """Return the number of the task that this thread runs now; None outside of the loop."""
 
     def end(self) -> None:
-        """Release grants, withdraw requests and close sessions, as the loop can await nothing any more."""
+        """Release grants, cancel requests and close sessions without awaiting, because the loop has ended."""
 
 
 class EventLoops:
-    """The drivers, by event loop, and what they share."""
+    """The drivers by event loop, and the threads and permits that they share."""
 
     def __init__(self, member: Membership) -> None:
         self._member = member
@@ -43,8 +43,8 @@ class EventLoops:
         self.pools: dict[str, Pool] = {}
 
     def submit(self, pool: str, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Run a blocking call in a thread of a pool: 'calls' (one thread, for the main connection), 'waits' or 'others'
-        (a few threads each).
+        """Run a blocking call in a thread of a pool. The pools: 'calls' (one thread, for the main connection), 'waits'
+        and 'others' (a few threads each).
         """
         threads = self.pools.get(pool)
         if threads is None:
@@ -57,12 +57,12 @@ class EventLoops:
         try:
             return threads.submit(call, *arguments)
         except RuntimeError:
-            shutdown.stay_asleep()
-            self._member.main.require_open()  # closed this instant
+            shutdown.block_daemon_thread()
+            self._member.main.require_open()  # raises if the coordinator was closed at this moment
             raise
 
     def discard_closed_loops(self) -> None:
-        """End the drivers of closed event loops: release their grants, and withdraw their requests."""
+        """End the drivers of closed event loops: release their grants, and cancel their requests."""
         for loop in [loop for loop in list(self.drivers) if loop.is_closed()]:
             driver = self.drivers.pop(loop, None)
             if driver is not None:
@@ -74,7 +74,7 @@ class EventLoops:
         return next((number for number in numbers if number is not None), None)
 
     def close(self) -> None:
-        """End the threads, and schedule the end of each driver in its loop."""
+        """End the threads, and have each driver end in its loop."""
         with self._member.state_lock:
             pools = list(self.pools.values())
             self.pools.clear()

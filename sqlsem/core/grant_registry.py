@@ -1,8 +1,8 @@
 """The grants of this process, by thread or task and by resource.
 
-A grant leaves the registry exactly once: released, transferred (handed over) or marked as lost. An interrupt between
-any two instructions leaves the registry correct: acquisitions and releases are tokens in a set, and adding or removing
-a token twice is harmless. It relies on the membership for the rows in the database.
+A grant leaves the registry exactly once: when it is released, transferred (handed over) or marked as lost. An interrupt
+between any two instructions leaves the registry correct: acquisitions and releases are tokens in a set, and adding or
+removing a token twice is harmless. The registry relies on the membership for the rows in the database.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlsem.core.effects import Effects
 from sqlsem.core.event_bus import EventBus, TraceContext
 from sqlsem.core.membership import Membership
 from sqlsem.core.permits import Permit
-from sqlsem.core.threads import call_out, voice
+from sqlsem.core.threads import call_and_log, safe_logger
 from sqlsem.core.waiter_queues import Waiter
 from sqlsem.errors import Deadlock, LockLost, NotHeld, Unavailable
 from sqlsem.events import Behind, Granted, Lost, Released, meets
@@ -28,7 +28,7 @@ from sqlsem.model import READ, WRITE, Request, Ticket, monotonic
 
 __all__ = ["BaseGrant", "GrantRegistry", "GrantState", "HeldGrant", "LostCallback", "ReleaseToken", "release_later"]
 
-log = voice
+log = safe_logger
 
 #: At most this many grants of this process are examined to find the grants that block another of its requests.
 MAX_AHEAD = 64
@@ -38,20 +38,20 @@ LostCallback = Callable[[Any], object]
 
 
 class CommitRelease(Protocol):
-    """A release that follows the commit of the caller's transaction."""
+    """A release of a grant by the commit of the caller's transaction (`Grant.release_on_commit`)."""
 
     def stop(self) -> bool:
-        """Stop watching the transaction. Return True if the grant has been released by it."""
+        """Stop watching the transaction. Return True if its commit has released the grant."""
 
     def reenter(self, token: Permit) -> bool:
-        """Add an acquisition; the release then waits for its end. Return False if the grant has been released."""
+        """Add an acquisition, whose end the release then waits for. Return False if the grant has been released."""
 
     def add_marker(self, marker: str) -> None:
-        """Release when this marker is committed, too."""
+        """Release also when this marker is committed."""
 
 
 class ReleaseToken(Permit):
-    """The token of a release through the grant itself, which ends any one of its acquisitions."""
+    """The token of a release by `Grant.release`. It ends one of the grant's acquisitions, no matter which."""
 
     __slots__ = ()
 
@@ -101,12 +101,12 @@ class GrantState:
         self.tickets = tuple(tickets)
         self.caller = caller
         self.pid = os.getpid()
-        self.first_token = Permit()  # of the first acquisition
+        self.first_token = Permit()  # the token of the first acquisition
         self._acquisitions: dict[Permit, None] = {self.first_token: None}  # the latest last
         self._releases: set[Permit] = set()
         self.since = since  # when it was granted (`monotonic`)
         self.trace = trace
-        self.is_published = False  # True between its events `granted` and `released` or `lost`
+        self.is_published = False  # True after its event `granted`, until its event `released` or `lost`
         self.released = False
         self.handed_over = False  # True implies released
         self.is_unowned = False  # True: any thread may release it through its lock
@@ -128,7 +128,7 @@ class GrantState:
         return len(self._acquisitions) - len(self._releases)
 
     def has_token(self, token: Permit) -> bool:
-        """True until the acquisition with this token ends by itself."""
+        """True until the acquisition with this token is ended by this token (a release token may end it unnoticed)."""
         return token in self._acquisitions
 
     def reenter(self, token: Permit) -> bool:
@@ -140,8 +140,8 @@ class GrantState:
             return is_held
 
     def end_acquisition(self, by: Permit) -> bool:
-        """End the acquisition with this token, or any one if ``by`` is a `ReleaseToken`. Return True if none is left.
-        Idempotent.
+        """End the acquisition with this token; if ``by`` is a `ReleaseToken`, any one of the acquisitions. Return True
+        if none is left. Idempotent.
         """
         with self.registry.state_lock:
             if not isinstance(by, ReleaseToken):
@@ -151,8 +151,8 @@ class GrantState:
             return self.depth <= 0
 
     def release_token_for(self, caller: Caller) -> Permit:
-        """Return the token for a release through the grant. For the thread or task that holds it, that is the token of
-        its latest acquisition, so that the outer blocks keep the lock; for another one it is a new `ReleaseToken`.
+        """Return the token for `Grant.release`. For the thread or task that holds the grant, that is the token of the
+        latest acquisition, so that the outer blocks keep the lock. For any other caller it is a new `ReleaseToken`.
         """
         with self.registry.state_lock:
             if caller.number == self.caller.number and self._acquisitions and not self._releases:
@@ -161,7 +161,7 @@ class GrantState:
 
     @property
     def ended_early(self) -> bool:
-        """True if it was released or handed over, and not lost before: the end of its block has nothing to do."""
+        """True if the grant was released or handed over, and not lost: the end of its block then does nothing."""
         return self.released and self.why_lost is None
 
     def set_access(self, access: str) -> None:
@@ -169,14 +169,14 @@ class GrantState:
         self.requests = (dataclasses.replace(self.requests[0], access=access),)
 
     def mark_lost(self, why: str) -> None:
-        """Record that the lock is lost, and call the callbacks."""
+        """Record that the lock is lost, and call `loss_callbacks`."""
         self.why_lost = why
         # (Read after the reason is set: code that adds a callback first adds it, and then reads the reason.)
         for callback in tuple(self.loss_callbacks):
-            call_out("A callback for the loss of a lock", callback)  # an error must not stop the next callback
+            call_and_log("A callback for the loss of a lock", callback)  # an error must not stop the next callback
 
     def require_held(self) -> None:
-        """Raise `NotHeld` or `LockLost` unless it is held."""
+        """Raise `NotHeld` or `LockLost` unless the grant is held."""
         if self.pid != os.getpid():
             raise NotHeld(
                 f"The lock on {self.resource!r} was acquired by process {self.pid}, before it forked; "
@@ -317,8 +317,8 @@ class GrantRegistry:
         ]
 
     def reenter(self, held: HeldGrant[Any]) -> bool:
-        """Acquire a grant once more. Return False if its last acquisition has ended. (The caller has noted ``held``
-        before, and ends it when it is interrupted.)
+        """Add the acquisition ``held`` to its grant. Return False if the grant's last acquisition has ended. (The
+        caller stores ``held`` before this call, and ends it after an interrupt.)
         """
         state: GrantState = held.grant.state
         if state.commit_release is not None:
@@ -328,8 +328,9 @@ class GrantRegistry:
     def check_conflicts(
         self, requests: Sequence[Request], caller: Caller, reentrant: bool, timeout: float | None
     ) -> bool:
-        """Return True if a grant of the caller blocks the requests and ``timeout`` is 0; with another timeout raise
-        `Deadlock`. (A limit may have room for another grant of the same caller; the deadlock monitor finds the rest.)
+        """Check if a grant of the caller itself blocks the requests. If so, return True if ``timeout`` is 0, and else
+        raise `Deadlock`. (A limit may have room for a further grant of the same caller; if it has none, the deadlock
+        monitor finds out.)
         """
         for request in requests:
             for grant, held in self._held_of(caller, request.resource):
@@ -341,7 +342,7 @@ class GrantRegistry:
                 if held.access == READ and request.access == WRITE:
                     remedy = "make it the writer (grant.upgrade()), or release it first"
                 elif reentrant:
-                    remedy += " (which cannot turn what is held into more)"
+                    remedy += " (reentrant=True cannot enlarge a lock that is held)"
                 raise Deadlock(
                     f"This {caller.kind} already holds {held.describe()} (position {grant.positions[request.resource]})"
                     f" and would wait for itself; {remedy}",
@@ -350,7 +351,9 @@ class GrantRegistry:
         return False
 
     def requests_ahead(self, ticket: Ticket) -> list[Request]:
-        """Return the held requests for its resource with rows ahead of it, of the first `MAX_AHEAD` grants."""
+        """Return the requests of this process that hold the ticket's resource at positions ahead of it. Only the first
+        `MAX_AHEAD` grants are examined.
+        """
         with self.state_lock:
             return [
                 request
@@ -361,7 +364,7 @@ class GrantRegistry:
             ]
 
     def blocker_of(self, request: Request, position: int) -> Behind | None:
-        """Return the grant of this process that blocks a request at this position, or takes room from it."""
+        """Return a grant of this process that blocks a request at this position, or takes part of its limit."""
         with self.state_lock:
             for row, grant in itertools.islice(self._by_resource.get(request.resource, {}).items(), MAX_AHEAD):
                 state = grant.state
@@ -392,7 +395,9 @@ class GrantRegistry:
             yield from self.release_now(grant, by)
 
     def release_now(self, grant: BaseGrant, by: Permit, discarded: Callable[[], None] | None = None) -> Effects[None]:
-        """Release as `release` does, but keep a release on commit. Calls ``discarded`` once the grant is removed."""
+        """Release as `release` does, but without stopping a release on commit. Calls ``discarded`` when the grant is
+        removed from the registry.
+        """
         state = grant.state
         if state.pid != os.getpid() or (state.released and state.why_lost is None):
             state.require_held()
@@ -409,7 +414,7 @@ class GrantRegistry:
                     self.publish_lost(state)
                 elif self._event_bus.subscribers["released"] or log.isEnabledFor(logging.DEBUG):
                     self.publish_released(state)
-            elif len(state.tickets) > 1:  # one of its rows was lost: the next heartbeat releases the others
+            elif len(state.tickets) > 1:  # one row of several was lost: the next heartbeat releases the others
                 self._member.discard(state.tickets)
                 self._member.request_cleanup()
         except BaseException:
@@ -417,7 +422,7 @@ class GrantRegistry:
                 self.release_later(grant)
             raise
         if state.why_lost is not None:
-            shutdown.stay_asleep()
+            shutdown.block_daemon_thread()
             state.require_held()
 
     def _release_row(self, ticket: Ticket, state: GrantState) -> Effects[None]:
@@ -428,7 +433,7 @@ class GrantRegistry:
             if not existed:
                 why = "its row was removed before it was released"
         except Unavailable as exc:
-            self._member.discard([ticket])  # the next heartbeat removes it
+            self._member.discard([ticket])  # the next heartbeat removes the row
             why = f"it could not be released in time ({exc})"
         if why is not None:
             state.mark_lost(why)
@@ -481,19 +486,21 @@ class GrantRegistry:
         """Publish `granted` for each row. ``waiters``: the rows that had to wait, by position."""
         for request, ticket in zip(state.requests, state.tickets, strict=True):
             waiter = waiters.get(ticket.position)
-            about = self._event_bus.common_fields(request, ticket.position, state.caller)
+            fields = self._event_bus.common_fields(request, ticket.position, state.caller)
             behind = None if waiter is None else waiter.behind
-            event = Granted(**about, waited=waited, at_once=not waiters, behind=behind)
+            event = Granted(**fields, waited=waited, at_once=not waiters, behind=behind)
             self._event_bus.publish(event, state.trace)
 
     def publish_released(self, state: GrantState) -> None:
-        """Publish `released`, unless its end was published before."""
+        """Publish `released`, unless the end of the grant was published before."""
         if state.is_published and state.why_lost is None:
             state.is_published = False
             self._publish(Released, state, held=monotonic() - state.since)
 
     def close(self, why: str) -> None:
-        """Mark all grants as ended by the release of the member; a later use of one says ``why``."""
+        """Mark all grants lost, because the member was deregistered, and publish `released` for them. A later use of
+        one raises an error with the reason ``why``.
+        """
         for grant in self.mark_lost(None, why):
             if grant.state.is_published:
                 grant.state.is_published = False
@@ -506,8 +513,8 @@ class GrantRegistry:
 
     def _publish(self, event: type[Released | Lost], state: GrantState, **more: Any) -> None:
         for request, ticket in zip(state.requests, state.tickets, strict=True):
-            about = self._event_bus.common_fields(request, ticket.position, state.caller)
-            self._event_bus.publish(event(**about, **more), state.trace)
+            fields = self._event_bus.common_fields(request, ticket.position, state.caller)
+            self._event_bus.publish(event(**fields, **more), state.trace)
 
     # -- losses -------------------------------------------------------------------------------------------------
 

@@ -19,14 +19,14 @@ from sqlsem.core.handover import TTL_SECONDS, handing_over
 from sqlsem.core.permits import Permit
 from sqlsem.core.rate_grants import adjusting, rate_of
 from sqlsem.core.release_on_commit import leaving, placed
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.engines.base import Replaced
 from sqlsem.errors import Unavailable
 from sqlsem.model import Duration
 
 __all__ = ["Grant", "asserting", "checking", "release_grant"]
 
-log = voice
+log = safe_logger
 
 
 def checking(client: DatabaseClient, state: GrantState) -> Effects[None]:

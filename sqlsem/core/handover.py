@@ -12,7 +12,7 @@ from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import Call, Effects
 from sqlsem.core.grant_registry import BaseGrant, GrantState, LostCallback
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.transfers import TransferSession
 from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
@@ -20,7 +20,7 @@ from sqlsem.model import Duration, Request, Ticket, check_duration, check_name, 
 
 __all__ = ["LONGEST_TOKEN", "TTL_SECONDS", "Adoption", "check_token", "handing_over"]
 
-log = voice
+log = safe_logger
 G = TypeVar("G", bound=BaseGrant)
 
 #: The default time for which a lock waits to be adopted.
@@ -154,7 +154,7 @@ def _lose(client: DatabaseClient, state: GrantState, why: str) -> None:
 
 
 class Adoption(Generic[G]):
-    """One adoption; an `Operation`. For its arguments see `Acquisition`."""
+    """One adoption; a `RevertibleOperation`. For its arguments see `Acquisition`."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ import tenacity
 
 from sqlsem import runtime
 from sqlsem.core import shutdown
-from sqlsem.core.threads import foreign_place, voice
+from sqlsem.core.threads import program_location, safe_logger
 from sqlsem.engines.base import (
     AdaptiveTimeout,
     Busy,
@@ -41,7 +41,7 @@ from sqlsem.model import Ticket, monotonic
 
 __all__ = ["ConnectionOwner", "MainConnection", "unavailable"]
 
-log = voice
+log = safe_logger
 T = TypeVar("T")
 
 #: The least seconds before a statement is given up, however short the grace: a slow server is not dead.
@@ -276,7 +276,7 @@ class MainConnection:
             step: FrameType | None = frame
             while step is not None:
                 if step.f_code in HOLDING and step.f_locals.get("self") is self:
-                    return foreign_place(frame)
+                    return program_location(frame)
                 step = step.f_back
         return None
 

@@ -40,14 +40,14 @@ from sqlsem.core.effects import Call, Effects
 from sqlsem.core.main_connection import MainConnection
 from sqlsem.core.permits import Permit, PermitPool
 from sqlsem.core.retention import RetentionCleaner
-from sqlsem.core.threads import ShouldContinue, SupervisedThread, restart_ended, voice, when_all
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, restart_ended, safe_logger, when_all
 from sqlsem.engines.base import Busy, Disconnected, Engine, Session
 from sqlsem.errors import SqlsemError
 from sqlsem.model import Ticket, monotonic
 
 __all__ = ["Membership", "MembershipOwner"]
 
-log = voice
+log = safe_logger
 T = TypeVar("T")
 
 #: Seconds that threads get to end when a coordinator is closed.
@@ -167,7 +167,7 @@ class Membership:
         self._retention = RetentionCleaner(engine, self.main, self._heartbeat_interval / 3)
         self._runtime = runtime.current()
         self.heartbeat_thread = SupervisedThread(
-            "sqlsem-heartbeat", self._run_heartbeat, self.closing, vital=True, behind=self.main.stuck_location
+            "sqlsem-heartbeat", self._run_heartbeat, self.closing, vital=True, blocked_at=self.main.stuck_location
         )
         self.watchdog = SupervisedThread("sqlsem-watchdog", self._run_watchdog, self.closing, vital=True)
         self._tolerance = max(LATE_SECONDS, self._heartbeat_interval * 0.75)  # how late a thread may be
@@ -318,11 +318,11 @@ class Membership:
             with self._heartbeat_recorded:
                 self._heartbeat_recorded.notify_all()
 
-    def _run_heartbeat(self, goes_on: ShouldContinue) -> None:
+    def _run_heartbeat(self, should_continue: ShouldContinue) -> None:
         if self.has_any():
             self.wake_heartbeat()  # at once: the previous thread may have ended when one was due
         seen = 0
-        while goes_on():
+        while should_continue():
             # Rest only after a whole interval without activity, so that a busy process is not woken at every lock.
             self._resting = seen == self._activity
             held = (
@@ -348,7 +348,7 @@ class Membership:
             if rested and not self._heartbeat_now and (woken or was_used):
                 continue
             self._heartbeat_now = False
-            self.watchdog.mend()
+            self.watchdog.repair()
             if self.main.replaced_because is not None:
                 continue  # everything is lost, and nothing of it can be released
             try:
@@ -451,8 +451,8 @@ class Membership:
                 self.call("release", release, 0.0)
         self.discard(())
 
-    def _run_watchdog(self, goes_on: ShouldContinue) -> None:
-        while goes_on():
+    def _run_watchdog(self, should_continue: ShouldContinue) -> None:
+        while should_continue():
             pause = max(0.01, min(self._seconds_until_uncertain(), self._heartbeat_interval))
             if self.heartbeat_thread.is_suspect:
                 pause = min(pause, SUSPECT_SECONDS)
@@ -460,7 +460,7 @@ class Membership:
             if self.closing.wait(pause):
                 return
             self.watchdog.due = monotonic() + VERIFY_SECONDS + self._tolerance
-            stuck = self.heartbeat_thread.mend()
+            stuck = self.heartbeat_thread.repair()
             restart_ended()
             if stuck or (not self.heartbeat_thread.runs and self.is_uncertain()):
                 self.verify(heartbeat_stopped=True)

@@ -1,4 +1,4 @@
-"""A thread that checks the database from time to time, for as long as this process needs it."""
+"""A base of threads that check the database at regular intervals, for as long as this process needs it."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import abc
 from typing import ClassVar
 
 from sqlsem.core.membership import Membership
-from sqlsem.core.threads import ShouldContinue, SupervisedThread, voice
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, safe_logger
 from sqlsem.core.wait_pool import WaitConnectionPool
 from sqlsem.engines.base import Session
 from sqlsem.errors import SqlsemError
 
 __all__ = ["Monitor"]
 
-log = voice
+log = safe_logger
 
-#: Seconds for which an answer may be awaited.
+#: Seconds for which the thread waits for an answer.
 ANSWER_SECONDS = 15.0
 #: Seconds that the thread gets to end when a coordinator is closed.
 CLOSE_SECONDS = 0.5
 
 
 class Monitor(abc.ABC):
-    """A monitor with a connection of its own, as the main connection has to be free for heartbeats.
+    """A thread that checks the database on a connection of its own: the main connection has to be free for heartbeats.
 
-    The state lock guards what is monitored; `begin` and `is_needed` are called with it held.
+    The state lock guards the objects that a monitor watches. Call `begin` and `is_needed` with the lock held.
     """
 
     #: The thread's name, the seconds between two checks, and what it checks for (``deadlocks``).
     name: ClassVar[str]
-    every: ClassVar[float]
-    what: ClassVar[str]
+    interval: ClassVar[float]
+    purpose: ClassVar[str]
 
     def __init__(self, member: Membership, wait_pool: WaitConnectionPool) -> None:
         self.member = member
@@ -41,7 +41,7 @@ class Monitor(abc.ABC):
 
     @abc.abstractmethod
     def is_needed(self) -> bool:
-        """Return True if there is something left to check."""
+        """Return True while there is something to check."""
 
     @abc.abstractmethod
     def check(self, session: Session) -> None:
@@ -53,15 +53,15 @@ class Monitor(abc.ABC):
             try:
                 self.thread.begin()
             except RuntimeError as exc:  # no more threads, or this process is ending
-                log.warning("Cannot start the thread that checks for %s, retrying: %s", self.what, exc)
+                log.warning("Cannot start the thread that checks for %s, retrying: %s", self.purpose, exc)
 
-    def run(self, goes_on: ShouldContinue) -> None:
-        """Check until the monitor is not needed any more. Runs in the thread."""
+    def run(self, should_continue: ShouldContinue) -> None:
+        """Check at each interval until the monitor is no longer needed. Runs in the thread."""
         while True:
-            self.member.closing.wait(self.every)
+            self.member.closing.wait(self.interval)
             with self.state_lock:
-                if not goes_on() or not self.is_needed():
-                    # Under the lock: the next `begin` starts a new thread.
+                if not should_continue() or not self.is_needed():
+                    # Under the lock, so that the next `begin` sees that it must start a thread.
                     session, self._session = self._session, None
                     self.thread.stop_supervising()
                     break
@@ -74,8 +74,8 @@ class Monitor(abc.ABC):
                     self.check(self._session)
             except Exception as exc:
                 if not self.member.closing.is_set():
-                    known = isinstance(exc, SqlsemError)
-                    log.warning("Cannot check for %s, retrying: %s", self.what, exc, exc_info=not known)
+                    is_ours = isinstance(exc, SqlsemError)
+                    log.warning("Cannot check for %s, retrying: %s", self.purpose, exc, exc_info=not is_ours)
                 session, self._session = self._session, None
                 if session is not None:
                     session.close()
@@ -87,5 +87,5 @@ class Monitor(abc.ABC):
         self.thread.join(CLOSE_SECONDS)
 
     def sessions(self) -> list[Session]:
-        """Return its open connection. (For a forked child.)"""
+        """Return the open connection, if there is one. (For a forked child.)"""
         return [] if self._session is None else [self._session]

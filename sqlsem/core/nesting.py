@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from sqlsem import deadlocks
 from sqlsem.core.effects import Call, Effects
 from sqlsem.core.grant_registry import GrantState
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.deadlocks import Edge, Found, Row, Step
 from sqlsem.engines.base import Session
 from sqlsem.errors import Deadlock, Unavailable
@@ -26,7 +26,7 @@ from sqlsem.model import Entry, Request
 
 __all__ = ["HELD", "Held", "ParentLocks", "environment_value", "find_deadlock", "inherited", "refuse"]
 
-log = voice
+log = safe_logger
 
 #: The environment variable with the locks of the parents, the innermost last.
 HELD = "SQLSEM_HELD"

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from sqlsem.core.change_counter import ChangeCounter
 from sqlsem.core.permits import Permit, PermitPool
-from sqlsem.core.threads import ShouldContinue, SupervisedThread, voice
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, safe_logger
 from sqlsem.engines.base import Engine, Session
 from sqlsem.errors import SqlsemError
 
 __all__ = ["NotificationListener"]
 
-log = voice
+log = safe_logger
 
 #: Seconds between two attempts to listen, and seconds that one call listens.
 AGAIN_SECONDS, HEAR_SECONDS = 1.0, 5.0
@@ -64,8 +64,8 @@ class NotificationListener:
             session.interrupt()
         self._thread.join(CLOSE_SECONDS)
 
-    def _listen(self, goes_on: ShouldContinue) -> None:
-        while goes_on():
+    def _listen(self, should_continue: ShouldContinue) -> None:
+        while should_continue():
             try:
                 self._session = session = self._engine.connect("listen")
                 try:

@@ -12,7 +12,7 @@ from sqlsem import deadlocks
 from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import NO_CONNECTION, Call, Effects, WaitFor
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.core.waiter_queues import Waiter
 from sqlsem.engines.base import Busy, Disconnected, Session
 from sqlsem.errors import Deadlock
@@ -20,7 +20,7 @@ from sqlsem.model import monotonic
 
 __all__ = ["SLICE_SECONDS", "SUSPECT_SLICE_SECONDS", "WaitingOperation"]
 
-log = voice
+log = safe_logger
 
 #: The longest single wait in the database. With 4 s, a waiter costs less than one statement a second, heartbeats
 #: included. A longer wait would delay the effect of an operator's new limit, which no notification announces.

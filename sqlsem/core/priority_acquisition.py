@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlsem.core.acquire import Acquisition, G
 from sqlsem.core.effects import Call, Effects, Sleep
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.core.waiter_queues import Waiter
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.priorities import PriorityAnswer, PrioritySession
@@ -23,7 +23,7 @@ from sqlsem.model import Request, Ticket
 
 __all__ = ["PriorityAcquisition", "acquisition_class"]
 
-log = voice
+log = safe_logger
 
 #: The pause between polls as a share of the time waited, with its bounds in seconds. The pause grows with the number
 #: of requests ahead.
@@ -37,7 +37,7 @@ BEHIND_SECONDS = 30.0
 
 
 class PriorityAcquisition(Acquisition[G]):
-    """One acquisition by a request with a priority; an `Operation`."""
+    """One acquisition by a request with a priority; a `RevertibleOperation`."""
 
     _waiter: Waiter | None = None
 

@@ -21,7 +21,7 @@ from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import Call, Effects, Sleep
 from sqlsem.core.grant_registry import BaseGrant, GrantState, HeldGrant, ReleaseToken
 from sqlsem.core.rate_grants import BaseRateGrant, giving_back
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.engines.base import Busy, Disconnected, Session
 from sqlsem.engines.rates import RateSession
 from sqlsem.errors import LockLost, SqlsemError
@@ -31,7 +31,7 @@ from sqlsem.model_rates import AHEAD_MS, RateAnswer, RateDemand, RateRequest, Ra
 
 __all__ = ["RateAcquisition", "RateGroupAcquisition", "split"]
 
-log = voice
+log = safe_logger
 G = TypeVar("G", bound=BaseGrant)
 R = TypeVar("R", bound=BaseRateGrant)
 
@@ -112,7 +112,7 @@ def _batches_of(client: DatabaseClient) -> _BatchRegistry:
 
 
 class RateAcquisition(Generic[R]):
-    """One take from a rate; an `Operation`.
+    """One take from a rate; a `RevertibleOperation`.
 
     Concurrent requests of one process for one rate form a batch. While the leader's call waits for the main connection,
     further requests join; the call takes for all of them. Each member gets a slot in the near future, and sleeps until
@@ -422,8 +422,9 @@ def _takes_batches(client: DatabaseClient) -> bool:
 
 
 class RateGroupAcquisition(Generic[G, R]):
-    """Locks, and then, while they are held, rates; an `Operation`. If the time is up before everything is acquired, all
-    of it is released. (A request that is first in a rate's queue never waits for a lock, so no deadlock arises.)
+    """Locks, and then, while they are held, rates; a `RevertibleOperation`. If the time is up before everything is
+    acquired, all of it is released. (A request that is first in a rate's queue never waits for a lock, so no deadlock
+    arises.)
     """
 
     def __init__(

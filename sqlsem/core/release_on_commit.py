@@ -20,14 +20,14 @@ from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.core.effects import Call, run_generator
 from sqlsem.core.grant_registry import BaseGrant, ReleaseToken
 from sqlsem.core.permits import Permit
-from sqlsem.core.threads import ShouldContinue, SupervisedThread, voice
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, safe_logger
 from sqlsem.engines.base import Session
 from sqlsem.engines.commit_release import CommitReleaseSession
 from sqlsem.errors import ConfigurationError, SqlsemError
 
 __all__ = ["ReleaseOnCommit", "elsewhere", "here", "leaving", "placed"]
 
-log = voice
+log = safe_logger
 
 #: Seconds between two checks for the commit: at first, and at most.
 FIRST_SECONDS, LONGEST_SECONDS = 0.005, 0.25
@@ -112,10 +112,10 @@ class ReleaseOnCommit:
             self._parted.wait()  # (set before the call of the database)
         return left
 
-    def _watch(self, goes_on: ShouldContinue) -> None:
+    def _watch(self, should_continue: ShouldContinue) -> None:
         client, closing = self._client, self._client.member.closing
         for pause in backoff_delays(first=FIRST_SECONDS, longest=LONGEST_SECONDS):
-            if closing.wait(pause) or not goes_on():
+            if closing.wait(pause) or not should_continue():
                 return
             state = self._grant.state
             if self._settled or state.released or state.why_lost is not None:

@@ -1,5 +1,7 @@
-"""The end of the interpreter, when Python stops daemon threads at any line; and the end of a child of
-`multiprocessing`, which calls `os._exit`, so that no `atexit` callback runs.
+"""Runs calls at the end of the interpreter, and keeps daemon threads from harming it.
+
+At that time Python stops daemon threads at any line. A child of `multiprocessing` ends by `os._exit`, so that no
+`atexit` callback runs: there the calls are finalizers of `multiprocessing.util`.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ import sys
 import threading
 from collections.abc import Callable
 
-__all__ = ["at_end", "begin", "has_begun", "stay_asleep", "watch_child"]
+__all__ = ["at_end", "begin", "block_daemon_thread", "has_begun", "watch_child"]
 
-#: Our priority at the end of a child of `multiprocessing`: after all finalizers of programs, and after its children.
+#: The priority of our finalizer in a child of `multiprocessing`: it runs after those of programs, and after the child's
+#: own children have ended.
 CHILD_PRIORITY = -1000
 
 _ending = False
@@ -21,7 +24,7 @@ _watched: int | None = None  # the process for which `watch_child` has run
 
 
 def at_end(call: Callable[[], object]) -> Callable[[], object]:
-    """Register a call for the end of this process, and of each forked child that has called `watch_child`."""
+    """Register a call for the end of this process, and for that of each forked child that has called `watch_child`."""
     _calls.append(call)
     return atexit.register(call)
 
@@ -29,14 +32,14 @@ def at_end(call: Callable[[], object]) -> Callable[[], object]:
 def watch_child() -> None:
     """Register the calls of `at_end` for the end of this process, if it is a child of `multiprocessing`. Idempotent.
 
-    Called late, as a child discards finalizers that were registered before it began to run.
+    Call it late: a child discards the finalizers that were registered before it began to run.
     """
     global _watched
     if _watched == os.getpid():
         return
     _watched = os.getpid()
-    util, client = sys.modules.get("multiprocessing.util"), sys.modules.get("multiprocessing.process")
-    if util is not None and client is not None and client.parent_process() is not None:
+    util, process = sys.modules.get("multiprocessing.util"), sys.modules.get("multiprocessing.process")
+    if util is not None and process is not None and process.parent_process() is not None:
         util.Finalize(None, _end_child, exitpriority=CHILD_PRIORITY)
 
 
@@ -60,9 +63,9 @@ def has_begun() -> bool:
     return _ending
 
 
-def stay_asleep() -> None:
-    """Block daemon threads at the end of the interpreter: if Python stops a daemon thread while it writes to standard
-    error, the whole process aborts.
+def block_daemon_thread() -> None:
+    """At the end of the interpreter, block the calling thread for ever if it is a daemon. If Python stops a daemon
+    thread while it writes to standard error, the whole process aborts.
     """
     if _ending and threading.current_thread().daemon:
         threading.Event().wait()

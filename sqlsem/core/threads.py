@@ -1,7 +1,7 @@
 """Starts all threads of this package, and calls the program's callbacks in them.
 
 A thread may end at any moment: the program's code in it (a callback, a log handler, a finalizer) may raise, another
-thread may set an exception in it, or memory may run out. So each thread is supervised:
+thread may raise an exception in it, or memory may run out. So each thread is supervised:
 
 `SupervisedThread`
     a thread that is needed until its job returns. If the thread ends in any other way, the error is logged at ERROR,
@@ -11,10 +11,11 @@ thread may set an exception in it, or memory may run out. So each thread is supe
 `spawn`
     a thread for one call. An exception in the call is logged at ERROR.
 
-`call_out` calls a callback of the program in a thread of this package. It logs any exception, and does not raise it.
+`call_and_log` calls a callback of the program in a thread of this package. It logs any exception, and does not raise
+it.
 
 *Vital* threads detect the loss of locks. They call no code of the program at all, as that code might block: other
-threads write their log records (`Voice`).
+threads write their log records (`SafeLogger`).
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from sqlsem.core import shutdown
 
 __all__ = [
     "Pool",
+    "SafeLogger",
     "ShouldContinue",
     "SupervisedThread",
-    "Voice",
-    "call_out",
-    "foreign_place",
-    "hush",
+    "call_and_log",
+    "flush_log",
     "is_vital",
+    "program_location",
     "restart_ended",
+    "safe_logger",
     "spawn",
     "spawn_in_handler",
-    "voice",
     "when_all",
 ]
 
@@ -57,27 +58,28 @@ T = TypeVar("T")
 
 #: Returns True while a job should go on; the job calls it again and again.
 ShouldContinue = Callable[[], bool]
-#: Seconds before a job that raised begins again in the same thread: at first, and at most.
+#: Seconds before a job that raised begins again in the same thread: after the first error, and at most.
 AGAIN_SECONDS, LONGEST_SECONDS = 0.02, 1.0
 #: Packages, beside the standard library and this one, in which our threads wait. All other code is the program's.
 DRIVERS = frozenset(
     {"gevent", "greenlet", "mssql_python", "psycopg", "psycopg_binary", "psycopg_c", "pyodbc", "tenacity"}
 )
-#: At most this many log records wait to be written; further ones are dropped.
+#: At most this many log records wait to be written; further records are dropped.
 MAX_UNSAID = 1000
 #: A stuck job is moved to another thread at most this often, unless it makes progress in between.
 MAX_REPLACED = 3
 #: Seconds after which an idle thread of a pool ends.
 IDLE_SECONDS = 30.0
 
-_mine = threading.local()
-_guard = threading.Lock()  # of `_all`
+_thread_state = threading.local()
+_all_lock = threading.Lock()  # guards `_all`
 _all: weakref.WeakSet[SupervisedThread] = weakref.WeakSet()
 
 
-class Voice:
-    """The log. A log handler is the program's code: it may block, and raise anything. So another thread writes the
-    records of vital threads. (In virtual time they are written at once: no thread of one run may serve another run.)
+class SafeLogger:
+    """A logger that vital threads may use. A log handler is the program's code: it may block, and raise anything. So
+    another thread writes the records of vital threads. (In a simulation, with virtual time, each thread writes its
+    records itself, because no thread may serve two simulations.)
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -85,34 +87,34 @@ class Voice:
         self.isEnabledFor = logger.isEnabledFor  # (No method around it: each lock calls it several times.)
         self._pool: Pool | None = None
 
-    def log(self, level: int, words: str, *arguments: object, extra: Mapping[str, object] | None = None) -> None:
+    def log(self, level: int, template: str, *arguments: object, extra: Mapping[str, object] | None = None) -> None:
         """Log at this level, as a logger does."""
-        self._say(level, words, arguments, extra=extra)
+        self._write(level, template, arguments, extra=extra)
 
-    def debug(self, words: str, *arguments: object) -> None:
+    def debug(self, template: str, *arguments: object) -> None:
         """Log at DEBUG, as a logger does."""
-        self._say(logging.DEBUG, words, arguments)
+        self._write(logging.DEBUG, template, arguments)
 
-    def info(self, words: str, *arguments: object) -> None:
+    def info(self, template: str, *arguments: object) -> None:
         """Log at INFO, as a logger does."""
-        self._say(logging.INFO, words, arguments)
+        self._write(logging.INFO, template, arguments)
 
-    def warning(self, words: str, *arguments: object, exc_info: bool = False) -> None:
+    def warning(self, template: str, *arguments: object, exc_info: bool = False) -> None:
         """Log at WARNING, as a logger does."""
-        self._say(logging.WARNING, words, arguments, exc_info)
+        self._write(logging.WARNING, template, arguments, exc_info)
 
-    def error(self, words: str, *arguments: object, exc_info: bool = False) -> None:
+    def error(self, template: str, *arguments: object, exc_info: bool = False) -> None:
         """Log at ERROR, as a logger does."""
-        self._say(logging.ERROR, words, arguments, exc_info)
+        self._write(logging.ERROR, template, arguments, exc_info)
 
-    def exception(self, words: str, *arguments: object) -> None:
+    def exception(self, template: str, *arguments: object) -> None:
         """Log at ERROR with the current exception, as a logger does."""
-        self._say(logging.ERROR, words, arguments, True)
+        self._write(logging.ERROR, template, arguments, True)
 
-    def _say(
+    def _write(
         self,
         level: int,
-        words: str,
+        template: str,
         arguments: tuple[object, ...],
         exc_info: bool = False,
         extra: Mapping[str, object] | None = None,
@@ -121,34 +123,34 @@ class Voice:
         if not logger.isEnabledFor(level):
             return
         if not is_vital() or runtime.current() is not runtime.THREADS:
-            logger.log(level, words, *arguments, exc_info=exc_info, extra=extra, stacklevel=3)
+            logger.log(level, template, *arguments, exc_info=exc_info, extra=extra, stacklevel=3)
             return
         file, line, function, stack = logger.findCaller(False, 3)
         failure = sys.exc_info() if exc_info else None
-        record = logger.makeRecord(logger.name, level, file, line, words, arguments, failure, function, extra, stack)
+        record = logger.makeRecord(logger.name, level, file, line, template, arguments, failure, function, extra, stack)
         if self._pool is None:
             self._pool = Pool("sqlsem-log", 1, patient=True)
-        if self._pool.behind < MAX_UNSAID:
+        if self._pool.backlog < MAX_UNSAID:
             self._pool.submit(call_quietly, logger.handle, record)
 
-    def forget(self) -> None:
-        """Discard the records that are not written yet: in a forked child, its parent writes them."""
+    def discard(self) -> None:
+        """Discard the records that are not written yet. (In a forked child: its parent writes them.)"""
         self._pool = None
 
-    def hush(self, seconds: float) -> None:
+    def flush(self, seconds: float) -> None:
         """Wait until all records are written, at most this long."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close(seconds)
 
 
-#: The log of all modules with code that runs in vital threads.
-voice = Voice(logging.getLogger("sqlsem"))
+#: The logger of all modules with code that runs in vital threads.
+safe_logger = SafeLogger(logging.getLogger("sqlsem"))
 
 
-def hush(seconds: float) -> None:
-    """Wait until the records of vital threads are written, at most this long."""
-    voice.hush(seconds)
+def flush_log(seconds: float) -> None:
+    """Wait until the log records of vital threads are written, at most this long."""
+    safe_logger.flush(seconds)
 
 
 def call_quietly(call: Callable[..., object], *arguments: object) -> None:
@@ -157,13 +159,13 @@ def call_quietly(call: Callable[..., object], *arguments: object) -> None:
         call(*arguments)
 
 
-def _report(words: str, *arguments: object, exc_info: bool = True) -> None:
+def _report(template: str, *arguments: object, exc_info: bool = True) -> None:
     """Log at ERROR, and ignore any failure to do so."""
-    shutdown.stay_asleep()
-    call_quietly(functools.partial(voice.error, words, *arguments, exc_info=exc_info))
+    shutdown.block_daemon_thread()
+    call_quietly(functools.partial(safe_logger.error, template, *arguments, exc_info=exc_info))
 
 
-def call_out(what: str, callback: Callable[..., object], *arguments: object) -> None:
+def call_and_log(what: str, callback: Callable[..., object], *arguments: object) -> None:
     """Call a callback of the program. Log any exception at ERROR, also `SystemExit`, an interrupt or a cancellation."""
     try:
         callback(*arguments)
@@ -175,42 +177,42 @@ def call_out(what: str, callback: Callable[..., object], *arguments: object) -> 
 
 def spawn(job: Callable[[], object], name: str) -> runtime.Thread:
     """Start a thread for one call. Raises `RuntimeError` if no thread can be started."""
-    thread = runtime.current().thread(functools.partial(call_out, f"The thread {name}", job), name)
+    thread = runtime.current().thread(functools.partial(call_and_log, f"The thread {name}", job), name)
     thread.start()
     return thread
 
 
 def spawn_in_handler(job: Callable[[], object], name: str) -> None:
-    """As `spawn`, for signal handlers. The signal may have interrupted this thread while it was starting another one;
-    `threading` would then wait for a lock that this thread itself holds.
+    """Start a thread for one call, in a signal handler. The signal may have interrupted this thread while it started
+    another thread: then `threading` would wait for a lock that this thread holds.
     """
-    _thread.start_new_thread(call_out, (f"The thread {name}", job))
+    _thread.start_new_thread(call_and_log, (f"The thread {name}", job))
 
 
 def when_all(done: Sequence[Future[None]], call: Callable[[], object]) -> None:
-    """Call ``call`` when all of these are done."""
+    """Call ``call`` when all of these futures are done."""
 
-    def look(_: Future[None]) -> None:
+    def check(_: Future[None]) -> None:
         if all(future.done() for future in done):
             call()
 
     for future in done:
-        future.add_done_callback(look)
+        future.add_done_callback(check)
 
 
 def is_vital() -> bool:
     """Return True in a vital thread, which must not wait for the program's code."""
-    return bool(runtime.namespace(_mine).get("vital"))
+    return bool(runtime.namespace(_thread_state).get("vital"))
 
 
 def restart_ended() -> None:
-    """Restart all supervised jobs that are still needed though their thread has ended."""
-    here = runtime.current()
-    with _guard:
-        known = list(_all)
-    for kept in known:
-        if kept.runtime is here:
-            kept.restart_ended()
+    """Start new threads for all supervised jobs that are still needed and whose thread has ended."""
+    current = runtime.current()
+    with _all_lock:
+        threads = list(_all)
+    for thread in threads:
+        if thread.runtime is current:
+            thread.restart_ended()
 
 
 class SupervisedThread:
@@ -222,7 +224,8 @@ class SupervisedThread:
             has moved to another thread, or is not needed any more.
         closing: Set when the job is not needed any more.
         vital: True for a thread that detects the loss of locks.
-        behind: Returns the place in the program's code of a thread that this one waits for; None if there is none.
+        blocked_at: Returns the line of the program at which a thread stands that this one waits for; None if there is
+            none.
 
     Attributes:
         due: The time (`monotonic`) by which the job must set `due` anew; infinity if it may take any time.
@@ -236,7 +239,7 @@ class SupervisedThread:
         closing: threading.Event | None = None,
         *,
         vital: bool = False,
-        behind: Callable[[], str | None] = lambda: None,
+        blocked_at: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.name = name
         self.runtime = runtime.current()
@@ -245,24 +248,24 @@ class SupervisedThread:
         self._job = job
         self._closing = closing or self.runtime.event()
         self._vital = vital
-        self._behind = behind
+        self._blocked_at = blocked_at
         self._starting = threading.Lock()
         self._thread: runtime.Thread | None = None
-        self._turn: object | None = None  # identifies the run of the current thread; None: not needed
+        self._run_id: object | None = None  # identifies the current thread's run of the job; None: not needed
         self._suspected = -math.inf  # the value of `due` at which the thread was last found to be late
-        with _guard:
+        with _all_lock:
             _all.add(self)
 
     @property
     def needed(self) -> bool:
-        """True while the job has been started and not returned."""
-        return self._turn is not None
+        """True from the start of the job until it returns."""
+        return self._run_id is not None
 
     @property
     def runs(self) -> bool:
         """True while a living thread runs the job."""
         thread = self._thread
-        return self._turn is not None and thread is not None and thread.is_alive()
+        return self._run_id is not None and thread is not None and thread.is_alive()
 
     @property
     def thread(self) -> runtime.Thread | None:
@@ -281,7 +284,7 @@ class SupervisedThread:
 
     def stop_supervising(self) -> None:
         """Declare the thread unneeded, called by the job as it ends. The next `begin` starts another thread."""
-        self._turn = None
+        self._run_id = None
 
     def replace(self) -> None:
         """Move the job to a new thread. Raises `RuntimeError` if none can be started."""
@@ -289,73 +292,76 @@ class SupervisedThread:
             self._start()
 
     def _start(self) -> None:
-        turn = object()
-        thread = self.runtime.thread(functools.partial(self._run, turn), self.name)
-        self._turn, self._thread, self.due = turn, thread, math.inf
+        run_id = object()
+        thread = self.runtime.thread(functools.partial(self._run, run_id), self.name)
+        self._run_id, self._thread, self.due = run_id, thread, math.inf
         thread.start()
 
-    def _run(self, turn: object) -> None:
+    def _run(self, run_id: object) -> None:
         """Run the job in this thread, again and again until it returns."""
-        runtime.namespace(_mine)["vital"] = self._vital
+        runtime.namespace(_thread_state)["vital"] = self._vital
         pause = AGAIN_SECONDS
-        while self._turn is turn:
+        while self._run_id is run_id:
             try:
-                self._job(lambda: self._turn is turn and not self._closing.is_set())
-                if self._turn is turn:
-                    self._turn = None
+                self._job(lambda: self._run_id is run_id and not self._closing.is_set())
+                if self._run_id is run_id:
+                    self._run_id = None
                 return
             except self.runtime.ends:
                 raise
             except BaseException:
                 if self._closing.is_set():
                     return
-                _report("The thread %s was broken off; it begins again", self.name)
+                _report("The thread %s failed; it begins again", self.name)
             self._closing.wait(pause)
             pause = min(2 * pause, LONGEST_SECONDS)
 
     def restart_ended(self) -> None:
         """Start a new thread if the job is needed and its thread has ended."""
-        if self._turn is None or self.runs or self._closing.is_set():
+        if self._run_id is None or self.runs or self._closing.is_set():
             return
         failure = None
         with self._starting:
-            if self._turn is None or self.runs:
+            if self._run_id is None or self.runs:
                 return
             try:
                 self._start()
             except RuntimeError as exc:
                 failure = exc
         if failure is None:
-            _report("The thread %s had ended unexpectedly; another one goes on", self.name, exc_info=False)
+            _report("The thread %s ended unexpectedly; another thread continues its job", self.name, exc_info=False)
         else:
-            _report("The thread %s cannot be started, and is tried again: %s", self.name, failure, exc_info=False)
+            _report("Cannot start the thread %s, retrying: %s", self.name, failure, exc_info=False)
 
-    def stuck_in(self) -> str | None:
-        """Return the place in the program's code where the thread is stuck: two calls after `due` found it there. None
-        if it is not stuck. (A thread that is only slow is in code of this package, or of a driver.)
+    def stuck_at(self) -> str | None:
+        """Return the line of the program at which the thread is stuck; None if it is not stuck. It counts as stuck if
+        two calls after `due` find it in the program's code. (A thread that is only slow is in code of this package, or
+        of a driver.)
         """
         due, suspected = self.due, self._suspected
         if runtime.monotonic() < due:
             return None
-        place = _place_of(self._thread) or self._behind()
-        self._suspected = -math.inf if place is None else due
-        return place if suspected == due else None
+        location = _location_of(self._thread) or self._blocked_at()
+        self._suspected = -math.inf if location is None else due
+        return location if suspected == due else None
 
     @property
     def is_suspect(self) -> bool:
-        """True if one call of `stuck_in` since `due` found the thread in the program's code."""
+        """True if one call of `stuck_at` since `due` found the thread in the program's code."""
         return self._suspected == self.due
 
-    def mend(self) -> bool:
+    def repair(self) -> bool:
         """Start a new thread if the job's thread has ended or is stuck. Return True if it was stuck."""
         self.restart_ended()
-        place = self.stuck_in()
-        if place is not None and self.replaced < MAX_REPLACED:
+        location = self.stuck_at()
+        if location is not None and self.replaced < MAX_REPLACED:
             self.replaced += 1
             with contextlib.suppress(RuntimeError):  # `restart_ended` tries again, and logs it
                 self.replace()
-            _report("The thread %s is stuck at %s; another one goes on", self.name, place, exc_info=False)
-        return place is not None
+            _report(
+                "The thread %s is stuck at %s; another thread continues its job", self.name, location, exc_info=False
+            )
+        return location is not None
 
     def join(self, seconds: float) -> None:
         """Wait for the job's thread, at most this long; return at once in that thread itself."""
@@ -364,13 +370,15 @@ class SupervisedThread:
             thread.join(seconds)
 
 
-def _place_of(thread: runtime.Thread | None) -> str | None:
+def _location_of(thread: runtime.Thread | None) -> str | None:
     frame = sys._current_frames().get(getattr(thread, "ident", None) or 0)
-    return None if frame is None else foreign_place(frame)
+    return None if frame is None else program_location(frame)
 
 
-def foreign_place(frame: FrameType) -> str | None:
-    """Return the place in the program's code that a thread of this package runs; None if it runs none."""
+def program_location(frame: FrameType) -> str | None:
+    """Return the line of the program's code that the thread with this frame executes; None if it executes none. (The
+    thread is one of this package, which may call the program.)
+    """
     step: FrameType | None = frame
     while step is not None:
         package = str(step.f_globals.get("__name__", "")).partition(".")[0]
@@ -388,7 +396,7 @@ class _Worker:
     def __init__(self, pool: Pool, number: int) -> None:
         self.pool = pool
         self.job: Future[Any] | None = None
-        self.kept = SupervisedThread(f"{pool.name}-{number}", self._work, pool.closing)
+        self.supervised = SupervisedThread(f"{pool.name}-{number}", self._work, pool.closing)
 
     def _work(self, _: ShouldContinue) -> None:
         self.fail()
@@ -403,7 +411,7 @@ class _Worker:
         """Fail the job that the thread had not finished when it ended."""
         job, self.job = self.job, None
         if job is not None and not job.done():
-            job.set_exception(RuntimeError(f"The thread {self.kept.name} ended while it did this"))
+            job.set_exception(RuntimeError(f"The thread {self.supervised.name} ended during this call"))
 
 
 class Pool:
@@ -423,7 +431,7 @@ class Pool:
         self._maximum = maximum
         self._patient = patient
         self._lock = threading.Lock()
-        self._jobs = runtime.current().queue()  # each a future and a call, or None: one thread ends
+        self._jobs = runtime.current().queue()  # each is a future and a call; or None, which ends one thread
         self._workers: list[_Worker] = []
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -433,28 +441,29 @@ class Pool:
         future: Future[T] = Future()
         with self._lock:
             if self.closing.is_set():
-                raise RuntimeError(f"The threads {self.name} were ended")
+                raise RuntimeError(f"The pool {self.name} is closed")
             self._jobs.put((future, functools.partial(call, *arguments)))
-            free = [
-                worker for worker in self._workers if worker.job is None
-            ]  # including threads that are about to start
+            # (Including threads that are about to start.)
+            free = [worker for worker in self._workers if worker.job is None]
             if len(free) < self._jobs.qsize() and len(self._workers) < self._maximum:
                 free = [_Worker(self, len(self._workers) + 1)]
                 self._workers.append(free[0])
         for worker in free[:1]:
             try:
-                worker.kept.begin()
+                worker.supervised.begin()
             except RuntimeError as exc:
-                self._nobody_for(future, exc)
+                self._handle_no_thread(future, exc)
         return future
 
-    def _nobody_for(self, future: Future[Any], exc: RuntimeError) -> None:
-        """Leave the call to another thread, or to `restart_ended`; raise the error if neither can run it."""
-        if any(worker.kept.runs for worker in list(self._workers)):
+    def _handle_no_thread(self, future: Future[Any], exc: RuntimeError) -> None:
+        """Leave the call to another thread of the pool, or (if ``patient``) to `restart_ended`; else raise the
+        error.
+        """
+        if any(worker.supervised.runs for worker in list(self._workers)):
             return
         if not self._patient and future.cancel():
             raise exc
-        _report("No thread can be started for %s, which is tried again: %s", self.name, exc, exc_info=False)
+        _report("Cannot start a thread for %s, retrying: %s", self.name, exc, exc_info=False)
 
     def next_for(self, worker: _Worker) -> Callable[[], None] | None:
         """Return the next call for a thread; None if the thread must end."""
@@ -468,37 +477,37 @@ class Pool:
                     return _nothing
                 if worker in self._workers:
                     self._workers.remove(worker)
-                worker.kept.stop_supervising()
+                worker.supervised.stop_supervising()
                 return None
         worker.job, call = job
-        return functools.partial(_carry_out, worker.job, call)
+        return functools.partial(_run_call, worker.job, call)
 
     @property
-    def behind(self) -> int:
-        """The number of submitted calls that no thread has begun."""
+    def backlog(self) -> int:
+        """The number of submitted calls that no thread has begun yet."""
         return self._jobs.qsize()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Accept no more calls, and wait at most this long until the submitted ones are done; then the threads end.
-        (Called by a thread of the pool, it does not wait.)
+        """Accept no more calls, and wait at most this long until the submitted calls are done; then the threads end. If
+        a thread of the pool calls this, it does not wait.
         """
         with self._lock:
             self.closing.set()
             workers = list(self._workers)
         for _ in workers:
             self._jobs.put(None)
-        if any(worker.kept.thread is threading.current_thread() for worker in workers):
+        if any(worker.supervised.thread is threading.current_thread() for worker in workers):
             return
         deadline = runtime.monotonic() + seconds
         for worker in workers:
-            worker.kept.join(max(0.0, deadline - runtime.monotonic()))
+            worker.supervised.join(max(0.0, deadline - runtime.monotonic()))
 
 
 def _nothing() -> None:
-    """Do nothing, so that the thread reads the queue again."""
+    """Do nothing: the thread then reads the queue again."""
 
 
-def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
+def _run_call(future: Future[Any], call: Callable[[], Any]) -> None:
     if (future.done() and not future.cancelled()) or not future.set_running_or_notify_cancel():
         return
     try:
@@ -507,17 +516,17 @@ def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
         raise
     except BaseException as exc:
         future.set_exception(exc)
-        del future, call  # else the exception and its frame would refer to each other, and live on
+        del future, call  # else the exception and this frame would refer to each other, and never be freed
     else:
         future.set_result(result)
 
 
-def _begin_anew() -> None:
-    """Start without threads in a forked child: they run in its parent only."""
-    global _all, _guard, _mine
-    voice.forget()
-    _all, _guard, _mine = weakref.WeakSet(), threading.Lock(), threading.local()
+def _reset_after_fork() -> None:
+    """Discard the threads in a forked child: they run in its parent only."""
+    global _all, _all_lock, _thread_state
+    safe_logger.discard()
+    _all, _all_lock, _thread_state = weakref.WeakSet(), threading.Lock(), threading.local()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)

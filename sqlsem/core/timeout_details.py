@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sqlsem.core.callers import Caller
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import Call, Effects
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.engines.base import Session
 from sqlsem.engines.kept_locks import KeptLockSession
 from sqlsem.events import meets
@@ -23,7 +23,7 @@ from sqlsem.model_rates import RateRequest
 
 __all__ = ["blockers", "look_for_blockers", "running_tasks"]
 
-log = voice
+log = safe_logger
 
 #: Seconds for which the entries of a queue also serve other requests of this process that time out in that queue: a
 #: thousand of them at once must not keep the heartbeat from the main connection.

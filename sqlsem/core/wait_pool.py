@@ -13,13 +13,13 @@ from collections.abc import Iterator
 
 from sqlsem.core.membership import Membership
 from sqlsem.core.permits import Permit, PermitPool
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.engines.base import EngineConnection, Session
 from sqlsem.model import monotonic
 
 __all__ = ["MAX_BLOCKED_CONNECTIONS", "MAX_IDLE_CONNECTIONS", "WaitConnectionPool"]
 
-log = voice
+log = safe_logger
 
 #: Connections on which waiters may block at the same time. The remaining waiters are polled together.
 MAX_BLOCKED_CONNECTIONS = 8

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 
 from sqlsem.core.callers import ours
-from sqlsem.core.threads import voice
+from sqlsem.core.threads import safe_logger
 from sqlsem.engines.base import Session
 from sqlsem.errors import SqlsemError
 from sqlsem.events import Behind, meets
@@ -35,7 +35,7 @@ from sqlsem.model import Request, Ticket, monotonic
 
 __all__ = ["Waiter", "WaiterQueues", "WaiterState"]
 
-log = voice
+log = safe_logger
 
 #: The longest pause between two polls of a waiter, and the sleep of polled waiters that do not lead.
 LONGEST_SECONDS = 4.0

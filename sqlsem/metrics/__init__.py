@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-from sqlsem.core.client import processes
+from sqlsem.core.client import open_clients
 from sqlsem.core.event_bus import EventBus, Subscriber, global_bus
 from sqlsem.errors import ConfigurationError
 from sqlsem.events import Behind, Event, Granted, Released, TimedOut
@@ -108,7 +108,7 @@ class Collector:
         """Yield the number of holders and waiters: read from the locks, not counted, so it cannot drift."""
         holding: Counter[str] = Counter()
         waiting: Counter[str] = Counter()
-        for client in processes() if self._client is None else [self._client]:
+        for client in open_clients() if self._client is None else [self._client]:
             holding.update(
                 self._label(ticket.resource) for grant in client.registry.grants() for ticket in grant.state.tickets
             )

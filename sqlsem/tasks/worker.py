@@ -24,7 +24,7 @@ from functools import partial
 from sqlsem.bodies import END_SECONDS, Allowed, Stop, command_killer, format_error, run
 from sqlsem.core.claims import owner_name
 from sqlsem.core.permits import Permit, PermitPool
-from sqlsem.core.threads import ShouldContinue, SupervisedThread, call_out, restart_ended, spawn
+from sqlsem.core.threads import ShouldContinue, SupervisedThread, call_and_log, restart_ended, spawn
 from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
 from sqlsem.model import Duration, check_call, check_count, check_duration, monotonic
 from sqlsem.tasks.claim_buffer import GROUP_LATE_SECONDS, MAX_GROUP_SIZE, ClaimBuffer, ClaimSizer, TaskEnd
@@ -494,7 +494,7 @@ class Worker:
 
     def _call_on_task(self, task: Task, outcome: str | None, error: str | None) -> None:
         if self._on_task is not None:
-            call_out(f"on_task of a worker of {self.queue.name!r}", self._on_task, task, outcome, error)
+            call_and_log(f"on_task of a worker of {self.queue.name!r}", self._on_task, task, outcome, error)
 
     # -- the helper thread --------------------------------------------------------------------------------------
 

@@ -620,7 +620,7 @@ def test_pooled_thread_survives_an_error_of_its_job(said, raised):
     until(lambda: len(done) == 3, "it goes on")
     closing.set()
     until(lambda: not thread.runs, "it ends")
-    assert said("a-job was broken off")
+    assert said("a-job failed; it begins again")
 
 
 def test_kept_thread_that_has_died_is_begun_again(said, monkeypatch):
@@ -637,7 +637,7 @@ def test_kept_thread_that_has_died_is_begun_again(said, monkeypatch):
     monkeypatch.setattr(thread, "_thread", threading.Thread())  # as an ended thread
     ours.restart_ended()
     until(lambda: len(ran) == 2, "another one does it")
-    assert said("a-job had ended unexpectedly")
+    assert said("a-job ended unexpectedly")
     closing.set()
 
 
@@ -652,9 +652,9 @@ def test_pool_reports_the_job_of_an_ended_thread():
     future = pool.submit(job)
     assert began.wait(PATIENCE)
     (worker,) = pool._workers
-    worker.kept._thread = threading.Thread()  # as an ended thread
+    worker.supervised._thread = threading.Thread()  # as an ended thread
     ours.restart_ended()
-    with pytest.raises(RuntimeError, match="ended while it did this"):
+    with pytest.raises(RuntimeError, match="ended during this call"):
         future.result(PATIENCE)
     assert pool.submit(lambda: 7).result(PATIENCE) == 7
     leave.set()

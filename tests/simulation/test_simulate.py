@@ -7,9 +7,9 @@ import sqlsem
 import sqlsem.testing
 from sqlsem.core.acquire import Acquisition
 from sqlsem.core.callers import this_thread
-from sqlsem.core.client import processes
+from sqlsem.core.client import open_clients
 from sqlsem.core.grants import Grant
-from sqlsem.core.threads import SupervisedThread, voice
+from sqlsem.core.threads import SupervisedThread, safe_logger
 from sqlsem.model import Request
 from sqlsem.testing import simulate as simulation
 from sqlsem.testing.server import Server
@@ -31,9 +31,9 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_search_finds_nothing(kind):
-    before = len(processes())
+    before = len(open_clients())
     assert simulate(**{"program": mixed, **KINDS[kind]}, schedules=150, seconds=5, seed=1000).schedules > 0
-    assert len(processes()) == before
+    assert len(open_clients()) == before
 
 
 @pytest.mark.soak
@@ -233,7 +233,7 @@ def test_log_of_vital_threads_is_written_in_virtual_time(caplog):
     """Run at once: a thread would belong to one run, and other runs, or the end of the process, would wait for it."""
 
     def say():
-        kept = SupervisedThread("sqlsem-said", lambda _: voice.warning("This was said"), vital=True)
+        kept = SupervisedThread("sqlsem-said", lambda _: safe_logger.warning("This was said"), vital=True)
         kept.begin()
         kept.join(1)
 
@@ -244,7 +244,7 @@ def test_log_of_vital_threads_is_written_in_virtual_time(caplog):
         settings = simulation.Settings(lambda me: say(), processes=1, faults=())
         simulation._run(settings, Server, 1, None, trace)
         assert sum("This was said" in line for line in trace) == 1
-    voice.hush(PATIENCE)
+    safe_logger.flush(PATIENCE)
 
 
 def test_shared_state_is_empty_at_the_start_of_a_run():

@@ -55,7 +55,7 @@ def test_interrupted_entry_is_polled_for(tmp_path):
 
 def test_deadlock_search_runs_after_an_interrupt(tmp_path):
     class Searching(Monitor):
-        name, every, purpose = "sqlsem-test", 0.001, "nothing"
+        name, interval, purpose = "sqlsem-test", 0.001, "nothing"
 
         def __init__(self, client):
             super().__init__(client.member, client.wait_pool)

@@ -172,7 +172,7 @@ def test_self_wait_is_described(locks, registry):
         assert refusing(registry, Request("a"), timeout=0)
         for reentrant, words in [
             (False, r"release it first, take what is needed in one go .*, or pass reentrant=True$"),
-            (True, r"release it first, .*reentrant=True \(which cannot turn what is held into more\)$"),
+            (True, r"release it first, .*reentrant=True \(reentrant=True cannot enlarge a lock that is held\)$"),
         ]:
             with pytest.raises(sqlsem.Deadlock, match=words) as caught:
                 refusing(registry, Request("b"), Request("a"), reentrant=reentrant)

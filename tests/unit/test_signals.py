@@ -116,7 +116,7 @@ def test_a_tap_that_fails_harms_no_lock(caplog):
 
 def test_unread_subscription_is_bounded():
     subscription = sqlsem.on("lost")
-    assert repr(subscription) == "<Subscription 'lost', to nobody>"
+    assert repr(subscription) == "<Subscription 'lost', ended>"
     subscription(print)
     assert repr(subscription) == "<Subscription 'lost'>"
     subscription.undo()

@@ -40,11 +40,11 @@ MAY_BEGIN = {
 
 #: The parameters that take a program's callback.
 CALLBACKS = {"on_lost", "on_task", "on_started", "on_stopped", "callback", "on_failed"}
-#: The places that call a callback without `call_out`: file and function. They raise into the program's own call.
+#: The places that call a callback without `call_and_log`: file and function. They raise into the program's own call.
 MAY_CALL = {
-    ("core/threads.py", "call_out"): "the one place",
+    ("core/threads.py", "call_and_log"): "the one place",
     ("core/event_bus.py", "_serve"): "in a task of the program's event loop; what it raises is logged",
-    ("leading.py", "_stop"): "in the thread that leads; when the term is lost, by call_out",
+    ("leading.py", "_stop"): "in the thread that leads; when the term is lost, by call_and_log",
     ("leading.py", "__enter__"): "in the thread that leads",
     ("aio/leading.py", "_call_on_stopped"): "in a task of the program's event loop",
     ("aio/leading.py", "__aenter__"): "in the task that leads",

@@ -58,7 +58,7 @@ ABOUT_WHAT_IS_WRITTEN = (
 #: Pieces of messages that need no explanation.
 PLAIN = (
     " takes a cursor of the same database, not ",
-    "coordinator must be what sqlsem.connect() gives, not ",
+    "coordinator must be a result of sqlsem.connect(), not ",
     " has no rows that a transaction could keep: ask check() instead",  # an engine without tables
     " is not known in the URL of an SQLite file",
     "SQLite takes a file, not creator=",
