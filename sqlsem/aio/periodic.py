@@ -1,4 +1,4 @@
-"""Jobs that run once per period, for asyncio tasks: one caller runs it, and after a failure the next one may."""
+"""A job that runs once per period, for asyncio tasks: one caller runs it, and after a failure the next one may."""
 
 from __future__ import annotations
 

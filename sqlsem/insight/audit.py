@@ -3,11 +3,11 @@
 A granted request must fit (`Request.fits`) with every row ahead of it at that instant, held or waiting. That is the
 rule itself, and all promises about limits and order follow from it. Concurrent holders fit together, because the last
 of them in the queue fitted with the others. No request passes a row that it conflicts with. A reader that becomes the
-writer in its own row must be alone. Operators' caps and pauses count from a few seconds after they were set, where the
-table of operations says when that was.
+writer in its own row must be alone. Operators' caps and pauses count from a few seconds after they were set, if the
+table of operations has the time.
 
 The pass goes back in time. A row is added at its end and removed at its request time, so memory holds only as many rows
-as were there at one time, however long the history is.
+as existed at one time, however long the history is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Finding:
     rows: tuple[Past | Entry, ...]  # first the offender, then the rows that blocked it
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return {
             "kind": self.kind,
             "resource": self.resource,
@@ -67,8 +67,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit. ``first_end`` and ``last_end``: of the finished rows. No row that ended before
-    ``first_end`` is known, so grants before it are checked in part only; ``partly`` counts them.
+    """The result of an audit. ``first_end`` and ``last_end`` are those of the finished rows. Rows that ended before
+    ``first_end`` are unknown, so earlier grants are checked only in part: ``partly`` is their number.
     """
 
     finished: int
@@ -87,7 +87,7 @@ class Audit:
         return not self.found
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return {
             "ok": self.ok,
             "finished": self.finished,
@@ -104,7 +104,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """An operator's cap, or a pause, for the time in which it is known to have been in force (None: it still is)."""
+    """An operator's cap or pause, from ``since`` to ``until`` (None: it is still in force)."""
 
     resource: str
     since: datetime
@@ -123,35 +123,35 @@ class Ruling:
 def rulings(operations: Iterable[Operation], resources: Iterable[Resource]) -> list[Ruling]:
     """Return the caps and pauses that operators had set, and when, from the table of operations.
 
-    Returns certain settings only: from one operation to the next that names the former value as it was, or until now if
-    the setting still has that value.
+    Returns only settings that were certainly in force: from one operation to the next, if that one recorded the value
+    as it was; or until now, if the setting still has that value.
     """
     now = {resource.resource: resource for resource in resources}
     own = {resource.resource for resource in now.values() if resource.cap is not None and resource.pattern is None}
-    done: dict[tuple[str, bool], list[Operation]] = {}
+    by_setting: dict[tuple[str, bool], list[Operation]] = {}
     for operation in sorted(operations, key=lambda operation: operation.operation_id):
         if operation.resource is not None and operation.action in ("cap", "pause", "resume"):
-            done.setdefault((operation.resource, operation.action == "cap"), []).append(operation)
-    own |= {resource for resource, caps in done if caps}
+            by_setting.setdefault((operation.resource, operation.action == "cap"), []).append(operation)
+    own |= {resource for resource, caps in by_setting if caps}
     in_force = []
-    for (resource, caps), operations_on in done.items():
+    for (resource, caps), operations_on in by_setting.items():
         for operation, after in itertools.zip_longest(operations_on, operations_on[1:]):
             until = None if after is None else after.done_at
             if caps and operation.new is not None:
                 resource_now = now.get(resource)
                 is_set = resource_now is not None and resource_now.cap is not None and resource_now.pattern is None
-                is_still = (
+                value_later = (
                     (str(resource_now.cap) if resource_now is not None and is_set else None)
                     if after is None
                     else after.old
                 )
-                if is_still == operation.new:
+                if value_later == operation.new:
                     in_force.append(
                         Ruling(resource, operation.done_at, until, int(operation.new), frozenset(own - {resource}))
                     )
             elif operation.action == "pause":
-                is_so = now[resource].paused if after is None and resource in now else after is not None
-                if is_so and (after is None or after.action == "resume"):
+                is_certain = now[resource].paused if after is None and resource in now else after is not None
+                if is_certain and (after is None or after.action == "resume"):
                     in_force.append(Ruling(resource, operation.done_at, until, None))
     return in_force
 
@@ -159,12 +159,12 @@ def rulings(operations: Iterable[Operation], resources: Iterable[Resource]) -> l
 def audit(
     past: Iterable[Past], entries: Iterable[Entry] = (), ruled: Iterable[Ruling] = (), *, maximum: int = 100
 ) -> Audit:
-    """Check a history, and the rows that are there now.
+    """Check a history, and the rows that hold and wait now.
 
     Args:
         past: Finished requests, the newest end first; read once and not kept.
-        entries: The rows that hold and wait now, read *before* the first of ``past``, which shows the ones that ended
-            since.
+        entries: The rows that hold and wait now, read *before* the first of ``past``: that has the rows which have
+            ended in between.
         ruled: The settings of operators: see `rulings`.
         most: Keep at most this many findings; all are counted.
     """
@@ -185,13 +185,13 @@ class _Row:
     """A row of the queue between two conversions. Times in seconds since 1970."""
 
     source: Past | Entry
-    place: int
+    position: int
     kind: Kind
     asked: float
     granted: float | None
     ended: float | None  # None: the row is still there
-    ruling: Ruling | None = None  # the setting against which it was granted, if this was its grant
-    gone: bool = False  # a row with the same position has replaced it: ignore its remaining events
+    ruling: Ruling | None = None  # the cap or pause that forbade its grant
+    gone: bool = False  # it has left, or another row has replaced it: ignore its remaining events
 
     @property
     def is_bare(self) -> bool:
@@ -218,21 +218,21 @@ class _QueueState:
     next_asked: _Row | None = None
 
     def put(self, row: _Row) -> None:
-        self.rows[row.place] = row
-        self.queue.add(row.kind, row.place)
+        self.rows[row.position] = row
+        self.queue.add(row.kind, row.position)
         if row.granted is not None:
-            self.inside[row.place] = row
+            self.inside[row.position] = row
 
     def take(self, row: _Row) -> None:
         row.gone = True
-        del self.rows[row.place]
-        self.inside.pop(row.place, None)
-        self.queue.remove(row.kind, row.place)
+        del self.rows[row.position]
+        self.inside.pop(row.position, None)
+        self.queue.remove(row.kind, row.position)
 
 
 def _access(row: Entry | Past) -> str:
-    """Return the access with which the row was granted. (The start of an upgrade is not recorded; the row may also end
-    in it.)
+    """Return the access with which the row was granted. (The start of an upgrade is not recorded, and a row may end
+    during one.)
     """
     return READ if row.access.startswith(UPGRADE) else row.access
 
@@ -286,7 +286,7 @@ class _Auditor:
             self._report("number", row, "its position was given twice", [later])
             return
         if later is not None:  # the row after a conversion, or a row of ``entries`` that has just ended
-            if later.granted is not None and later.place not in queue.inside:
+            if later.granted is not None and later.position not in queue.inside:
                 self._grants -= 1  # it was converted then, not granted
             queue.take(later)
         if past.outcome == "upgraded":
@@ -320,8 +320,8 @@ class _Auditor:
 
     def _schedule(self, row: _Row) -> None:
         if row.granted is not None:
-            heapq.heappush(self._events, (-row.granted, GRANTED, -row.place, next(self._numbers), row))
-        heapq.heappush(self._events, (-row.asked, ASKED, -row.place, next(self._numbers), row))
+            heapq.heappush(self._events, (-row.granted, GRANTED, -row.position, next(self._numbers), row))
+        heapq.heappush(self._events, (-row.asked, ASKED, -row.position, next(self._numbers), row))
 
     def _go_back_to(self, time: float | None) -> None:
         """Handle the events since ``time``, and the grants at ``time``: a row that ends at ``time`` does not conflict
@@ -334,7 +334,7 @@ class _Auditor:
                 continue
             queue = self._queues[row.source.resource]
             if event == GRANTED:
-                del queue.inside[row.place]
+                del queue.inside[row.position]
                 self._grants += 1
                 self._check_granted(queue, row)
                 if time is not None:  # (rows that ended before the history begins are unknown)
@@ -359,11 +359,11 @@ class _Auditor:
         return True
 
     def _check_granted(self, queue: _QueueState, row: _Row) -> None:
-        if queue.queue.fits(row.kind, row.place):
+        if queue.queue.fits(row.kind, row.position):
             return
         # A row that ended at this very instant does not count.
         time = row.asked if row.granted is None else row.granted
-        ahead = [entry for entry in queue.rows.values() if entry.place < row.place and entry.is_there_after(time)]
+        ahead = [entry for entry in queue.rows.values() if entry.position < row.position and entry.is_there_after(time)]
         request = row.request()
         if request.fits([entry.request() for entry in ahead], None):
             return
@@ -380,8 +380,8 @@ class _Auditor:
             self._report("limit", row, "it was granted beside more than the limit allows", others)
 
     def _ruling(self, queue: _QueueState, row: _Row) -> Ruling | None:
-        """Return the setting that forbade this grant, if there is one. The caller ignores it if the row turns out to be
-        a conversion: holders stay, and may be converted.
+        """Return the cap or pause that forbade this grant, or None. The caller ignores it if the row turns out to come
+        from a conversion: caps and pauses do not forbid these.
         """
         granted = row.source.granted_at
         resource = row.source.resource
@@ -396,11 +396,11 @@ class _Auditor:
                 continue
             if ruling.cap is None:
                 return ruling
-            if not queue.queue.fits(row.kind, row.place, ruling.cap):
+            if not queue.queue.fits(row.kind, row.position, ruling.cap):
                 ahead = [
                     entry.request()
                     for entry in queue.rows.values()
-                    if entry.place < row.place and entry.is_there_after(granted.timestamp())
+                    if entry.position < row.position and entry.is_there_after(granted.timestamp())
                 ]
                 if not row.request().fits(ahead, ruling.cap):
                     return ruling
@@ -409,19 +409,21 @@ class _Auditor:
     def _check_alone(self, queue: _QueueState, row: _Row) -> None:
         time = row.asked if row.ended is None else row.ended
         others = [entry for entry in queue.inside.values() if entry.is_there_after(time)]
-        if not queue.queue.fits((WRITE, 1, 1), row.place):  # an upgrade waits for all rows ahead, held or waiting
+        if not queue.queue.fits((WRITE, 1, 1), row.position):  # an upgrade waits for all rows ahead, held or waiting
             ahead = (
-                entry for entry in queue.rows.values() if entry.place < row.place and entry.place not in queue.inside
+                entry
+                for entry in queue.rows.values()
+                if entry.position < row.position and entry.position not in queue.inside
             )
             others += [entry for entry in ahead if entry.is_there_after(time)]
         if others:
             self._report("alone", row, "it became the writer while others were there", others)
 
     def _check_number(self, queue: _QueueState, row: _Row) -> None:
-        if row.is_bare:  # (a bare row may have an older time than its place in the queue)
+        if row.is_bare:  # (the time of a bare row may be older than its position)
             return
         after, queue.next_asked = queue.next_asked, row
-        if after is not None and after.place < row.place and after.asked > row.asked:
+        if after is not None and after.position < row.position and after.asked > row.asked:
             self._report("number", row, "a later request has a lower position, or the clock was set back", [after])
 
     def _report(self, kind: str, row: _Row, words: str, others: Iterable[_Row] = ()) -> None:
@@ -434,7 +436,7 @@ class _Auditor:
             if kind == "alone" and isinstance(source, Past)
             else source.granted_at or source.requested_at
         )
-        shown = sorted(others, key=lambda row: row.place)
+        shown = sorted(others, key=lambda row: row.position)
         if shown:
             words += ": " + _positions(shown)
         rows = (source, *(row.source for row in shown[:MAX_ROWS]))
@@ -442,5 +444,5 @@ class _Auditor:
 
 
 def _positions(rows: list[_Row]) -> str:
-    shown = ", ".join(str(row.place) for row in rows[:MAX_ROWS])
+    shown = ", ".join(str(row.position) for row in rows[:MAX_ROWS])
     return shown if len(rows) <= MAX_ROWS else f"{shown} and {len(rows) - MAX_ROWS} more"

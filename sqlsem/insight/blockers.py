@@ -65,7 +65,7 @@ class Blockers:
 
 
 def in_words(blockers: Sequence[Blockers]) -> str:
-    """Return all of them in one line; empty when nothing is known."""
+    """Return the texts of all blockers in one line; empty if there are none."""
     if not blockers:
         return ""
     return "; ".join(filter(None, map(str, blockers))) or "the last row in the way has just left"

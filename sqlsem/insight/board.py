@@ -33,8 +33,8 @@ class Row:
         key: Identifies the row from one refresh to the next.
         cells: A text for each column. A heading has one, across all columns.
         state: Chooses the colour; also the text of one of the cells.
-        details: All that is known, in sentences.
-        heading: True for the line of a resource above its queue.
+        details: Everything that is known about the row, in sentences.
+        heading: True for a heading: the line of a resource above its queue.
         resource: The resource of the row, which its actions apply to.
         position: The position of the request.
         task_id: The failed task that blocks its queue.
@@ -66,10 +66,10 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class _SortableRow:
-    """A row with its sort keys, and with the words that a filter finds beside those in its cells."""
+    """A row with its sort keys, by column, and with words that a filter finds beside those of its cells."""
 
     row: Row
-    by: dict[str, Any]
+    sort_keys: dict[str, Any]
     words: str = ""
 
 
@@ -80,10 +80,10 @@ class View:
     key: str
     title: str
     columns: tuple[Column, ...]
-    lines: Callable[[Overview, Mapping[int, Reason]], Iterable[_SortableRow]]
+    make_rows: Callable[[Overview, Mapping[int, Reason]], Iterable[_SortableRow]]
     empty_text: str
-    headings: bool = False  # in ORDER, each resource's rows are below a heading
-    filled: Callable[[Overview], bool] | None = None  # False hides the view
+    headings: bool = False  # True: if sorted by ORDER, each resource's rows are below a heading
+    filled: Callable[[Overview], bool] | None = None  # returns False if the view is empty, and not to be offered
 
     @property
     def sorts(self) -> tuple[str, ...]:
@@ -98,33 +98,35 @@ def listing(
 
     Args:
         overview: The overview to show.
-        why: The `reasons` of the same overview. (They take a second where thousands wait.)
+        why: The `reasons` of the same overview. (The caller computes them once: a second if thousands wait.)
         view: One of `VIEWS`; any other word means the first view.
         sort: One of the view's ``sorts``; any other word means `ORDER`.
         filter_text: Show only rows that contain each of these words, in letters of any case.
     """
     shown_view = VIEWS.get(view, VIEWS["queues"])
     sort = sort if sort in shown_view.sorts else ORDER
-    lines = list(shown_view.lines(overview, why))
+    sortable = list(shown_view.make_rows(overview, why))
     words = filter_text.casefold().split()
-    total = len(lines)
+    total = len(sortable)
     if words:
-        lines = [line for line in lines if all(word in _text(line) for word in words)]
+        sortable = [line for line in sortable if all(word in _text(line) for word in words)]
     column = next((column for column in shown_view.columns if column.key == sort), None)
     if column is not None:
-        lines.sort(key=lambda line: _sortable(line.by.get(column.key), column.falling), reverse=column.falling)
-    rows = tuple(line.row for line in lines)
+        sortable.sort(
+            key=lambda line: _sortable(line.sort_keys.get(column.key), column.falling), reverse=column.falling
+        )
+    rows = tuple(line.row for line in sortable)
     columns = shown_view.columns
     if shown_view.headings and sort == ORDER:
         rows = tuple(_with_headings(overview, rows, words))
-        at = next(number for number, column in enumerate(columns) if column.key == "resource")
-        columns = columns[:at] + columns[at + 1 :]
-        rows = tuple(row if row.heading else _without(row, at) for row in rows)
-    return Listing(shown_view, columns, rows, sort, len(lines), total)
+        index = next(number for number, column in enumerate(columns) if column.key == "resource")
+        columns = columns[:index] + columns[index + 1 :]
+        rows = tuple(row if row.heading else _without(row, index) for row in rows)
+    return Listing(shown_view, columns, rows, sort, len(sortable), total)
 
 
 def offered_views(overview: Overview | None, here: str) -> list[View]:
-    """Return the views to choose from; ``here`` is the one on the screen."""
+    """Return the views that the user can choose; ``here`` is the view on the screen."""
     return [
         view
         for view in VIEWS.values()
@@ -132,8 +134,8 @@ def offered_views(overview: Overview | None, here: str) -> list[View]:
     ]
 
 
-def _without(row: Row, at: int) -> Row:
-    cells = row.cells[:at] + row.cells[at + 1 :]
+def _without(row: Row, index: int) -> Row:
+    cells = row.cells[:index] + row.cells[index + 1 :]
     return Row(row.key, cells, row.state, row.details, False, row.resource, row.position, row.task_id, row.actions)
 
 
@@ -147,7 +149,7 @@ def _sortable(value: Any, falling: bool) -> tuple[bool, Any]:
 
 
 def _by_column(columns: Iterable[Column], cells: Iterable[Any], **values: Any) -> dict[str, Any]:
-    """Return the sort keys of a row: its cells, with numbers in place of their texts."""
+    """Return the sort keys of a row by column: its cells, or ``values`` in their place (numbers, not their texts)."""
     return {**dict(zip((column.key for column in columns), cells, strict=True)), **values}
 
 
@@ -160,7 +162,7 @@ def summary(overview: Overview) -> str:
         f"{holding} in",
         f"{states.count('waits')} waiting",
     ]
-    counted = {
+    counts = {
         "dead": states.count("dead"),
         "paused": sum(resource.paused for resource in overview.resources),
         "missing": sum(member.is_missed for member in overview.members),
@@ -168,7 +170,7 @@ def summary(overview: Overview) -> str:
         "running": sum(queue.running for queue in overview.queues),
         "failed": sum(queue.failed for queue in overview.queues),
     }
-    parts += [f"{number} {label}" for label, number in counted.items() if number]
+    parts += [f"{number} {label}" for label, number in counts.items() if number]
     return ", ".join(parts)
 
 
@@ -223,8 +225,8 @@ def _by_resource(rates: Iterable[RateEntry]) -> dict[str, list[RateEntry]]:
 def _request(
     entry: Entry, reason: Reason | None, paused: bool, windows: Sequence[RateEntry], before: int
 ) -> _SortableRow:
-    """Lay out one request. ``windows``: of a rate, with ``before`` requests ahead in its queue. A rate has no holders,
-    so its first request waits too.
+    """Lay out one request. For a request of a rate: ``windows`` of that rate, and the number of requests ``before`` it.
+    (A rate has no holders, so its first request waits, too.)
     """
     process = process_name(entry.host, entry.pid, entry.requesting_id)
     enters = None if reason is None or reason.enters is None else reason.enters.likely
@@ -259,7 +261,7 @@ def _of_resource(paused: bool) -> tuple[Kind, ...]:
 
 
 def _with_headings(overview: Overview, rows: Sequence[Row], words: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows below a heading for each resource; also the headings of resources without rows that have
+    """Yield a heading for each resource, and its rows below it. A resource without rows has a heading if it has
     settings.
     """
     grouped: dict[str, list[Row]] = {}
@@ -451,18 +453,18 @@ def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow
     paused = {resource.resource: resource.paused for resource in overview.resources}
     in_line = Counter(entry.resource for entry in overview.entries if entry.state != "dead")
     for rate in overview.rates:
-        stopped, waiting = paused.get(rate.resource, False), in_line[rate.resource]
-        state = "paused" if stopped else "waits" if waiting else ""
+        is_paused, waiting = paused.get(rate.resource, False), in_line[rate.resource]
+        state = "paused" if is_paused else "waits" if waiting else ""
         numbers = (rate.limit, rate.used, max(0, rate.limit - rate.used))
-        counted = (rate.taken, rate.returned, rate.waits)
+        totals = (rate.taken, rate.returned, rate.waits)
         cells = (
             *(rate.name, seconds_in_words(rate.window), *(f"{number:,}" for number in numbers)),
-            *(seconds_in_words(rate.free_in) if rate.free_in else "", str(waiting), "paused" if stopped else ""),
-            *(seconds_in_words(rate.idle), *(f"{number:,}" for number in counted)),
+            *(seconds_in_words(rate.free_in) if rate.free_in else "", str(waiting), "paused" if is_paused else ""),
+            *(seconds_in_words(rate.idle), *(f"{number:,}" for number in totals)),
         )
-        values = (rate.name, rate.window, *numbers, rate.free_in or None, waiting, cells[7], rate.idle, *counted)
+        values = (rate.name, rate.window, *numbers, rate.free_in or None, waiting, cells[7], rate.idle, *totals)
         details = (
-            f"rate {rate.name!r}: {used_words([rate])}; {waiting} in line{', PAUSED' if stopped else ''}; last used "
+            f"rate {rate.name!r}: {used_words([rate])}; {waiting} in line{', PAUSED' if is_paused else ''}; last used "
             f"{seconds_in_words(rate.idle)} ago",
             f"Since this window is known: {rate.taken:,} taken, {rate.returned:,} of that given back, "
             f"{rate.waits:,} times waited for",
@@ -470,7 +472,7 @@ def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow
         row = Row(
             *(f"w{rate.window:g} {rate.name}", _clean(cells), state, _clean(details)),
             resource=rate.resource,
-            actions=("resume" if stopped else "pause",),
+            actions=("resume" if is_paused else "pause",),
         )
         yield _SortableRow(row, _by_column(RATES, values), rate.resource)
 
@@ -493,6 +495,13 @@ VIEWS: dict[str, View] = {
         View("tasks", "Tasks", TASKS, _tasks, "There are no work queues."),
         View("batches", "Batches", BATCHES, _batches, "No batch is open, and none has failed."),
         View("times", "Times", TIMES, _times, "Nothing has finished yet."),
-        View("rates", "Rates", RATES, _rates, "No rate has been used of late.", filled=lambda found: bool(found.rates)),
+        View(
+            "rates",
+            "Rates",
+            RATES,
+            _rates,
+            "No rate has been used of late.",
+            filled=lambda overview: bool(overview.rates),
+        ),
     )
 }

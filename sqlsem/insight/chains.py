@@ -24,7 +24,7 @@ def is_waiting(entry: Entry) -> bool:
 
 
 def is_upgrading(entry: Entry) -> bool:
-    """Return True if it is a reader that waits until it is alone."""
+    """Return True if it is a reader that waits for its upgrade: until it is the only holder."""
     return entry.access.startswith(UPGRADE) and entry.state == "holds"
 
 
@@ -43,9 +43,9 @@ class Blocked:
     setting: Resource
     behind: tuple[Entry, ...]  # the first rows ahead that together leave it no room
     waiters: int  # waiters among the rows ahead that it conflicts with
-    fits: bool  # the rows ahead leave it room, under the cap
-    fits_uncapped: bool  # they would leave it room without the cap
-    own: tuple[Entry, ...]  # rows of its own node that block it, whatever other rows there are
+    fits: bool  # True if the rows ahead do not block it
+    fits_uncapped: bool  # True if they would not block it without the operator's cap
+    own: tuple[Entry, ...]  # rows of its own node that would block it even without any other rows
 
 
 class QueueWalk:
@@ -56,8 +56,8 @@ class QueueWalk:
         self._capped, self._uncapped = QueueTotals(setting.cap, False), QueueTotals(None, False)
         self._rows: list[Entry] = []
         self._by_node: dict[Node, list[Entry]] = {}
-        #: For each kind of request that does not fit, the rows that block it. More rows ahead do not change them.
-        self._found: dict[tuple[str, int | None, int], tuple[Entry, ...]] = {}
+        #: For each kind of request that does not fit, the rows that block it. Further rows do not change them.
+        self._blocking: dict[tuple[str, int | None, int], tuple[Entry, ...]] = {}
         self._waiting: dict[str, int] = {}
         self._waiters = 0
 
@@ -68,9 +68,9 @@ class QueueWalk:
         cap = self._cap_for(entry)
         blocking: tuple[Entry, ...] = ()
         if not (uncapped if cap is None else fits):
-            if kind not in self._found:
-                self._found[kind] = _first(self._rows, *kind, cap)
-            blocking = self._found[kind]
+            if kind not in self._blocking:
+                self._blocking[kind] = _first(self._rows, *kind, cap)
+            blocking = self._blocking[kind]
         own = _first(self._by_node.get(node_of(entry), ()), *kind, cap)
         waiters = self._waiters - (0 if entry.access == WRITE else self._waiting.get(entry.access, 0))
         return Blocked(entry, self.setting, blocking, waiters, fits, uncapped, own)
@@ -92,10 +92,10 @@ class QueueWalk:
 
 
 def _first(rows: Iterable[Entry], access: str, limit: int | None, weight: int, cap: int | None) -> tuple[Entry, ...]:
-    """Return the first of the rows ahead that together block a request; none if it fits with all (`Request.fits`)."""
+    """Return the first rows ahead that together block a request; none if it fits with all of them (`Request.fits`)."""
     limits = [bound for bound in (number(limit), cap) if bound is not None]
-    room, load, blocking = min(limits, default=None), number(weight) or 0, []
-    if room is not None and load > room:
+    lowest_limit, load, blocking = min(limits, default=None), number(weight) or 0, []
+    if lowest_limit is not None and load > lowest_limit:
         return ()  # it would not fit even alone
     for row in rows:
         if access != WRITE and row.access == access:
@@ -103,8 +103,8 @@ def _first(rows: Iterable[Entry], access: str, limit: int | None, weight: int, c
         load += number(row.weight) or 0
         blocking.append(row)
         if (declared := number(row.limit)) is not None:
-            room = declared if room is None else min(room, declared)
-        if room is not None and load > room:
+            lowest_limit = declared if lowest_limit is None else min(lowest_limit, declared)
+        if lowest_limit is not None and load > lowest_limit:
             return tuple(blocking)
     return ()
 
@@ -123,11 +123,11 @@ class RootBlocker:
     """A row that blocks others and waits for none."""
 
     entry: Entry
-    waiters: int  # directly, or behind others
+    waiters: int  # the requests that wait for it, directly or through others
     waiting_seconds: float  # the sum over these waiters
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return {**plain(self), "entry": self.entry.as_dict()}
 
 
@@ -135,7 +135,7 @@ class WaitGraph:
     """All waiting requests with the rows that block them; built in one pass along all queues."""
 
     def __init__(self, overview: Overview) -> None:
-        #: By position.
+        #: The waiting requests, by position.
         self.blocked: dict[int, Blocked] = {}
         self._waiting_of: dict[Node, list[Entry]] = {}
         self._heads: dict[int, Entry | None] = {}
@@ -198,8 +198,8 @@ class WaitGraph:
         return Chain(tuple(links), None)
 
     def head(self, position: int) -> Entry | None:
-        """Return the row at the head of that chain; None for a deadlock, or behind a pause."""
-        way: list[int] = []
+        """Return the row at the head of the chain from this position; None for a deadlock, or behind a pause."""
+        path: list[int] = []
         head: Entry | None = None
         blocked = self.blocked.get(position)
         while blocked is not None:
@@ -208,7 +208,7 @@ class WaitGraph:
                 head = self._heads[position]
                 break
             self._heads[position] = None  # until it is known: a walk that comes here again is in a cycle
-            way.append(position)
+            path.append(position)
             step = self.next(blocked)
             if step is None:
                 break
@@ -216,12 +216,12 @@ class WaitGraph:
                 head = step[0]
                 break
             blocked = self.blocked[step[1].position]
-        self._heads.update(dict.fromkeys(way, head))
+        self._heads.update(dict.fromkeys(path, head))
         return head
 
 
 def _excludes(row: Entry, entry: Entry) -> bool:
-    """Return True if the request can never be granted beside that row."""
+    """Return True if the request cannot be granted before that row has left."""
     if entry.access.startswith(UPGRADE):
         return True
     limits = [bound for bound in (number(row.limit), number(entry.limit)) if bound is not None]

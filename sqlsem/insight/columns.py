@@ -9,7 +9,7 @@ __all__ = ["BATCHES", "LEADERS", "MEMBERS", "QUEUES", "RATES", "TASKS", "TIMES",
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its head, and how it behaves where there is little room.
+    """A column: its head, its alignment, and how a narrow screen treats it.
 
     Attributes:
         key: The name to sort by.
@@ -17,7 +17,7 @@ class Column:
         right: Its cells are aligned to the right.
         elastic: It is shortened first.
         extra: Narrow screens leave it out.
-        falling: Sorted by it, the largest comes first.
+        falling: If a table is sorted by it, the largest comes first.
     """
 
     key: str

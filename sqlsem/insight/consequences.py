@@ -15,11 +15,11 @@ from sqlsem.printable import clean
 
 __all__ = ["OPERATE", "RETRY", "Action", "Consequence", "consequence", "grantable"]
 
-#: The rights that actions need, as sessions name them (`AdminSession.rights`).
+#: The rights that actions need, by their names in `AdminSession.rights`.
 OPERATE, RETRY = "operate", "retry"
 #: Name at most this many granted requests.
 NAMED = 3
-#: The states of a holder; no action on its resource ends them.
+#: The states of a holder. Actions on its resource do not end its hold.
 INSIDE = ("holds", "revoked")
 
 Kind = Literal["pause", "resume", "cap", "uncap", "revoke", "revoke_now", "retry"]
@@ -42,7 +42,7 @@ class Action:
 
     @property
     def command(self) -> str:
-        """The same as a command."""
+        """The command that does the same."""
         words: dict[Kind, list[str]] = {
             "pause": ["pause", str(self.resource)],
             "resume": ["resume", str(self.resource)],
@@ -61,8 +61,8 @@ class Consequence:
 
     Attributes:
         action: The action.
-        question: The question before it is done; if it is not possible, why not.
-        lines: What would happen, one sentence each.
+        question: The question to confirm it; or if it is not possible, the reason.
+        lines: The effects, one sentence each.
         possible: True if it can be done now.
         admitted: The positions that it would grant at once.
     """
@@ -114,10 +114,10 @@ def consequence(overview: Overview, action: Action) -> Consequence:
 def _pause(action: Action, resource: Resource, queue: Sequence[Entry]) -> Consequence:
     if resource.paused:
         return Consequence(action, f"{resource.resource!r} is paused already", possible=False)
-    lines = [_inside_stay(queue), f"No request is granted until it is resumed; {_waiting(queue)}."]
-    kept = grantable(queue, resource.cap, False)
-    if kept:
-        lines.append(f"Blocks {_names(kept)}.")
+    lines = [_holders_stay(queue), f"No request is granted until it is resumed; {_waiting(queue)}."]
+    blocked = grantable(queue, resource.cap, False)
+    if blocked:
+        lines.append(f"Blocks {_names(blocked)}.")
     return Consequence(action, f"Pause {resource.resource!r}?", tuple(filter(None, lines)))
 
 
@@ -125,7 +125,7 @@ def _resume(action: Action, resource: Resource, queue: Sequence[Entry]) -> Conse
     if not resource.paused:
         return Consequence(action, f"{resource.resource!r} is not paused", possible=False)
     admitted = grantable(queue, resource.cap, False)
-    lines = (_lets_in(admitted, queue),)
+    lines = (_grants(admitted, queue),)
     return Consequence(action, f"Resume {resource.resource!r}?", lines, admitted=_positions(admitted))
 
 
@@ -144,7 +144,7 @@ def _cap(action: Action, resource: Resource, queue: Sequence[Entry]) -> Conseque
     lines = []
     load = sum(entry.weight for entry in queue if entry.state in INSIDE)
     if cap is not None and load > cap:
-        lines.append(f"{_inside_stay(queue)} No request is granted until a weight of {load - cap} and more has left.")
+        lines.append(f"{_holders_stay(queue)} No request is granted until a weight of {load - cap} and more has left.")
     if cap is None and any(entry.limit is None and entry.member_id is not None for entry in queue):
         lines.append("Requests there name no limit and count on it: it can be changed, not lifted.")
     if cap is not None:
@@ -157,10 +157,10 @@ def _cap(action: Action, resource: Resource, queue: Sequence[Entry]) -> Conseque
     if resource.paused:
         lines.append("It is paused: nothing is granted until it is resumed.")
     else:
-        kept = [entry for entry in grantable(queue, resource.cap, False) if entry.position not in _positions(after)]
-        if kept:
-            lines.append(f"Blocks {_names(kept)}.")
-        lines.append(_lets_in([entry for entry in after if entry.position not in before], queue))
+        blocked = [entry for entry in grantable(queue, resource.cap, False) if entry.position not in _positions(after)]
+        if blocked:
+            lines.append(f"Blocks {_names(blocked)}.")
+        lines.append(_grants([entry for entry in after if entry.position not in before], queue))
     return Consequence(action, question, tuple(lines), admitted=_positions(after))
 
 
@@ -171,21 +171,21 @@ def _revoke(overview: Overview, action: Action) -> Consequence:
     resource = next((row for row in overview.resources if row.resource == entry.resource), None)
     cap, paused = (resource.cap, resource.paused) if resource else (None, False)
     queue = [row for row in overview.entries if row.resource == entry.resource]
-    left = [row for row in queue if row.position != entry.position]
+    remaining = [row for row in queue if row.position != entry.position]
     before = _positions(grantable(queue, cap, paused))
-    after = [row for row in grantable(left, cap, paused) if row.position not in before]
+    after = [row for row in grantable(remaining, cap, paused) if row.position not in before]
     process = clean(process_name(entry.host, entry.pid, entry.requesting_id))
     verb = "Revoke at once" if action.kind == "revoke_now" else "Revoke"
     question = f"{verb} {entry.position} of {clean(entry.resource)!r} ({process})?"
-    lines = [*_what_becomes_of(entry, force=action.kind == "revoke_now")]
+    lines = [*_effects_on(entry, force=action.kind == "revoke_now")]
     if paused:
         lines.append("The resource is paused: this grants nothing.")
     else:
-        lines.append(_lets_in(after, left))
+        lines.append(_grants(after, remaining))
     return Consequence(action, question, tuple(lines), admitted=_positions(after))
 
 
-def _what_becomes_of(entry: Entry, *, force: bool) -> Iterable[str]:
+def _effects_on(entry: Entry, *, force: bool) -> Iterable[str]:
     duration = f"It {'has held' if entry.state in INSIDE else 'has waited'} for {seconds_in_words(entry.seconds)}"
     note = f", for {clean(entry.note)!r}." if entry.note else "."
     yield duration + note
@@ -234,7 +234,7 @@ def _names(entries: Sequence[Entry]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _lets_in(admitted: Sequence[Entry], queue: Iterable[Entry]) -> str:
+def _grants(admitted: Sequence[Entry], queue: Iterable[Entry]) -> str:
     """Say which requests are granted at once, and which comes next."""
     waiting = [entry for entry in queue if entry.state == "waits"]
     after = _after(waiting, {entry.position for entry in admitted})
@@ -249,7 +249,7 @@ def _after(waiting: Iterable[Entry], admitted: Collection[int]) -> Entry | None:
     return next((entry for entry in waiting if entry.position not in admitted), None)
 
 
-def _inside_stay(queue: Iterable[Entry]) -> str:
+def _holders_stay(queue: Iterable[Entry]) -> str:
     inside = sum(entry.state in INSIDE for entry in queue)
     if not inside:
         return "Nothing is held."

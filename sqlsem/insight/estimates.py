@@ -1,8 +1,9 @@
 """Estimate when a request will be granted, as a range, from the history of such holds.
 
-The queue is simulated many times. In each simulation, each holder stays for as long as one of the recent holds that
-lasted longer than it has held already. Each waiter is granted as soon as the rule allows, and stays for as long as one
-of those holds. About eight of ten such ranges should contain the truth (`python -m benchmarks estimates` measures it).
+The queue is simulated many times. In each simulation, a hold lasts as long as one of the recent holds, chosen at
+random; for a present holder only those count that lasted longer than it has held already. Each waiter is granted as
+soon as the rule (`Request.fits`) allows. The true time should be in eight of ten such ranges (`python -m benchmarks
+estimates` measures that).
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ __all__ = ["MIN_HOLDS", "MIN_OF_KIND", "Durations", "Estimate", "estimates", "ru
 
 #: With fewer holds there is no estimate.
 MIN_HOLDS = 5
-#: With this many of one kind (the same note, or program), holds of other kinds are ignored.
+#: If there are this many holds of a kind (the same note, or program), holds of other kinds are ignored.
 MIN_OF_KIND = 8
 #: Use the newest holds only, because work changes with time.
 MAX_HOLDS = 60
-#: Simulations of each queue; fewer where many wait, but at least MIN_RUNS.
+#: How often each queue is simulated; less often if many requests wait, but at least MIN_RUNS times.
 RUNS, MIN_RUNS = 200, 40
-#: At most this many rows times simulations.
+#: The greatest product of rows and simulations.
 MAX_STEPS = 40_000
-#: At most this many rows of all queues, and of one queue (all, if a position of it is asked for).
+#: The most rows that are simulated: of all queues together, and of one queue if all its waiters are estimated.
 MAX_ROWS, MAX_OF_QUEUE = 1000, 100
 
 
@@ -51,11 +52,11 @@ class Estimate:
     high: float
     held_low: float
     held_high: float
-    count: int  # holds, or tasks, that it is computed from
+    count: int  # the number of holds, or of tasks, that it is computed from
 
     @classmethod
     def of(cls, moments: Sequence[float], usual: Sequence[float], count: int) -> Estimate:
-        """Return an estimate from the simulated times and the usual durations, both in order."""
+        """Return an estimate from the simulated times and the usual durations, both sorted."""
         low, likely, high = (percentile(moments, share) for share in (0.1, 0.5, 0.9))
         return cls(low, likely, high, percentile(usual, 0.1), percentile(usual, 0.9), min(count, len(usual)))
 
@@ -70,7 +71,7 @@ class Estimate:
         return f"between {clock(self.low)} and {clock(self.high)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return {**plain(self), "words": self.words}
 
 
@@ -85,27 +86,29 @@ def without_numbers(text: str) -> str:
 
 
 class Durations:
-    """The durations of holds: of the next hold, or of a hold that has lasted for some time."""
+    """The durations of the newest holds: they predict how long the next hold lasts, or a present one goes on."""
 
     def __init__(self, newest: Sequence[float]) -> None:
         held = newest[:MAX_HOLDS]
         self.held = sorted(held)
         mean = statistics.fmean(held)
-        #: The relative standard error of their mean: later waiters of one simulation are off together.
+        #: The relative standard error of their mean. In one simulation, all waiters' durations deviate alike by it.
         self.standard_error = statistics.pstdev(held) / mean / math.sqrt(len(held)) if mean > 0 else 0.0
 
     def at(self, share: float, already: float = 0.0) -> float:
-        """Return the remaining seconds that this share of such holds does not exceed. The shares are even between any
-        two of the holds that lasted longer than ``already``, below the first of them and above the last.
+        """Return the remaining seconds that this share of such holds does not exceed, after ``already`` seconds.
+
+        Only the holds that lasted longer than ``already`` count. The gaps between any two neighbours among them, below
+        the first and above the last have equal shares.
         """
         first = bisect.bisect_right(self.held, already)
-        place = share * (len(self.held) - first + 1)
-        whole = int(place)
+        rank = share * (len(self.held) - first + 1)
+        whole = int(rank)
         below = self.held[first + whole - 1] if whole else already
         if first + whole < len(self.held):
-            return below + (self.held[first + whole] - below) * (place - whole) - already
+            return below + (self.held[first + whole] - below) * (rank - whole) - already
         # Longer than all known holds: half of such holds end within half as much again.
-        rest = min(place - whole, 0.98)
+        rest = min(rank - whole, 0.98)
         longest = max(below, 1e-3)
         return longest * float((1 - rest) ** -0.6) - already
 
@@ -121,7 +124,7 @@ class Kinds:
         self._kinds = {kind: Durations(held) for kind, held in by_kind.items() if len(held) >= MIN_OF_KIND}
 
     def of(self, entry: Entry) -> Durations:
-        """Return the durations for this row: of its kind, if enough are known."""
+        """Return the durations for this row: those of its kind if there are enough, else all."""
         return self._kinds.get(kind_of(entry.note, entry.program), self._all)
 
 
@@ -130,22 +133,22 @@ class SimulatedQueue:
 
     def __init__(self, deviation: float) -> None:
         self.deviation = deviation  # how far the means are off in this simulation, in standard deviations
-        self._leaving: list[tuple[float, str, int, int | None]] = []  # the row that leaves last comes last
+        self._leaving: list[tuple[float, str, int, int | None]] = []  # by the time at which the row leaves
 
     def granted_at(self, access: str, limit: int | None, weight: int, cap: int | None) -> float:
-        """Return when the next request is granted: as soon as the rows that remain leave it room."""
+        """Return when the next request is granted: as soon as the rows that remain leave it lowest_limit."""
         limits = [value for value in (limit, cap) if value is not None]
-        room, load = min(limits, default=None), weight
-        if room is not None and load > room:
+        lowest_limit, load = min(limits, default=None), weight
+        if lowest_limit is not None and load > lowest_limit:
             return math.inf  # until the operator raises the cap
-        for leaves, other, its, declared in reversed(self._leaving):
-            if access != WRITE and other == access:
+        for leaves_at, row_access, row_weight, declared in reversed(self._leaving):
+            if access != WRITE and row_access == access:
                 continue
-            load += its
+            load += row_weight
             if declared is not None:
-                room = declared if room is None else min(room, declared)
-            if room is not None and load > room:
-                return leaves
+                lowest_limit = declared if lowest_limit is None else min(lowest_limit, declared)
+            if lowest_limit is not None and load > lowest_limit:
+                return leaves_at
         return 0.0
 
     def add(self, until: float, access: str, limit: int | None, weight: int) -> None:
@@ -159,16 +162,16 @@ def estimates(overview: Overview, positions: Collection[int] | None = None) -> d
     """
     settings = {resource.resource: resource for resource in overview.resources}
     chosen: list[tuple[list[Entry], Resource | None, HoldTimes]] = []
-    left = MAX_ROWS
+    rows_left = MAX_ROWS
     for resource, group in groupby(overview.entries, key=lambda entry: entry.resource):
         times, setting = overview.holds.get(resource), settings.get(resource)
         if times is None or len(times.holds) < MIN_HOLDS or (setting is not None and setting.paused):
             continue
-        rows = list(islice(group, min(left, MAX_OF_QUEUE if positions is None else MAX_ROWS)))
-        waiting = [place for place, row in enumerate(rows, 1) if row.state == "waits" and _is_wanted(row, positions)]
+        rows = list(islice(group, min(rows_left, MAX_OF_QUEUE if positions is None else MAX_ROWS)))
+        waiting = [index for index, row in enumerate(rows, 1) if row.state == "waits" and _is_selected(row, positions)]
         if waiting:
             chosen.append((rows[: waiting[-1]], setting, times))
-            left -= waiting[-1]
+            rows_left -= waiting[-1]
     runs = run_count(sum(len(rows) for rows, _, _ in chosen))
     results: dict[int, Estimate] = {}
     for rows, setting, times in chosen:
@@ -188,14 +191,14 @@ def run_count(rows: int) -> int:
     return max(MIN_RUNS, min(RUNS, MAX_STEPS // max(1, rows)))
 
 
-def _is_wanted(entry: Entry, positions: Collection[int] | None) -> bool:
+def _is_selected(entry: Entry, positions: Collection[int] | None) -> bool:
     return positions is None or entry.position in positions
 
 
 def _simulate(rows: list[Entry], kinds: Kinds, cap: int | None, runs: int, count: int) -> dict[int, Estimate]:
     rng = random.Random(len(rows))  # the same each time, so that the display does not jump
     simulations = [SimulatedQueue(rng.gauss(0.0, 1.0)) for _ in range(runs)]
-    shares = [(place + 0.5) / runs for place in range(runs)]
+    shares = [(index + 0.5) / runs for index in range(runs)]
     results: dict[int, Estimate] = {}
     for row in rows:
         rng.shuffle(shares)

@@ -30,8 +30,8 @@ KINDS = {
 class KeptLock:
     """A lock inside the database that the session ``pid`` keeps.
 
-    ``is_stranger``: its login has no role of sqlsem's. ``seconds``: since its transaction began, or its session if it
-    has no transaction; None if that cannot be seen.
+    ``is_stranger``: the session's login has none of sqlsem's roles. ``seconds``: the age of its transaction, or of the
+    session if there is no transaction; None if this login may not see it.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class KeptLock:
 
     @property
     def keeps_out(self) -> bool:
-        """True if a request waits for it before it has a row."""
+        """True if a new request has to wait for it before the request has a row in the queue."""
         return self.kind in ("gate", "number", "limits", "install")
 
     @property
@@ -69,5 +69,5 @@ class KeptLock:
         return f"session {self.pid} of login {self.login}{about}{role} keeps {lock}{since}: {effect}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return {**dataclasses.asdict(self), "words": self.words, "remedy": self.remedy}

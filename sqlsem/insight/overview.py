@@ -30,22 +30,22 @@ class MemberEntry:
     login: str | None
     joined_at: datetime
     kind: str  # 'beacon' or 'lease': how sqlsem checks that it lives
-    missing_for: float | None  # since its beacon was missed, or its last heartbeat; None: it lives
+    missing_for: float | None  # since its beacon was found free, or since its last heartbeat; None: it lives
     grace: float | None  # how long a missing member counts as alive; for a lease, its length
-    grace_left: float | None  # until it counts as dead: of a missing member, and of every lease
+    grace_left: float | None  # the time until it counts as dead; only for a missing member and for a lease
     holding: int
     waiting: int
 
     @property
     def is_missed(self) -> bool:
-        """True while the member cannot be found and has rows, or is within its grace. A dead process that held nothing
-        does not matter.
+        """True if the member cannot be found, and has rows or is still within its grace. (A dead process without rows
+        does not matter.)
         """
         dead = self.grace_left is not None and self.grace_left <= 0
         return self.missing_for is not None and (not dead or self.holding + self.waiting > 0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return plain(self)
 
 
@@ -83,9 +83,9 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     >>> percentile([1.0, 2.0, 3.0], 0.5)
     2.0
     """
-    place = share * (len(ordered) - 1)
-    below, above = math.floor(place), math.ceil(place)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    rank = share * (len(ordered) - 1)
+    below, above = math.floor(rank), math.ceil(rank)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Overview:
     entries: list[Entry]  # in order by resource and position
     members: list[MemberEntry]
     queues: list[QueueCounts]
-    batches: list[BatchEntry]  # open, or failed and not begun anew, or with a callback that has not finished
+    batches: list[BatchEntry]  # open; failed, without a newer one; or with a callback that has not finished
     holds: dict[str, HoldTimes]
     rates: list[RateEntry] = field(default_factory=list)  # in order by name and length
 
@@ -138,7 +138,7 @@ class Overview:
         holds: Iterable[Sequence[Any]],
         rates: list[RateEntry],
     ) -> Overview:
-        """Build an overview from an engine's rows; settings and holds as plain rows.
+        """Build an overview from an engine's rows; ``settings`` and ``holds`` are plain tuples.
 
         Args:
             taken_at: The database's clock.
@@ -175,7 +175,7 @@ class Overview:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return {
             "taken_at": self.taken_at.isoformat(),
             **{

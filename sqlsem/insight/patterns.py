@@ -1,4 +1,4 @@
-"""Resolve limits that the server sets: a pattern sets one for all resources whose names begin alike.
+"""Resolve limits that the server sets: a pattern sets one limit for all resources whose names begin alike.
 
 A pattern is a name that ends with ``*``. The longest pattern that matches counts, and a resource's own limit comes
 before all patterns.
@@ -34,7 +34,7 @@ def is_pattern(name: str) -> bool:
 
 
 class Patterns:
-    """The patterns that are set, found by the names that they match.
+    """The patterns that operators have set, looked up by a resource's name.
 
     >>> patterns = Patterns([("*", 9, "anna"), ("tenant:*", 4, "bert"), ("etl", 2, "anna")])
     >>> patterns.of("tenant:7")
@@ -42,20 +42,20 @@ class Patterns:
     """
 
     def __init__(self, settings: Iterable[tuple[str, int | None, str | None]]) -> None:
-        """Take all resources' names and caps, with the logins that set them."""
-        self._found = {
+        """Select the patterns among these settings: each a name, its cap, and the login that set it."""
+        self._by_prefix = {
             name[:-1]: Pattern(name, cap, by)
             for name, cap, by in settings
             if cap is not None and isinstance(name, str) and is_pattern(name)
         }
-        self._lengths = sorted({len(prefix) for prefix in self._found}, reverse=True)
+        self._lengths = sorted({len(prefix) for prefix in self._by_prefix}, reverse=True)
 
     def of(self, resource: str) -> Pattern | None:
         """Return the longest pattern that a name matches."""
-        if not isinstance(resource, str):  # written by hand into a table that takes anything
+        if not isinstance(resource, str):  # written by hand, into a table of SQLite that accepts any type
             return None
         for length in self._lengths:
-            pattern = self._found.get(resource[:length])
+            pattern = self._by_prefix.get(resource[:length])
             if pattern is not None and length <= len(resource):
                 return pattern
         return None
@@ -67,7 +67,7 @@ class Patterns:
 
 
 def no_limit_set(resource: str) -> str:
-    """Return the error text for a request that leaves its limit to a server which has none."""
+    """Return the error text for a request without a limit, if the server has none for it either."""
     return (
         f"No limit is set for {resource!r}, and the request names none; an operator sets one with: "
         f"sqlsem set {shlex.quote(resource)} --limit N --allow-new"
@@ -75,7 +75,7 @@ def no_limit_set(resource: str) -> str:
 
 
 def counted_on(number: int, resource: str) -> str:
-    """Return the error text for a limit that cannot be lifted."""
+    """Return the error text for a limit that cannot be lifted, because requests rely on it."""
     return (
         f"{number} requests (on {resource!r} first) name no limit and count on this one: it can be changed, not "
         f"lifted, until they have ended; see who they are: sqlsem ls"
@@ -85,8 +85,10 @@ def counted_on(number: int, resource: str) -> str:
 def with_settings(
     resources: Iterable[Resource], settings: Mapping[str, Sequence[Any]], ageing: Mapping[str, float]
 ) -> list[Resource]:
-    """Return resources with their settings. ``settings`` by name: resource, cap, paused_at, stale_after, paused_by,
-    cap_by; patterns among them. ``ageing``: of resources with priorities.
+    """Return resources with their settings.
+
+    ``settings`` has a row for each resource or pattern, by name: resource, cap, paused_at, stale_after, paused_by,
+    cap_by. ``ageing`` has the ageing of each resource with priorities.
     """
     patterns = Patterns((row[0], row[1], row[5]) for row in settings.values())
     results = []

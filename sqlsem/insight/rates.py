@@ -11,8 +11,10 @@ __all__ = ["rate_words", "seconds_until_granted", "used_words"]
 
 
 def seconds_until_granted(before: int, windows: Sequence[RateEntry]) -> float:
-    """Return the seconds until a request with ``before`` others ahead in a rate's queue is granted. Assumes that each
-    asks for 1 and that the use leaves the windows evenly. Not before there is room.
+    """Return the seconds until a request is granted that has ``before`` others ahead of it in a rate's queue.
+
+    Assumes that each request costs 1, and that the use leaves the windows evenly. Never less than the time until all
+    windows have room.
 
     >>> seconds_until_granted(4, [RateEntry("api", 60.0, 100, 100, 0.0)])
     3.0
@@ -22,14 +24,14 @@ def seconds_until_granted(before: int, windows: Sequence[RateEntry]) -> float:
 
 
 def rate_words(before: int, windows: Sequence[RateEntry]) -> str:
-    """Return the same in words, with the use of each window."""
+    """Say when such a request is granted, with the use of each window."""
     line = f"{before} ahead of it in the queue" if before else "first in the queue"
     entry = f"{line}, so it is granted in about {clock(seconds_until_granted(before, windows))}"
     return f"rate {windows[0].name!r}: {used_words(windows)}; {entry}"
 
 
 def used_words(windows: Sequence[RateEntry]) -> str:
-    """Return the use of each window, and when there is room again in all of them.
+    """Say how much of each window is used, and when all of them have room again.
 
     >>> used_words([RateEntry("api", 60.0, 100, 100, 0.0, free_in=12.0)])
     '100 of 100 used in 1m00s, room in 12s'

@@ -1,4 +1,4 @@
-"""Say in words why a request or a task waits: the rule that blocks it, and the rows in its way."""
+"""Say in words why a request or a task waits: which part of the rule blocks it, and which rows are in its way."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Reason:
     words: str  # a sentence
     short: str  # a few words, for a column
     behind: tuple[Entry, ...]  # the rows that block it, from the head of the queue on
-    waiters: int  # waiters ahead that block it too
-    head: Entry | None  # at the end of the chain: a row that waits for no other
-    enters: Estimate | None  # when it will be granted, where enough is known
+    waiters: int  # the number of waiters ahead that block it, too
+    head: Entry | None  # the row at the end of the chain, which waits for no other
+    enters: Estimate | None  # when it will be granted; None if too little is known
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values; rows by their positions."""
+        """Return the fields as JSON-ready values; rows as their positions."""
         return {
             "code": self.code,
             "words": self.words,
@@ -95,7 +95,7 @@ def _several(entries: Sequence[Entry]) -> str:
 
 
 def _binding_limit(blocked: Blocked) -> int:
-    """Return the binding limit: the lowest of its own, the cap, and those that the rows in its way declare."""
+    """Return the lowest limit: of its own, the cap, and the limits that the rows in its way declare."""
     cap = None if _is_above_cap(blocked) else blocked.setting.cap
     limits = [number(blocked.entry.limit), cap, *(number(row.limit) for row in blocked.behind)]
     return min((limit for limit in limits if limit is not None), default=0)
@@ -132,7 +132,7 @@ def _stages(entries: Iterable[Entry]) -> str:
 
 
 def _phrases(code: str, blocked: Blocked) -> tuple[str, str]:
-    """Return a sentence, and a few words."""
+    """Return the reason as a sentence, and in a few words."""
     entry, setting, behind = blocked.entry, blocked.setting, blocked.behind
     first = requester(behind[0]) if behind else ""
     others = f" +{len(behind) - 1}" if len(behind) > 1 else ""
@@ -221,12 +221,12 @@ class TaskReason:
     code: str
     words: str
     short: str
-    behind: tuple[TaskEntry, ...]  # the task that blocks it, where it is known
+    behind: tuple[TaskEntry, ...]  # the task that blocks it, if it is known
     ready_in: float | None = None  # seconds
-    starts: Estimate | None = None  # when it will be started, where enough is known
+    starts: Estimate | None = None  # when it will be started; None if too little is known
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values; tasks by their numbers."""
+        """Return the fields as JSON-ready values; tasks as their numbers."""
         return {
             "code": self.code,
             "words": self.words,
@@ -241,11 +241,11 @@ class _TaskLimits:
 
     def __init__(self, tasks: Sequence[TaskEntry], limits: Iterable[QueueLimit], waits: Iterable[QueueWait]) -> None:
         self._waits = {(wait.queue, wait.task_key): wait.seconds for wait in waits}
-        self._set = {(limit.queue, limit.task_key): limit for limit in limits}
+        self._settings = {(limit.queue, limit.task_key): limit for limit in limits}
         running = [task for task in tasks if task.status in ("running", "lost")]
         self._of_queue = Counter(task.queue for task in running)
         self._of_key = Counter((task.queue, task.key) for task in running)
-        self._fair_queues = {queue for queue, _ in self._set} | {
+        self._fair_queues = {queue for queue, _ in self._settings} | {
             task.queue for task in tasks if (task.key is not None or task.priority) and task.status == "pending"
         }
 
@@ -254,8 +254,8 @@ class _TaskLimits:
         return queue in self._fair_queues
 
     def full(self, task: TaskEntry) -> TaskReason | None:
-        """Return the limit that is reached, if there is one."""
-        queue, key = self._set.get((task.queue, None)), self._set.get((task.queue, task.key))
+        """Return the reason if a limit or a rate of the task is reached, else None."""
+        queue, key = self._settings.get((task.queue, None)), self._settings.get((task.queue, task.key))
         runs = self._of_queue[task.queue]
         if queue is not None and queue.task_limit is not None and runs >= queue.task_limit:
             words = f"{runs} of {queue.task_limit} tasks of its queue are running, as {queue.set_by} has set"
@@ -304,15 +304,15 @@ def task_reasons(
     requests: Mapping[int, Reason] | None = None,
     waits: Iterable[QueueWait] = (),
 ) -> dict[int, TaskReason]:
-    """Return why each pending task does not run, by number.
+    """Return why each pending task does not run, by task number.
 
     Args:
-        tasks: All open tasks of one queue or several, and the last ended ones, which the estimate of the start needs.
-            Blocking tasks are searched among these.
+        tasks: All open tasks of one queue or several, and their last ended tasks, for the estimates. Only these can be
+            named as blocking.
         taken_at: The database's clock.
         limits: The settings of these queues.
-        requests: Why requests for locks wait, by position.
-        waits: The rates that are used up.
+        requests: The reasons why requests for locks wait, by position.
+        waits: The rates that are used up, and when they have room again.
     """
     opened = sorted(tasks, key=lambda task: (task.queue, task.order, task.task_id))
     task_limits = _TaskLimits(opened, limits, waits)
@@ -329,14 +329,14 @@ def task_reasons(
         before = queue
         pending = [member for member in members if member.status == "pending"]
         for task in pending:
-            results[task.task_id] = held_up or _by_itself(task, pending, task_limits, taken_at, requests or {})
+            results[task.task_id] = held_up or _own_reason(task, pending, task_limits, taken_at, requests or {})
         if held_up is None or held_up.behind[0].status != "failed":
-            held_up = _holding_up([member for member in members if _is_open(member)]) or held_up
+            held_up = _order_reason([member for member in members if _is_open(member)]) or held_up
     return {number: _starting(reason, starts.get(number)) for number, reason in results.items()}
 
 
 def _starting(reason: TaskReason, starts: Estimate | None) -> TaskReason:
-    """Return the same reason with the estimated start."""
+    """Return this reason, with the estimated start."""
     if starts is None:
         return reason
     usual = span_in_words(starts.held_low, starts.held_high)
@@ -349,7 +349,7 @@ def _is_open(task: TaskEntry) -> bool:
     return task.status in ("pending", "running", "lost") or (task.status == "failed" and task.on_failure == "stop")
 
 
-def _holding_up(opened: Sequence[TaskEntry]) -> TaskReason | None:
+def _order_reason(opened: Sequence[TaskEntry]) -> TaskReason | None:
     """Return why the open tasks of one order block later orders."""
     if not opened:
         return None
@@ -367,18 +367,20 @@ def _holding_up(opened: Sequence[TaskEntry]) -> TaskReason | None:
     return TaskReason("order_open", words, f"after order {first.order}", (first,))
 
 
-def _by_itself(
+def _own_reason(
     task: TaskEntry,
     pending: Sequence[TaskEntry],
     task_limits: _TaskLimits,
     taken_at: datetime,
     requests: Mapping[int, Reason],
 ) -> TaskReason:
-    """Return the reason of a task that no other order blocks."""
-    left = (task.ready_at - taken_at).total_seconds()
-    if left > 0:
+    """Return the reason why a task does not run that no task of a lower order blocks."""
+    seconds = (task.ready_at - taken_at).total_seconds()
+    if seconds > 0:
         again = f"attempt {task.attempt + 1} of {task.max_attempts}" if task.failures else "it"
-        return TaskReason("not_ready", f"{again} is due in {clock(left)}", f"in {seconds_in_words(left)}", (), left)
+        return TaskReason(
+            "not_ready", f"{again} is due in {clock(seconds)}", f"in {seconds_in_words(seconds)}", (), seconds
+        )
     if task.blocked:
         return task_limits.full(task) or _blocked_reason(task, requests)
     words = f"the next free worker takes it{task_limits.before(task, pending)}"

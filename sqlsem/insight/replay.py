@@ -1,9 +1,9 @@
-"""Run a history again with other settings: the rule, run forward over its requests.
+"""Run a history again with other settings: the rule (`Request.fits`) is applied to its requests, forward in time.
 
-Each request is made again when it was made, and held for as long as it was held. The nested locks of one thread or task
-form a *program*: an inner lock is requested as long after the outer one was granted as it was then, and the outer lock
-is held as long after the inner one. Locks that were acquired together are requested together. Programs are not shifted
-against each other: requests come when they came.
+The nested locks of one thread or task form a *program*, which starts at its recorded time. In a program, these times
+are as recorded: how long each lock is held, the time from the grant of an outer lock to the request of an inner one,
+and the time from the release of the inner lock to that of the outer one. Locks that were acquired together are
+requested together.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sqlsem.model import READ, UPGRADE, WRITE, Entry, Past
 
 __all__ = ["ORDERS", "Comparison", "Night", "Replay", "ReplaySettings", "replay"]
 
-#: Positions of one transaction are no further apart than this, seconds.
+#: Requests of one transaction are at most this many seconds apart.
 TOGETHER_SECONDS = 0.02
 CONVERTED = ("upgraded", "downgraded")
 #: Which waiter is granted first.
 ORDERS = ("asked", "shortest", "longest", "lightest", "heaviest")
-#: The events of one time, in this order.
+#: The kinds of events, in the order in which those of the same time handle.
 LEAVES, ASKS, GIVES_UP = 0, 1, 2
-#: The kind of a reader that waits to be the writer: it conflicts with every other kind.
+#: The kind of a reader that waits for its upgrade: it conflicts with every other kind.
 UPGRADING: Kind = (UPGRADE, 1, 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MOMENT = timedelta(milliseconds=1)
@@ -40,15 +40,17 @@ READING: Kind = (READ, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """The changed settings: limits and weights by resource (of limits and mutexes; readers and stages keep theirs), and
-    the order, one of `ORDERS`. A real queue cannot know how long a request will hold: 'shortest' and 'longest' show the
-    value of that knowledge.
+    """The changed settings: limits and weights by resource, and the order in which waiters are granted, one of
+    `ORDERS`.
+
+    Limits and weights apply to limits and mutexes; readers and stages keep theirs. A real queue cannot know how long a
+    request will hold: 'shortest' and 'longest' show the value of that knowledge.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=dict)
     order: str = "asked"
-    #: The server's limits now: requests that named no limit had these.
+    #: The server's limits now. They count for recorded requests that declared no limit.
     caps: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -59,7 +61,7 @@ class Night:
     requests: int
     let_in: int
     gave_up: int
-    end: datetime | None  # when the last holder left
+    end: datetime | None  # the time of the last release
     wait_p50: float
     wait_p99: float
     wait_total: float
@@ -67,20 +69,20 @@ class Night:
     use: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         names = ("requests", "let_in", "gave_up", "wait_p50", "wait_p99", "wait_total", "use")
         return {name: getattr(self, name) for name in names} | {"end": self.end and self.end.isoformat()}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The history as it was, and as it would have been."""
+    """The totals of the history as it was, and as it would have been."""
 
     was: Night
     would: Night
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return {"was": self.was.as_dict(), "would": self.would.as_dict()}
 
 
@@ -90,13 +92,13 @@ class Replay:
 
     everything: Comparison
     resources: dict[str, Comparison]
-    unfinished: int  # held or waiting when the history was read: counted as ended then
-    guessed: int  # gave up then, but would be granted: held as long as is usual for their resource
-    stuck: int  # would wait for each other for ever: sqlsem would raise `Deadlock` in the youngest
-    refused: int  # upgrades that another upgrade would have blocked
+    unfinished: int  # requests that held or waited when the history was read; they count as ended then
+    guessed: int  # requests that gave up, but would be granted: they hold for the median time of their resource
+    stuck: int  # requests that would wait for each other for ever; sqlsem would raise `Deadlock` in the youngest
+    refused: int  # upgrades that would fail because of another upgrade
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return {
             "everything": self.everything.as_dict(),
             "resources": {name: resource.as_dict() for name, resource in self.resources.items()},
@@ -113,35 +115,35 @@ def replay(past: Iterable[Past], entries: Iterable[Entry] = (), settings: Replay
     Args:
         past: Finished requests, in any order.
         entries: The rows that hold and wait now.
-        settings: The changed settings. Without any, the result is nearly the history itself: the replay ignores wakeup
-            times, caps, pauses, and waiters without a position.
+        settings: The changed settings. Without any, the result is nearly the history itself. (The replay ignores the
+            time that a wakeup takes, caps, pauses, and waiters without a position.)
 
-    Raises `ConfigurationError` when a request weighs more than a new limit.
+    Raises `ConfigurationError` if a request weighs more than a new limit.
     """
     settings = settings or ReplaySettings()
     unfinished = _as_past(entries)
     rows: dict[tuple[str, int], list[Past]] = defaultdict(list)
     for row in itertools.chain(past, unfinished):
         rows[row.resource, row.position].append(row)
-    asks = [_Request.of(sorted(parts, key=lambda part: part.ended_at), settings) for parts in rows.values()]
-    asks.sort(key=lambda ask: (ask.asked, ask.position))
-    run = _Simulation(asks, settings)
-    run.to_the_end()
+    requests = [_Request.of(sorted(parts, key=lambda part: part.ended_at), settings) for parts in rows.values()]
+    requests.sort(key=lambda request: (request.requested, request.position))
+    simulation = _Simulation(requests, settings)
+    simulation.run()
     by_resource: dict[str, list[_Request]] = defaultdict(list)
-    for ask in asks:
-        by_resource[ask.resource].append(ask)
+    for request in requests:
+        by_resource[request.resource].append(request)
     return Replay(
-        everything=_compare(asks, per_limit=False),
+        everything=_compare(requests, per_limit=False),
         resources={name: _compare(by_resource[name], per_limit=True) for name in sorted(by_resource)},
         unfinished=len(unfinished),
-        guessed=run.guessed,
-        stuck=sum(ask.would_end is None for ask in asks),
-        refused=run.refused,
+        guessed=simulation.guessed,
+        stuck=sum(request.would_end is None for request in requests),
+        refused=simulation.refused,
     )
 
 
 def _as_past(entries: Iterable[Entry]) -> list[Past]:
-    """Return the present rows as if they had ended when they were read; waiters a moment before holders."""
+    """Return the present rows as if they had ended when they were read, and holders a moment after the waiters."""
     rows = []
     now = _EPOCH
     for entry in entries:
@@ -171,22 +173,22 @@ def _as_past(entries: Iterable[Entry]) -> list[Past]:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """One request, as it was and as it would be. Times in seconds since 1970."""
+    """One request: as recorded, and (``kind``, ``would_…``) as in the replay. Times in seconds since 1970."""
 
     resource: str
     position: int
     requester: str
     kind: Kind
     was_kind: Kind
-    asked: float
+    requested: float
     granted: float | None
     ended: float
-    #: Its upgrades and downgrades, with their times.
+    #: The times of its upgrades and downgrades, each with the kind that it had from then on.
     conversions: list[tuple[float, Kind]]
-    rank: float = 0.0
-    place: tuple[float, int] = (0.0, 0)
-    would_ask: float = 0.0
-    would_enter: float | None = None
+    rank: float = 0.0  # by the order of the settings; the lowest is granted first
+    queue_key: tuple[float, int] = (0.0, 0)  # the rank, and a number in the order of requests: its place in the queue
+    would_request: float = 0.0
+    would_be_granted: float | None = None
     would_end: float | None = None
 
     @classmethod
@@ -211,26 +213,26 @@ class _Request:
                 )
             kind = (WRITE, limit, weight)
         granted = None if first.granted_at is None else first.granted_at.timestamp()
-        asked = first.requested_at.timestamp()
-        ask = cls(
+        requested = first.requested_at.timestamp()
+        request = cls(
             resource=first.resource,
             position=first.position,
             requester=first.requesting_id,
             kind=kind,
             was_kind=was,
-            asked=asked,
+            requested=requested,
             granted=granted,
-            ended=max(last.ended_at.timestamp(), asked if granted is None else granted),
+            ended=max(last.ended_at.timestamp(), requested if granted is None else granted),
             conversions=conversions,
         )
-        ask.rank = {
+        request.rank = {
             "asked": 0.0,
-            "shortest": ask.held,
-            "longest": -ask.held,
+            "shortest": request.held,
+            "longest": -request.held,
             "lightest": float(kind[2]),
             "heaviest": -float(kind[2]),
         }[settings.order]
-        return ask
+        return request
 
     @property
     def held(self) -> float:
@@ -238,14 +240,15 @@ class _Request:
         return 0.0 if self.granted is None else self.ended - self.granted
 
 
-#: A step of a program, this long after the step before it.
 @dataclass(slots=True)
 class _Step:
-    after: float
+    """A step of a program: one action on these requests."""
+
+    after: float  # seconds since the end of the step before
     action: str  # 'ask', 'convert' or 'leave'
-    asks: list[_Request]
+    requests: list[_Request]
     kind: Kind | None = None
-    gave_up_after: float | None = None  # of requests that gave up
+    gave_up_after: float | None = None  # seconds; for requests that gave up in the history
 
 
 @dataclass(slots=True, eq=False)
@@ -254,31 +257,31 @@ class _Program:
 
     start: float
     steps: list[_Step]
-    at: int = 0
-    missing: int = 0  # requests of the present step that are not granted
+    at: int = 0  # the index of the next step
+    missing: int = 0  # the number of requests of the present step that are not granted
 
 
-def _programs(asks: Sequence[_Request]) -> list[_Program]:
+def _programs(requests: Sequence[_Request]) -> list[_Program]:
     """Return the programs of a history, from its requests in order."""
-    of_one: dict[str, list[_Request]] = defaultdict(list)
-    for ask in asks:
-        of_one[ask.requester].append(ask)
+    by_requester: dict[str, list[_Request]] = defaultdict(list)
+    for request in requests:
+        by_requester[request.requester].append(request)
     programs = []
-    for own in of_one.values():
+    for own in by_requester.values():
         together: list[list[_Request]] = []
-        for ask in own:
+        for request in own:
             last = together[-1] if together else None
             if (
                 last is not None
-                and ask.asked - last[0].asked <= TOGETHER_SECONDS
-                and all(inner.resource != ask.resource and inner.ended > ask.asked for inner in last)
+                and request.requested - last[0].requested <= TOGETHER_SECONDS
+                and all(inner.resource != request.resource and inner.ended > request.requested for inner in last)
             ):
-                last.append(ask)
+                last.append(request)
             else:
-                together.append([ask])
+                together.append([request])
         nested: list[list[list[_Request]]] = []
         for group in together:
-            begun = group[0].asked
+            begun = group[0].requested
             before = [inner for other in nested[-1] for inner in other] if nested else []
             if (
                 before
@@ -289,32 +292,32 @@ def _programs(asks: Sequence[_Request]) -> list[_Program]:
             else:
                 nested.append([group])
         programs += [_program(groups) for groups in nested]
-    programs.sort(key=lambda program: (program.start, program.steps[0].asks[0].position))
+    programs.sort(key=lambda program: (program.start, program.steps[0].requests[0].position))
     return programs
 
 
 def _program(groups: Sequence[list[_Request]]) -> _Program:
-    """Return a program from its groups of requests and their times."""
-    done: list[tuple[float, float, _Step]] = []  # begin, end
+    """Return the program of these groups; the requests of a group were made together."""
+    timed_steps: list[tuple[float, float, _Step]] = []  # each with its begin and end
     for group in groups:
-        begun = group[0].asked
-        if any(ask.granted is None for ask in group):
-            end = max(ask.ended for ask in group)
-            done.append((begun, end, _Step(0.0, "ask", group, gave_up_after=end - begun)))
+        begun = group[0].requested
+        if any(request.granted is None for request in group):
+            end = max(request.ended for request in group)
+            timed_steps.append((begun, end, _Step(0.0, "ask", group, gave_up_after=end - begun)))
             continue
-        done.append((begun, max(ask.granted or begun for ask in group), _Step(0.0, "ask", group)))
-        for ask in group:
-            done += [
-                (converted_at, converted_at, _Step(0.0, "convert", [ask], kind))
-                for converted_at, kind in ask.conversions
+        timed_steps.append((begun, max(request.granted or begun for request in group), _Step(0.0, "ask", group)))
+        for request in group:
+            timed_steps += [
+                (converted_at, converted_at, _Step(0.0, "convert", [request], kind))
+                for converted_at, kind in request.conversions
             ]
-            done.append((ask.ended, ask.ended, _Step(0.0, "leave", [ask])))
-    done.sort(key=lambda item: item[:2])
-    time = done[0][0]
-    for begun, end, step in done:
+            timed_steps.append((request.ended, request.ended, _Step(0.0, "leave", [request])))
+    timed_steps.sort(key=lambda item: item[:2])
+    time = timed_steps[0][0]
+    for begun, end, step in timed_steps:
         step.after = max(0.0, begun - time)
         time = max(time, end)
-    return _Program(done[0][0], [step for _, _, step in done])
+    return _Program(timed_steps[0][0], [step for _, _, step in timed_steps])
 
 
 class _Queue:
@@ -322,130 +325,130 @@ class _Queue:
 
     def __init__(self, resource: str) -> None:
         self.queue: Queue[tuple[float, int]] = Queue(resource)
-        # heaps; cancelled requests are still in them
+        # A heap for each kind. Requests that have given up stay in it until they are its first.
         self.waiting: dict[Kind, list[tuple[tuple[float, int], _Request]]] = {}
         self.inside: set[_Request] = set()
         self.upgrading: tuple[_Request, _Program] | None = None
 
 
 class _Simulation:
-    """A replay, driven by events."""
+    """A replay: it handles one event after the other, in the order of their times."""
 
-    def __init__(self, asks: Sequence[_Request], settings: ReplaySettings) -> None:
+    def __init__(self, requests: Sequence[_Request], settings: ReplaySettings) -> None:
         self.guessed = self.refused = 0
         self._fifo = settings.order == "asked"
         self._numbers = itertools.count(1)
-        self._lines: dict[str, _Queue] = {}
-        self._of: dict[_Request, _Program] = {}
+        self._queues: dict[str, _Queue] = {}
+        self._program_of: dict[_Request, _Program] = {}
         self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
         holds: dict[str, list[float]] = defaultdict(list)
-        for ask in asks:
-            self._lines.setdefault(ask.resource, _Queue(ask.resource))
-            if ask.granted is not None:
-                holds[ask.resource].append(ask.held)
-        self._usual = {name: _share(sorted(durations), 0.5) for name, durations in holds.items()}
-        for program in _programs(asks):
+        for request in requests:
+            self._queues.setdefault(request.resource, _Queue(request.resource))
+            if request.granted is not None:
+                holds[request.resource].append(request.held)
+        self._median_held = {name: _share(sorted(durations), 0.5) for name, durations in holds.items()}
+        for program in _programs(requests):
             self._next(program, program.start)
 
-    def to_the_end(self) -> None:
+    def run(self) -> None:
         """Run until no event is left."""
         while self._events:
-            now, _, _, happen = heapq.heappop(self._events)
-            happen(now)
+            now, _, _, handle = heapq.heappop(self._events)
+            handle(now)
 
-    def _at(self, time: float, order: int, happen: Callable[[float], None]) -> None:
-        heapq.heappush(self._events, (time, order, next(self._numbers), happen))
+    def _at(self, time: float, order: int, handle: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (time, order, next(self._numbers), handle))
 
     def _next(self, program: _Program, now: float) -> None:
         if program.at == len(program.steps):
             return
         step = program.steps[program.at]
         program.at += 1
-        happen = {"ask": self._ask, "convert": self._convert, "leave": self._leave}[step.action]
-        self._at(now + step.after, ASKS if step.action == "ask" else LEAVES, lambda time: happen(program, step, time))
+        handle = {"ask": self._ask, "convert": self._convert, "leave": self._leave}[step.action]
+        self._at(now + step.after, ASKS if step.action == "ask" else LEAVES, lambda time: handle(program, step, time))
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def _ask(self, program: _Program, step: _Step, now: float) -> None:
-        program.missing = len(step.asks)
-        for ask in step.asks:
-            queue = self._lines[ask.resource]
-            ask.would_ask, ask.place = now, (ask.rank, next(self._numbers))
-            self._of[ask] = program
-            queue.queue.add(ask.kind, ask.place)
-            heapq.heappush(queue.waiting.setdefault(ask.kind, []), (ask.place, ask))
+        program.missing = len(step.requests)
+        for request in step.requests:
+            queue = self._queues[request.resource]
+            request.would_request, request.queue_key = now, (request.rank, next(self._numbers))
+            self._program_of[request] = program
+            queue.queue.add(request.kind, request.queue_key)
+            heapq.heappush(queue.waiting.setdefault(request.kind, []), (request.queue_key, request))
         if step.gave_up_after is not None:
             self._at(now + step.gave_up_after, GIVES_UP, lambda time: self._give_up(program, step, time))
-        for ask in step.asks:
-            self._grant_ready(ask.resource, now, ask.kind)  # a new request can make only its own kind grantable
+        for request in step.requests:
+            self._grant_ready(request.resource, now, request.kind)  # a new request can make only its own kind grantable
 
     def _give_up(self, program: _Program, step: _Step, now: float) -> None:
         if not program.missing:  # it was granted
             return
-        for ask in step.asks:
-            self._remove(ask, now)
-            ask.would_enter = None
-        for ask in step.asks:
-            self._grant_ready(ask.resource, now)
+        for request in step.requests:
+            self._remove(request, now)
+            request.would_be_granted = None
+        for request in step.requests:
+            self._grant_ready(request.resource, now)
         self._next(program, now)
 
     def _leave(self, program: _Program, step: _Step, now: float) -> None:
-        for ask in step.asks:
-            self._remove(ask, now)
-            self._grant_ready(ask.resource, now)
+        for request in step.requests:
+            self._remove(request, now)
+            self._grant_ready(request.resource, now)
         self._next(program, now)
 
-    def _remove(self, ask: _Request, now: float) -> None:
-        queue = self._lines[ask.resource]
-        queue.queue.remove(ask.kind, ask.place)
-        queue.inside.discard(ask)
-        ask.would_end = now
+    def _remove(self, request: _Request, now: float) -> None:
+        queue = self._queues[request.resource]
+        queue.queue.remove(request.kind, request.queue_key)
+        queue.inside.discard(request)
+        request.would_end = now
 
     def _convert(self, program: _Program, step: _Step, now: float) -> None:
-        (ask,) = step.asks
+        (request,) = step.requests
         assert step.kind is not None
-        queue = self._lines[ask.resource]
+        queue = self._queues[request.resource]
         if step.kind == READING:
-            if ask.kind == WRITING:
-                self._become(ask, READING)
-            self._grant_ready(ask.resource, now)
+            if request.kind == WRITING:
+                self._become(request, READING)
+            self._grant_ready(request.resource, now)
         elif queue.upgrading is not None:  # each would wait for the other
             self.refused += 1
         else:
-            self._become(ask, UPGRADING)
-            queue.upgrading = ask, program
+            self._become(request, UPGRADING)
+            queue.upgrading = request, program
             self._try_upgrade(queue, now)
             return
         self._next(program, now)
 
-    def _become(self, ask: _Request, kind: Kind) -> None:
-        queue = self._lines[ask.resource].queue
-        queue.remove(ask.kind, ask.place)
-        queue.add(kind, ask.place)
-        ask.kind = kind
+    def _become(self, request: _Request, kind: Kind) -> None:
+        queue = self._queues[request.resource].queue
+        queue.remove(request.kind, request.queue_key)
+        queue.add(kind, request.queue_key)
+        request.kind = kind
 
     def _try_upgrade(self, queue: _Queue, now: float) -> None:
         if queue.upgrading is None:
             return
-        ask, program = queue.upgrading
-        if queue.inside <= {ask} and queue.queue.fits(WRITING, ask.place):
+        request, program = queue.upgrading
+        if queue.inside <= {request} and queue.queue.fits(WRITING, request.queue_key):
             queue.upgrading = None
-            self._become(ask, WRITING)
+            self._become(request, WRITING)
             self._next(program, now)
 
     # -- the rule -------------------------------------------------------------------------------------------------
 
     def _grant_ready(self, resource: str, now: float, only: Kind | None = None) -> None:
         """Grant all requests that fit. A request waits if an earlier one of its kind does not fit."""
-        queue = self._lines[resource]
+        queue = self._queues[resource]
         heads = [(waiting[0][0], kind) for kind, waiting in queue.waiting.items() if only is None or kind == only]
         heapq.heapify(heads)
         while heads:
             _, kind = heapq.heappop(heads)
             waiting = queue.waiting[kind]
-            place, ask = waiting[0]
-            gone = ask.would_end is not None
-            if not gone and not queue.queue.fits(kind, place):
+            queue_key, request = waiting[0]
+            gone = request.would_end is not None
+            if not gone and not queue.queue.fits(kind, queue_key):
                 continue
             heapq.heappop(waiting)
             if waiting:
@@ -453,55 +456,58 @@ class _Simulation:
             else:
                 del queue.waiting[kind]
             if not gone:
-                self._grant(queue, ask, now)
+                self._grant(queue, request, now)
         self._try_upgrade(queue, now)
 
-    def _grant(self, queue: _Queue, ask: _Request, now: float) -> None:
+    def _grant(self, queue: _Queue, request: _Request, now: float) -> None:
         if not self._fifo:  # holders go ahead of all waiters
-            queue.queue.remove(ask.kind, ask.place)
-            ask.place = (float("-inf"), next(self._numbers))
-            queue.queue.add(ask.kind, ask.place)
-        ask.would_enter = now
-        queue.inside.add(ask)
-        program = self._of[ask]
+            queue.queue.remove(request.kind, request.queue_key)
+            request.queue_key = (float("-inf"), next(self._numbers))
+            queue.queue.add(request.kind, request.queue_key)
+        request.would_be_granted = now
+        queue.inside.add(request)
+        program = self._program_of[request]
         program.missing -= 1
         if program.missing:
             return
         step = program.steps[program.at - 1]
         if step.gave_up_after is not None:
             self.guessed += 1
-            for released in step.asks:
-                usual = _Step(self._usual.get(released.resource, 0.0), "leave", [released])
+            for released in step.requests:
+                usual = _Step(self._median_held.get(released.resource, 0.0), "leave", [released])
                 self._next(_Program(now, [usual]), now)
         self._next(program, now)
 
 
-def _compare(asks: Sequence[_Request], *, per_limit: bool) -> Comparison:
-    was = [(ask.asked, ask.granted, ask.ended, ask.was_kind) for ask in asks]
+def _compare(requests: Sequence[_Request], *, per_limit: bool) -> Comparison:
+    was = [(request.requested, request.granted, request.ended, request.was_kind) for request in requests]
     would = [
-        (ask.would_ask, ask.would_enter, ask.would_end, (ask.was_kind[0], *ask.kind[1:]))
-        for ask in asks
-        if ask.would_end is not None
+        (request.would_request, request.would_be_granted, request.would_end, (request.was_kind[0], *request.kind[1:]))
+        for request in requests
+        if request.would_end is not None
     ]
     return Comparison(_night(was, per_limit), _night(would, per_limit))
 
 
-def _night(stays: Iterable[tuple[float, float | None, float | None, Kind]], per_limit: bool) -> Night:
-    stays = list(stays)
-    waits = sorted((end or asked) - asked if entered is None else entered - asked for asked, entered, end, _ in stays)
-    inside = [(entered, end, kind) for _, entered, end, kind in stays if entered is not None and end is not None]
+def _night(spans: Iterable[tuple[float, float | None, float | None, Kind]], per_limit: bool) -> Night:
+    spans = list(spans)
+    waits = sorted(
+        (end or requested) - requested if entered is None else entered - requested
+        for requested, entered, end, _ in spans
+    )
+    inside = [(entered, end, kind) for _, entered, end, kind in spans if entered is not None and end is not None]
     end = max((end for _, end, _ in inside), default=None)
-    weighed = [(left - entered, kind) for entered, left, kind in inside if kind[0] == WRITE and kind[1] is not None]
+    weighed = [(ended - entered, kind) for entered, ended, kind in inside if kind[0] == WRITE and kind[1] is not None]
     use = None
     if per_limit and weighed and end is not None:
-        begun = min(asked for asked, *_ in stays)
+        begun = min(requested for requested, *_ in spans)
         busy = sum(held * weight for held, (_, _, weight) in weighed)
-        room = min(limit for _, (_, limit, _) in weighed if limit is not None) * (end - begun)
-        use = busy / room if room > 0 else None
+        capacity = min(limit for _, (_, limit, _) in weighed if limit is not None) * (end - begun)
+        use = busy / capacity if capacity > 0 else None
     return Night(
-        requests=len(stays),
+        requests=len(spans),
         let_in=len(inside),
-        gave_up=len(stays) - len(inside),
+        gave_up=len(spans) - len(inside),
         end=None if end is None else datetime.fromtimestamp(end, timezone.utc),
         wait_p50=_share(waits, 0.5),
         wait_p99=_share(waits, 0.99),
@@ -511,5 +517,5 @@ def _night(stays: Iterable[tuple[float, float | None, float | None, Kind]], per_
 
 
 def _share(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that this share of them does not exceed."""
+    """Return the smallest of these ordered values that this share of them does not exceed."""
     return ordered[math.ceil(share * len(ordered)) - 1] if ordered else 0.0

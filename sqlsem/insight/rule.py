@@ -1,4 +1,4 @@
-"""Apply the rule to a whole queue while rows come and go: rows of one kind count as one."""
+"""Apply the rule (`Request.fits`) to a whole queue while rows come and go: rows of one kind count as one row."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ Kind = tuple[str, "int | None", int]
 
 
 class QueuedRequest(Request):
-    """A recorded request, or several of one kind together: not validated again."""
+    """A recorded request, or several requests of one kind as one; it is not validated again."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """Skip validation: the weight of several together may be above the limit."""
+        """Skip the validation: the weight of several requests together may be above the limit."""
 
 
-#: The same few are made again and again.
+#: Cached, because a queue has few kinds of requests.
 _queued_request = functools.lru_cache(maxsize=10_000)(QueuedRequest)
 
 
 class Queue(Generic[P]):
-    """The rows of one resource. `Request.fits` gets one row for all rows ahead of one kind, so a check takes as long as
-    there are kinds (few), not rows.
+    """The rows of one resource. A check passes one row for each kind to `Request.fits`, in position of all rows ahead:
+    its time grows with the number of kinds, which are few.
     """
 
     def __init__(self, resource: str) -> None:
         self._resource = resource
-        self._places: dict[Kind, list[P]] = {}  # by kind, in order; none is empty
+        self._positions: dict[Kind, list[P]] = {}  # by kind, in order; no list is empty
 
     def __len__(self) -> int:
-        return sum(map(len, self._places.values()))
+        return sum(map(len, self._positions.values()))
 
-    def add(self, kind: Kind, place: P) -> None:
+    def add(self, kind: Kind, position: P) -> None:
         """Add a row."""
-        places = self._places.get(kind)
-        if places is None:
-            self._places[kind] = [place]
+        positions = self._positions.get(kind)
+        if positions is None:
+            self._positions[kind] = [position]
         else:
-            bisect.insort(places, place)
+            bisect.insort(positions, position)
 
-    def remove(self, kind: Kind, place: P) -> None:
+    def remove(self, kind: Kind, position: P) -> None:
         """Remove a row."""
-        places = self._places[kind]
-        del places[bisect.bisect_left(places, place)]
-        if not places:
-            del self._places[kind]
+        positions = self._positions[kind]
+        del positions[bisect.bisect_left(positions, position)]
+        if not positions:
+            del self._positions[kind]
 
-    def fits(self, kind: Kind, place: P, cap: int | None = None) -> bool:
-        """Return True if a request at this place may be granted."""
-        return _queued_request(self._resource, *kind).fits(self._ahead(place), cap)
+    def fits(self, kind: Kind, position: P, cap: int | None = None) -> bool:
+        """Return True if a request of this kind at this position may be granted."""
+        return _queued_request(self._resource, *kind).fits(self._ahead(position), cap)
 
-    def _ahead(self, place: P) -> Iterator[Request]:
-        for (access, limit, weight), places in self._places.items():
-            number = bisect.bisect_left(places, place)
+    def _ahead(self, position: P) -> Iterator[Request]:
+        for (access, limit, weight), positions in self._positions.items():
+            number = bisect.bisect_left(positions, position)
             if number:
                 yield _queued_request(self._resource, access, limit, weight * number)

@@ -1,7 +1,7 @@
-"""Lay out a history by resource, ready to be drawn: waits, holds, and how much of the limit was in use.
+"""Lay out a history by resource, to be drawn: waits, holds, and how much of the limit was in use.
 
-The history is read once, newest end first. Only what is drawn is kept: the longest requests, and for each of STRETCHES
-intervals the largest use, which counts all requests.
+The history is read once, newest end first. Memory holds only what is drawn: the longest requests, and for each of
+STRETCHES intervals the largest use, which counts all requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Bar:
     """One request, or its part up to a conversion."""
 
     source: Past | Entry
-    asked: datetime  # when it begins: after a conversion, the time of the conversion
+    asked: datetime  # when the bar begins: the time of the request, or of the conversion before it
     granted: datetime | None
     ended: datetime
     lane: int = 0
@@ -46,9 +46,9 @@ class Panel:
     resource: str
     bars: tuple[Bar, ...]  # in the order of requests; no two of one lane overlap
     lanes: int
-    limits: tuple[int, ...]  # that were declared, the lowest first
-    use: tuple[tuple[datetime, int], ...]  # the weight held from then on, the largest in each interval
-    requests: int  # all, drawn or not
+    limits: tuple[int, ...]  # the declared limits, the lowest first
+    use: tuple[tuple[datetime, int], ...]  # (time, largest weight held from then on)
+    requests: int  # the number of all requests, drawn or not
 
     @property
     def most_use(self) -> int:
@@ -69,7 +69,7 @@ class Timeline:
     resources_left_out: int
 
     def left_out(self) -> str:
-        """Say what is not drawn; empty when all is."""
+        """Say what is not drawn; empty if everything is."""
         words = []
         if self.longest_left_out is not None:
             words.append(
@@ -93,7 +93,7 @@ def timeline(
     """Lay out a history.
 
     Args:
-        past: Finished requests, the newest end first; read once and not kept.
+        past: Finished requests, the newest end first; read once and not longest.
         entries: The rows that hold and wait at ``end``.
         begin: Everything before it is cut off.
         end: The time at which ``entries`` was read.
@@ -101,10 +101,10 @@ def timeline(
         most_panels: Draw at most this many resources, those held and waited for longest.
     """
     builders: dict[str, _PanelBuilder] = {}
-    kept: list[tuple[float, int, Bar]] = []
+    longest: list[tuple[float, int, Bar]] = []
     numbers = itertools.count()
-    #: The part after a conversion is read first: it begins at the conversion, not at the request.
-    goes_on: dict[tuple[str, int], datetime] = {}
+    #: By request: the time of its conversion. The part after that is read first, and its bar must begin at that time.
+    converted_at: dict[tuple[str, int], datetime] = {}
     longest_left_out: float | None = None
     requests = 0
     row: Past | Entry
@@ -113,22 +113,22 @@ def timeline(
         if row.requested_at > end:
             continue
         if isinstance(row, Past) and row.outcome in CONVERTED:
-            goes_on[row.resource, row.position] = ended
+            converted_at[row.resource, row.position] = ended
         else:
             requests += 1
         builder = builders.setdefault(row.resource, _PanelBuilder(begin, end))
         builder.read(row, min(ended, end))
         bar = Bar(row, max(begin, row.requested_at), row.granted_at, max(begin, min(ended, end)))
         item = (bar.seconds, next(numbers), bar)
-        if len(kept) < maximum:
-            heapq.heappush(kept, item)
+        if len(longest) < maximum:
+            heapq.heappush(longest, item)
             continue
-        seconds = heapq.heappushpop(kept, item)[0]
+        seconds = heapq.heappushpop(longest, item)[0]
         longest_left_out = max(seconds, longest_left_out or 0.0)
     bars: dict[str, list[Bar]] = {}
-    for _, _, bar in kept:
+    for _, _, bar in longest:
         row = bar.source
-        begun = goes_on.get((row.resource, row.position))
+        begun = converted_at.get((row.resource, row.position))
         if begun is not None and bar.ended > begun and not (isinstance(row, Past) and row.ended_at == begun):
             bar = replace(bar, asked=max(bar.asked, min(begun, bar.ended)))  # noqa: PLW2901 - the same bar, cut
         bars.setdefault(row.resource, []).append(bar)
@@ -147,16 +147,16 @@ def timeline(
 
 @dataclass(slots=True)
 class _PanelBuilder:
-    """One resource, while its rows are read back in time."""
+    """The panel of one resource, while its rows are read, from the newest end back in time."""
 
     begin: datetime
     end: datetime
-    seconds: float = 0.0  # held and waited for, all together
+    seconds: float = 0.0  # the sum of all times held and waited
     requests: int = 0
     limits: set[int] = field(default_factory=set)
     _maximum: dict[int, int] = field(default_factory=dict)  # the largest weight in each interval with holders
-    _entered: list[tuple[float, str, int]] = field(default_factory=list)  # of holders, removed at their grant time
-    _weights: dict[str, list[int]] = field(default_factory=dict)  # of holders, by label
+    _entered: list[tuple[float, str, int]] = field(default_factory=list)  # holders at the time reached, by grant time
+    _weights: dict[str, list[int]] = field(default_factory=dict)  # the weights of holders, by shared access type
     _load: int = 0
     _at: float | None = None  # the time reached, seconds since the beginning
 
@@ -209,7 +209,7 @@ class _PanelBuilder:
             self._maximum[number] = max(self._maximum.get(number, 0), self._load)
 
     def _change_load(self, label: str, weight: int, by: int) -> None:
-        """Change the load. Holders of one label share: the heaviest counts."""
+        """Add a holder to the load, or remove it. Holders of one shared access type count as the heaviest of them."""
         if label == WRITE:
             self._load += by * weight
             return

@@ -1,4 +1,4 @@
-"""Apply the rule along a resource's queue in one pass: the rows ahead are summed up on the way."""
+"""Apply the rule (`Request.fits`) along a resource's queue in one pass: the rows ahead are summed up on the way."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ __all__ = ["QueueTotals", "number"]
 
 
 class QueueTotals:
-    """Running totals of the rows passed so far: per label the weight, and the lowest limits. (`Request.fits` in the
-    model applies the same rule to one row and a list of the rows ahead.)
+    """Running totals of the rows passed so far: the weight of each label, and the lowest limits. (`Request.fits`
+    applies the same rule to one row and a list of the rows ahead.)
+
+    A label is an access type that rows share, such as ``read`` or ``stage:2``; writers have none.
     """
 
     def __init__(self, cap: int | None, paused: bool) -> None:
@@ -20,7 +22,7 @@ class QueueTotals:
         self._paused = paused
         self._load = 0  # of all rows
         self._loads: dict[Any, int] = {}  # of each shared label
-        self._heaviest = 0  # the largest of these
+        self._heaviest = 0  # the largest weight of a label
         # The lowest limit that writers declare; the lowest that rows of a shared label declare, with that label; and
         # the lowest of all other labels.
         self._writers = self._lowest = self._second = math.inf

@@ -414,9 +414,9 @@ def test_the_time_grows_with_the_rows_and_not_with_their_square():
 
 #: Possible faults of the checker: the cases above must find each of them.
 MUTANTS = [
-    ("if queue.queue.fits(row.kind, row.place):", "if True:"),
+    ("if queue.queue.fits(row.kind, row.position):", "if True:"),
     ("self.ended > time", "self.ended >= time"),
-    ("entry.place < row.place and entry.is_there", "entry.place > row.place and entry.is_there"),
+    ("entry.position < row.position and entry.is_there", "entry.position > row.position and entry.is_there"),
     ("(-time, ASKED)", "(-time, GRANTED)"),
     ("GRANTED, ASKED = 0, 1", "GRANTED, ASKED = 1, 0"),
     ("if request.fits([entry.request() for entry in inside], None):", "if True:"),
@@ -426,9 +426,9 @@ MUTANTS = [
     ('1 if converted and past.outcome != "handed_over" else past.limit', "past.limit"),
     ("queue.take(later)", "pass"),
     ("if later is not None and later.ended is not None and not converted:", "if False:"),
-    ("if not queue.queue.fits((WRITE, 1, 1), row.place):", "if False:"),
+    ("if not queue.queue.fits((WRITE, 1, 1), row.position):", "if False:"),
     ("others = [entry for entry in queue.inside.values() if entry.is_there_after(time)]", "others = []"),
-    ("after.place < row.place and after.asked > row.asked", "False"),
+    ("after.position < row.position and after.asked > row.asked", "False"),
     ("row.asked <= begun <= row.ended", "True"),
     ("READ if row.access.startswith(UPGRADE) else row.access", "row.access"),
     ("(_access(past), 1 if", "(past.access, 1 if"),
@@ -439,7 +439,7 @@ MUTANTS = [
     ("self._go_back_to(None)", "pass"),
     ("row.granted is not None:\n            self.inside", "row.granted is None:\n            self.inside"),
     ("if ruling.cap is None:\n                return ruling", "if False:\n                return ruling"),
-    ("if not queue.queue.fits(row.kind, row.place, ruling.cap):", "if False:"),
+    ("if not queue.queue.fits(row.kind, row.position, ruling.cap):", "if False:"),
     ("if not row.request().fits(ahead, ruling.cap):", "if True:"),
     ("row.ruling is not None", "False"),
     ("granted <= ruling.since + SETTING_DELAY", "granted <= ruling.since"),
