@@ -2151,7 +2151,7 @@ AS $$
     SELECT count(*) FROM gone
 $$;
 
--- Delete history older than setting history_days, and rows beyond history_rows: of the oldest p_most rows. Rows are
+-- Delete history older than setting history_days, and rows beyond history_rows: of the oldest p_maximum rows. Rows are
 -- counted by their positions (few requests leave two rows, or none), as counting a million would take long. One call in
 -- ten also deletes low-water marks that a newer one replaces, or that are a day old: it has to read all marks.
 CREATE OR REPLACE FUNCTION {schema}.prune(p_maximum integer) RETURNS bigint

@@ -390,7 +390,7 @@ CREATE TABLE {schema}.queue_wait (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE {schema}.queue_wait IS 'sqlsem: work queues, and keys of them, whose rate is used up until then';
 
--- The locks of tasks (parked.sql).
+-- The locks of tasks (blocked_tasks.sql).
 CREATE TABLE {schema}.task_lock (
     task_id           bigint NOT NULL REFERENCES {schema}.task ON DELETE CASCADE,
     number            integer NOT NULL,

@@ -4,63 +4,63 @@
 -- the task takes. When the member is gone its tasks are pending again (recover_tasks). No transaction is open while a
 -- task runs.
 --
--- Orders are barriers: claims take pending tasks of the lowest order that is open. Until a task has ended, it is open
--- in every state that any snapshot can see: so no snapshot shows a barrier gone too early. A barrier that is gone stays
--- gone, except for tasks put or retried after that.
+-- Orders are barriers: claims take only pending tasks of the lowest order that has an open task. A task is open from
+-- its put to its end, in each state in between, so no snapshot shows an order as ended too early. An order that has
+-- ended opens again only with a task that is put or retried later.
 --
 -- Low-water marks (task_low_water). While an old snapshot is open, ended tasks stay in the index of the open tasks, in
--- front of the open ones, and a claim would walk past all of them. So claims note now and then how far the queue is:
--- the newest mark of a queue, the first in its index, says that nothing is open in orders below task_order, and of that
--- order, below `mark`, only the survivors may be. That stays true while tasks only end:
+-- front of the open ones, and a claim would read all of them. So claims write a mark now and then. The newest mark of a
+-- queue, the first in its index, says that no task is open in an order below task_order, and in that order no task
+-- below `mark` except the survivors. That stays true while tasks only end:
 --   * A task that runs, that failed and blocks later orders, that was returned, or that waits for its next attempt
 --     stays open. When a mark passes it, it is a survivor. Claims read the survivors first, by their keys, and then
 --     from the mark on.
 --   * Numbers grow. A put takes the put lock of its queue, shared and until its transaction ends, before it draws any.
---     A session that writes a mark has that lock exclusively (and does not wait for it), reads after that, and goes no
---     further than a number that it sees. So tasks put later are beyond the mark, and tasks put before are seen,
---     however long their transaction took.
+--     A session that writes a mark takes that lock exclusively (without waiting for it), then reads, and puts the mark
+--     at a number that it sees. So tasks put later are beyond the mark, and tasks put before are seen, however long
+--     their transaction took.
 --   * A put of a lower order, or an operator's retry of an ended task, opens a task below the mark. It invalidates the
---     mark in its own transaction, with the put lock, by writing a mark that says nothing. The next claim that can
---     writes a better one.
--- A mark that a crash undoes counts as never written, and the crash undoes the change behind it, too. An operator that
--- opens tasks by hand deletes the rows of task_low_water. The statement that uses the mark also reads it: both are of
--- one moment. Lookups of tasks by their keys write other conditions as coalesce(…): else the planner may prefer a small
--- partial index, and walk all of it.
+--     mark in its own transaction, with the put lock, by writing an empty mark (number below 0), which says nothing. A
+--     later claim writes a better one.
+-- A crash that undoes a mark leaves an older one, which is true as well; a crash that undoes an invalidation also
+-- undoes the put or retry. An operator that opens tasks by hand deletes the rows of task_low_water. Each statement that
+-- uses the mark also reads it, so that both are of one moment. Lookups of tasks by their keys write other conditions as
+-- coalesce(…): otherwise the planner may prefer a small partial index, and read all of it.
 --
--- Fair queueing (uses_fair_queueing, pick_fair_task). A queue with limits, or with tasks that have keys, is claimed
--- from in turns: among the tasks that orders let run, of the keys below their limits, the next key is the one with the
--- fewest running tasks by its weight. Of several such keys a lottery draws one, by their weights (Waldspurger and Weihl
--- 1994): so no key waits behind the long backlog of another one, however few the workers. Within a key the higher
--- priority comes first, then the lower number.
---   * Limits: only claims make more tasks run. If limits are set, a claim locks the queue's row of queue_setting first,
---     and counts in a statement after that: so claims follow each other, and each sees the one before. A call that sets
---     a limit waits for the claims that saw no limit (they share the turn lock, of any queue without a row), and they
---     wait for it.
---   * task_key is NULL for tasks put while their queue had no fair queueing, '' for tasks without a key after that.
---     Both together are like one key without a limit. Tasks with NULL are found in task_plain: any number of tasks with
---     a key may be in front of them.
---   * A claim does not read all keys. Keys with nothing running come before all others: the claim takes some of them
---     that follow each other in task_fair from a random place on. There keys are sorted by task_hash, which is as good
---     as no order at all. The lottery is among these keys, each of which stands for as many as are not read, and the
---     keys with most weight. While none of them can start, the claim goes on to the next ones, once around; then come
---     the keys with running tasks.
---   * While an old snapshot is open, ended tasks stay in task_fair, and a claim walks past them between two keys: no
+-- Fair queueing (uses_fair_queueing, pick_fair_task). In a queue with limits, or with tasks that have keys, the keys
+-- take turns. A claim looks at the tasks that orders allow, and at the keys that are below their limits. The next key
+-- is the one with the fewest running tasks in proportion to its weight. Of several such keys a lottery draws one, by
+-- their weights (Waldspurger and Weihl 1994). So no key waits behind the long backlog of another one, however few the
+-- workers. Within a key the higher priority comes first, then the lower number.
+--   * Limits: only claims start tasks. If limits are set, a claim first locks the queue's row of queue_setting, and
+--     counts in a later statement: so one session claims at a time, and each sees the claims before. Claims of queues
+--     without limits share a lock on table queue_key (block_first_limit). A call that sets a limit waits for these
+--     claims, and new claims wait for the call.
+--   * task_key is NULL for tasks put while their queue had no fair queueing, and '' for tasks without a key that were
+--     put later. Both together are like one key without a limit. Tasks with NULL are found in index task_plain, as any
+--     number of tasks with a key may be in front of them.
+--   * A claim does not read all keys. Keys without a running task come before all others. The claim reads some of them,
+--     from a random place of task_fair on: there keys are sorted by task_hash, so neighbours have nothing in common.
+--     The lottery is among these keys, and the keys with the greatest weights. (Each read key also counts for the keys
+--     around it that are not read.) While none of them can start a task, the claim goes on to the next ones, once
+--     around; then it tries the keys with running tasks.
+--   * While an old snapshot is open, ended tasks stay in task_fair, and a claim reads past them between two keys. No
 --     mark helps there.
---   * If no limit is set, claims do not follow each other. A claim that finds the first task of a key locked tries the
---     other keys, and then the tasks after it: no worker goes without a task while any is free.
+--   * If no limit is set, several sessions claim at a time. A claim that finds the first task of a key locked tries the
+--     other keys, and then later tasks of that key: no worker stays without a task while any is free.
 --
--- Rates of queues (task_may_start). A limited number of tasks may be started in a window, of all or of each key. Starts
--- are counted like takes of a rate (rates.sql), under a name of their own that is no rate's. The claim counts them, in
--- its transaction, which has the queue's row of queue_setting. So a start is counted if and only if it was made, each
--- attempt is one, and no stretch of time as long as the window has more starts. Keys that a claim finds without room
--- are noted in queue_wait until there is some again: so claims skip them with one read of an index, and an idle worker
--- knows when to poll again. A note only saves reads. Notes from the future (the clock went back) do not count, and a
--- note may be deleted at any time.
+-- Rates of queues (task_may_start). A limited number of tasks may be started in a window, of the queue or of each key.
+-- Starts are counted like the use of a rate (rates.sql), under a name that no client can use for a rate. The claim
+-- counts them in its transaction, in which it has locked the queue's row of queue_setting. So each attempt counts as
+-- one start, if and only if it was made, and no period as long as the window has more starts. A key whose rate a claim
+-- finds used up is noted in queue_wait until there is room again: so claims skip it with one read of an index, and an
+-- idle worker knows when to poll again. A note only saves reads. Notes from the future (the clock went back) do not
+-- count, and a note may be deleted at any time.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- Take the put lock before task numbers are drawn, or ended tasks opened again, until the transaction ends.
+-- Take the put lock of a queue until the transaction ends: before it draws task numbers, or opens ended tasks again.
 CREATE OR REPLACE FUNCTION {schema}.take_put_lock(p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -78,7 +78,7 @@ BEGIN
 END
 $$;
 
--- Invalidate the mark, under the put lock, if this transaction opens a task of this order below it.
+-- Invalidate the mark if this transaction opens a task of this order below it. The caller has the put lock.
 CREATE OR REPLACE FUNCTION {schema}.invalidate_task_mark(p_queue varchar, p_order integer, p_task bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -88,16 +88,17 @@ BEGIN
     SELECT * INTO v_newest FROM {schema}.task_low_water WHERE queue_name = p_queue ORDER BY serial DESC LIMIT 1;
     IF v_newest.task_order > p_order
        OR v_newest.task_order = p_order AND p_task < v_newest.mark AND p_task <> ALL (v_newest.survivors)
-       OR current_setting('transaction_isolation') <> 'read committed' THEN  -- a snapshot from before the lock says nothing
-        -- Nothing is deleted, as other puts must not wait for this one. The next mark's writer deletes; this mark tells
-        -- it from which serial on, by a number below all task numbers.
+       OR current_setting('transaction_isolation') <> 'read committed' THEN  -- a snapshot that is older than the lock may miss a mark
+        -- Write an empty mark, and delete nothing, as other puts must not wait for this one. The session that writes
+        -- the next mark deletes the older ones; the negative number tells it from which serial on.
         INSERT INTO {schema}.task_low_water (queue_name, task_order, mark, survivors)
         VALUES (p_queue, -2147483648, -coalesce(CASE WHEN v_newest.mark < 0 THEN -v_newest.mark ELSE v_newest.serial END, 1), '{}');
     END IF;
 END
 $$;
 
--- Tasks that are put without these routines (by hand; from a dump) have their numbers before this trigger runs.
+-- Take the put lock for a task that is inserted without these routines (by hand, or from a dump), and invalidate the
+-- mark. The task had its number before this trigger ran.
 CREATE OR REPLACE FUNCTION {schema}.number_bare_task() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -109,7 +110,7 @@ END
 $$;
 DO $$
 BEGIN
-    -- Only once: it locks the table. (And so waits for the puts that run without it.)
+    -- Create the trigger only once: that locks the table, and so waits for the puts that run without it.
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'number_bare_task' AND tgrelid = '{schema}.task'::regclass) THEN
         CREATE TRIGGER number_bare_task BEFORE INSERT ON {schema}.task FOR EACH ROW
             WHEN (NEW.queue_name IS DISTINCT FROM current_setting('{schema}.put_lock', true))
@@ -118,8 +119,8 @@ BEGIN
 END
 $$;
 
--- Return true if a claim of a task that far beyond the mark writes one (NULL: there is no mark; a mark that says
--- nothing is below 0).
+-- Return true if a claim of p_task should write a mark: always after an empty mark (below 0); else now and then, if the
+-- task is far beyond the mark, or there is no mark (NULL).
 CREATE OR REPLACE FUNCTION {schema}.is_time_for_task_mark(p_mark bigint, p_task bigint, p_maximum integer) RETURNS boolean
 LANGUAGE sql VOLATILE
 AS $$
@@ -128,8 +129,8 @@ AS $$
               AND (p_mark IS NULL OR (p_task OPERATOR(pg_catalog.-) p_mark) OPERATOR(pg_catalog.>=) 32)
 $$;
 
--- Note, if possible, that of this order, the lowest that is open, all tasks below p_task, which is open, have ended,
--- except survivors.
+-- Write a mark at p_task, an open task of p_order, the lowest open order: all tasks below it have ended, except the
+-- survivors. Do nothing if another session has the put lock.
 CREATE OR REPLACE FUNCTION {schema}.create_task_mark(p_queue varchar, p_order integer, p_task bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -148,7 +149,7 @@ BEGIN
     SELECT * INTO v_newest FROM {schema}.task_low_water WHERE queue_name = p_queue ORDER BY serial DESC LIMIT 1;
     v_newest.task_order := coalesce(v_newest.task_order, -2147483648);
     v_newest.mark := coalesce(v_newest.mark, -1);
-    -- The claim read before it had the lock: is its order still the lowest?
+    -- (The claim has read before it had the lock: test if p_order is still the lowest open order.)
     v_open := ARRAY(SELECT t.task_id FROM {schema}.task AS t
                     WHERE t.task_id = ANY (v_newest.survivors) AND coalesce(t.is_open, false) ORDER BY 1);
     SELECT t.task_order, t.task_id INTO v_first FROM {schema}.task AS t
@@ -163,7 +164,8 @@ BEGIN
         WHERE t.is_open AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, p_order, v_first.task_id)
           AND (t.queue_name, t.task_order, t.task_id) < (p_queue, p_order, p_task)
         ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 201 - cardinality(v_open));
-    -- At most 200 survivors. Looking one up costs as much as walking past two or three.
+    -- Choose the cheapest mark with at most 200 survivors: to look up a survivor costs as much as to read past two or
+    -- three ended tasks.
     SELECT c.mark, c.below INTO v_mark, v_count
     FROM (SELECT o.id, o.number - 1 FROM unnest(v_open) WITH ORDINALITY AS o (id, number)
           UNION ALL SELECT p_task, cardinality(v_open) WHERE cardinality(v_open) <= 200) AS c (mark, below)
@@ -180,8 +182,9 @@ BEGIN
 END
 $$;
 
--- The first task that may run now, locked; task_id is NULL if there is none. alone: it is never part of a group.
--- survivors, beyond: the tasks after it are among these, or from that number on. (p_maximum -1: return only these.)
+-- Return and lock the first task that may run now; task_id is NULL if there is none. alone: the task is never part of a
+-- group. The tasks after it are in survivors, or have numbers from `beyond` on. (p_maximum -1: return only these two,
+-- and the order.)
 CREATE OR REPLACE FUNCTION {schema}.first_task(
     p_queue varchar, p_maximum integer,
     OUT task_order integer, OUT task_id bigint, OUT alone boolean, OUT survivors bigint[], OUT beyond bigint)
@@ -191,9 +194,9 @@ AS $$
 DECLARE
     v_look record;
 BEGIN
-    -- The barrier. Tasks below it have ended; a task that comes below it after this moment comes late.
-    -- (A range of rows, not an equality: else the planner would walk the index from the queue's first entry, or take
-    -- another one.)
+    -- Find the lowest open order. (A task of a lower order that is put after this moment is too late to count.)
+    -- (The rows are compared with >=, not =: otherwise the planner would read the index from the queue's first entry
+    -- on, or use another index.)
     SELECT w.task_order, w.mark, CASE WHEN s.kept THEN w.survivors END AS survivors,
            n.task_order AS next_order, n.task_id AS next_task
     INTO v_look
@@ -224,7 +227,7 @@ BEGIN
     IF task_id IS NULL AND beyond IS NOT NULL THEN
         SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO task_id, alone FROM {schema}.task AS t
         WHERE t.is_open AND t.status = 'pending' AND t.task_key IS NULL AND t.lock_count IS NULL
-          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)  -- in case the clock has stepped back since
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)  -- (put_at: the clock may have gone back since)
           AND t.queue_name = p_queue AND t.task_order = first_task.task_order AND t.task_id >= beyond
         ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
@@ -235,7 +238,8 @@ BEGIN
 END
 $$;
 
--- Until the transaction ends no session sets the first limit of a queue; false while one does.
+-- Keep other sessions from setting the first limit of a queue, until the transaction ends. Return false if a session is
+-- doing so now.
 CREATE OR REPLACE FUNCTION {schema}.block_first_limit() RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -247,8 +251,8 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Wait, as long as lock_timeout allows, for the claims that block_first_limit has let through. Claims of other queues
--- stop while this session requests the table, so it requests the table for a moment at a time.
+-- Wait, as long as lock_timeout allows, for the transactions that have called block_first_limit. While this session
+-- waits for the table, claims of queues without limits return nothing: so it waits for 50 ms at a time.
 CREATE OR REPLACE FUNCTION {schema}.wait_for_claims() RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -274,9 +278,9 @@ BEGIN
 END
 $$;
 
--- Return true if a queue is claimed from in turns. p_claim: NULL while another session sets the queue's first limit, as
--- nothing can be claimed then; and raise outside READ COMMITTED, where no statement would see a limit set after the
--- transaction's snapshot.
+-- Return true if claims of a queue use fair queueing. With p_claim, for a claim: return NULL while another session sets
+-- the queue's first limit, as nothing can be claimed then; and raise outside READ COMMITTED, where no statement would
+-- see a limit that is newer than the transaction's snapshot.
 CREATE OR REPLACE FUNCTION {schema}.uses_fair_queueing(p_queue varchar, p_claim boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -299,7 +303,7 @@ BEGIN
 END
 $$;
 
--- Refuse a transaction whose snapshot hides later commits of other sessions.
+-- Raise in a transaction whose snapshot hides later commits of other sessions.
 CREATE OR REPLACE FUNCTION {schema}.require_read_committed(p_what text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -311,14 +315,15 @@ BEGIN
 END
 $$;
 
--- The name under which starts of a queue (p_key '') or of one of its keys are counted. (No name has a control
--- character.)
+-- Return the name under which the starts of a queue (p_key '') or of one of its keys are counted. (No queue or key has
+-- a control character in its name, so chr(31) separates the two.)
 CREATE OR REPLACE FUNCTION {schema}.start_rate_name(p_queue varchar, p_key varchar) RETURNS varchar
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT concat('tasks:', encode(sha256(convert_to(concat(p_queue, chr(31), p_key), 'UTF8')), 'hex')) $$;
 
--- Return true if the rates of a queue, and of this key, let one more task start, after so many others (of all; of the
--- key). The caller has the queue's row of queue_setting. p_start: the task starts, so it counts from here on.
+-- Return true if the rates of a queue and of this key allow one more task to start. p_all, p_of_key: tasks of the
+-- queue, and of the key, that start before it. The caller has locked the queue's row of queue_setting. p_start: the
+-- task starts, so count it.
 CREATE OR REPLACE FUNCTION {schema}.task_may_start(p_queue varchar, p_key varchar, p_all bigint, p_of_key bigint, p_start boolean)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -330,7 +335,7 @@ DECLARE
     v_wait  bigint;
     v_now   bigint;
 BEGIN
-    FOR v_take IN 0..p_start::integer LOOP  -- read both before taking from either
+    FOR v_take IN 0..p_start::integer LOOP  -- 0: read both rates; 1: count the start in both
         FOR v_rate IN
             SELECT '' AS task_key, s.task_rate AS most, s.task_ms AS ms, p_all AS ahead
             FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue AND s.task_rate IS NOT NULL
@@ -367,14 +372,15 @@ BEGIN
 END
 $$;
 
--- Return the sort key of a task key: a hash, so that no one can choose the order, then the key itself.
+-- Return the sort key of a task key: eight digits of a hash, so that no client can choose the order, then the key
+-- itself.
 CREATE OR REPLACE FUNCTION {schema}.key_hash(p_key varchar) RETURNS varchar
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT lpad((('x' || left(encode(sha256(convert_to(p_key, 'UTF8')), 'hex'), 8))::bit(32)::bigint % 100000000)::text, 8, '0') || p_key
 $$;
 
--- The next keys after this one that have pending tasks, p_maximum at most.
+-- Return the task_hash of the next keys after p_beyond that have pending tasks; at most p_maximum.
 CREATE OR REPLACE FUNCTION {schema}.next_key_hashes(p_queue varchar, p_order integer, p_beyond varchar, p_maximum integer) RETURNS varchar[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -396,8 +402,8 @@ BEGIN
 END
 $$;
 
--- The first task of a key that may run now ('': of tasks without a key, from p_from on). p_lock: lock it, and skip
--- tasks that other sessions have locked.
+-- Return the first task of a key that may run now. p_key '': of the tasks without a key, from number p_from on. p_lock:
+-- lock it, and skip tasks that other sessions have locked.
 CREATE OR REPLACE FUNCTION {schema}.first_task_of_key(p_queue varchar, p_order integer, p_key varchar, p_from bigint, p_lock boolean)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -443,7 +449,7 @@ BEGIN
 END
 $$;
 
--- Pick the next task by fair queueing: locked, and counted as started; task_id is NULL if there is none.
+-- Pick the next task by fair queueing, lock it, and count its start; task_id is NULL if there is none.
 CREATE OR REPLACE FUNCTION {schema}.pick_fair_task(p_queue varchar, p_maximum integer, OUT task_id bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -454,16 +460,16 @@ DECLARE
     v_setting {schema}.queue_setting;
     v_look    record;
     v_from    bigint;
-    v_running jsonb;                -- how many of each key
-    v_all     bigint;               -- and of all
+    v_running jsonb;                -- the number of running tasks of each key
+    v_all     bigint;               -- and of all keys
     v_now     bigint;
     v_start   constant integer := floor(random() * 100000000);
-    v_place   integer := v_start;   -- how far the walk is; it ends at its beginning, one lap later
+    v_place   integer := v_start;   -- the hash reached; one lap ends where it began
     v_beyond  varchar := lpad(v_start::text, 8, '0');
-    v_lap     integer := 0;         -- 0: to the end; 1: from the beginning; 2: to keys with running tasks; 3: all have been seen
+    v_lap     integer := 0;         -- 0: from v_start to the end; 1: from the beginning to v_start; 2: keys with running tasks; 3: done
     v_found   varchar[];
-    v_draw    varchar[];            -- the keys that the next one is drawn from
-    v_first   boolean := true;      -- it is the first draw
+    v_draw    varchar[];            -- the keys of this draw
+    v_first   boolean := true;      -- this is the first draw
     v_one     record;
     v_id      bigint;
     v_key     varchar;
@@ -481,8 +487,8 @@ BEGIN
             END;
         END IF;
         EXIT WHEN v_setting.queue_name IS NOT NULL;
-        -- There is none, or it went while this claim waited for it. With this lock no session sets a limit before this
-        -- claim can be seen; a limit set before that is seen by the second read.
+        -- The queue has no settings, or they were removed while this claim waited. From here on no session sets a limit
+        -- before this claim is visible. A limit that was set before is seen by the second read.
         IF v_look.time = 1 AND NOT {schema}.block_first_limit() THEN
             RETURN;
         END IF;
@@ -508,8 +514,8 @@ BEGIN
               AND (t.queue_name, t.task_order) <= (p_queue, v_look.task_order)
             ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1));
     END IF;
-    v_from := coalesce(v_look.survivors[1], v_look.beyond);  -- all that is open is one of these, or beyond (survivors are in order)
-    -- Keys with nothing running come first, some of them at a time; then the others.
+    v_from := coalesce(v_look.survivors[1], v_look.beyond);  -- every open task is a survivor or from `beyond` on; survivors are sorted
+    -- Draw from the keys without a running task, some at a time; then from the other keys.
     WHILE v_lap < 3 AND task_id IS NULL LOOP
         v_draw := '{}';
         IF v_lap = 2 THEN
@@ -533,7 +539,7 @@ BEGIN
         FOR v_one IN
             SELECT h.task_key, coalesce(s.task_rate, v_setting.key_rate, v_setting.task_rate) IS NOT NULL AS rated
             FROM (SELECT DISTINCT ON (d.task_key) d.task_key, d.part
-                  FROM (-- Each of these stands for as many as are not read.
+                  FROM (-- part: the read part of the keys. Each read key counts for 1 / part keys.
                         SELECT f.task_key, CASE WHEN v_lap > 1 OR f.task_key = '' THEN 1
                                                 ELSE greatest(v_place - v_start + CASE v_lap WHEN 1 THEN 100000000 ELSE 0 END, 1)
                                                      / 100000000.0::float END AS part
@@ -543,8 +549,7 @@ BEGIN
                          WHERE y.queue_name = p_queue AND y.weight > 1 AND v_first AND v_lap < 2 AND NOT v_running ? y.task_key
                          ORDER BY y.queue_name, y.weight DESC LIMIT 64)) AS d
                   ORDER BY d.task_key, d.part DESC) AS h
-            -- (With LIMIT each of these is looked up by its key: else the planner may read all that the queue has for
-            -- each draw.)
+            -- (LIMIT 1 makes the planner look each key up: otherwise it may read all keys of the queue for each draw.)
             LEFT JOIN LATERAL (SELECT x.task_rate, x.task_limit, x.weight FROM {schema}.queue_key AS x
                                WHERE x.queue_name = p_queue AND x.task_key = h.task_key LIMIT 1) AS s ON true
             LEFT JOIN LATERAL (SELECT x.since_ms, x.free_ms FROM {schema}.queue_wait AS x
@@ -573,8 +578,8 @@ BEGIN
     IF task_id IS NOT NULL THEN
         RETURN;
     END IF;
-    -- Other sessions are claiming or removing the first tasks. (No limit keeps this claim from the tasks after these:
-    -- if one is set, another claim would have the queue's row.)
+    -- Other sessions are claiming or removing the first tasks of some keys: take later tasks of these keys. (The queue
+    -- has no limits: with limits, the other session would have locked the queue's row.)
     FOREACH v_key IN ARRAY v_keys LOOP
         task_id := {schema}.first_task_of_key(p_queue, v_look.task_order, v_key, v_from, true);
         IF task_id IS NOT NULL AND NOT {schema}.task_may_start(p_queue, v_key, 0, 0, true) THEN
@@ -585,7 +590,7 @@ BEGIN
 END
 $$;
 
--- The running tasks of a queue (NULL: of all).
+-- Return the running tasks of a queue (NULL: of all queues).
 CREATE OR REPLACE FUNCTION {schema}.running_tasks(p_queue varchar)
 RETURNS TABLE (task_id bigint, attempt integer, member_id bigint, claim_uid varchar)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -596,7 +601,7 @@ BEGIN
         RETURN QUERY SELECT t.task_id, t.attempt, t.member_id, t.claim_uid FROM {schema}.task AS t WHERE t.status = 'running';
         RETURN;
     END IF;
-    -- (They are open, so the mark holds for them as well.)
+    -- (Running tasks are open, so the mark is true of them, too.)
     RETURN QUERY
         WITH mark AS MATERIALIZED (
             SELECT l.task_order, l.mark, l.survivors FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue
@@ -627,8 +632,8 @@ BEGIN
 END
 $$;
 
--- Notify listeners that a task of p_order has ended. Only the end of the whole order matters, unless limits are set.
--- NULL: any change does.
+-- Notify listeners that a task of p_order has ended: only if no task of that order is open any more, or the queue has
+-- limits, as only then another task may run. p_order NULL: notify them of any other change.
 CREATE OR REPLACE FUNCTION {schema}.notify_tasks(p_queue varchar, p_order integer) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -649,8 +654,7 @@ BEGIN
 END
 $$;
 
--- Return true if a body is JSON that every client can read: not nested deeper than 100, which readers in other
--- languages refuse.
+-- Raise for a body that is no JSON, or is nested deeper than 100, which JSON readers of other languages refuse.
 CREATE OR REPLACE FUNCTION {schema}.check_json(p_body text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -679,9 +683,9 @@ BEGIN
 END
 $$;
 
--- Return the task that keeps another with this key from being put: an open one, or one that an earlier call with the
--- same p_uid has put. With p_replace an open one gives way: it is cancelled (gone), or, while it runs, only loses its
--- key.
+-- Return in `there` the task in whose place no other with this key is put: an open one, or the task of an earlier call
+-- with the same p_uid. With p_replace an open task is replaced: it is cancelled, and returned in `gone`; but if it
+-- runs, it only loses its key.
 CREATE OR REPLACE FUNCTION {schema}.resolve_unique_key(
     p_queue varchar, p_uid varchar, p_key varchar, p_replace boolean, p_by name, OUT there bigint, OUT gone bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -715,7 +719,7 @@ BEGIN
 END
 $$;
 
--- Raise for tasks that cannot be: p_tasks as of put_tasks_by.
+-- Raise for invalid tasks. p_tasks: see put_tasks_by.
 CREATE OR REPLACE FUNCTION {schema}.check_tasks(p_tasks jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -726,7 +730,7 @@ BEGIN
     IF jsonb_typeof(p_tasks) <> 'array' OR jsonb_path_exists(p_tasks, '$[*] ? (@.type() != "object" || !exists (@.kind) || @.kind == null)') THEN
         RAISE EXCEPTION 'sqlsem: tasks are put as a list of objects, each with a kind and a body' USING ERRCODE = '22023';
     END IF;
-    -- One pass over all tasks finds those that need a closer look.
+    -- One pass over all tasks finds the first invalid one, and shows which further checks are needed.
     SELECT min(r.ordinal) FILTER (
                WHERE r.body IS NULL OR NOT coalesce(r.after_ms, 0) BETWEEN 0 AND 315360000000
                   OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 300000 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
@@ -783,11 +787,11 @@ BEGIN
 END
 $$;
 
--- Put tasks: all of them or none; a unique violation if that was done before with the same p_uid.
+-- Put tasks: all of them or none. Raise a unique violation if an earlier call with the same p_uid has put them.
 -- p_tasks: [{"kind": …, "body": …, "order": …, "after_ms": …, "max_attempts": …, "backoff_ms": …, "on_failure": …,
 -- "note": …, "time_limit_ms": …, "unique": …, "replace": …, "key": …, "priority": …, "locks": […]}, …]. A task that is
 -- unique, or replaces another one, is put alone: see resolve_unique_key.
--- p_by: the login in whose name they are put.
+-- p_by: the login that puts them.
 CREATE OR REPLACE FUNCTION {schema}.put_tasks_by(p_queue varchar, p_uid varchar, p_tasks jsonb, p_by name) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -808,7 +812,7 @@ BEGIN
     END IF;
     PERFORM {schema}.take_put_lock(p_queue);
     v_turns := {schema}.uses_fair_queueing(p_queue, false) OR jsonb_path_exists(p_tasks, '$[*].key ? (@ != null)');
-    v_key := coalesce(p_tasks->0->>'unique', p_tasks->0->>'replace');  -- (Where there is one, the task is alone.)
+    v_key := coalesce(p_tasks->0->>'unique', p_tasks->0->>'replace');  -- (a task with such a key is put alone)
     LOOP
         IF v_key IS NOT NULL THEN
             SELECT m.there, v_gone || m.gone INTO v_there, v_gone
@@ -836,12 +840,12 @@ BEGIN
             CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(r.locks) WHEN 'array' THEN jsonb_array_length(r.locks) END) AS c (locks)
             CROSS JOIN LATERAL (SELECT coalesce(r.key, CASE WHEN v_turns OR r.priority <> 0 THEN '' END)) AS k (key)
             ORDER BY r.ordinal
-            -- Only of that index: checking all of them first would take half as long again.
+            -- (With the index named: a check of all unique indexes would make this half as slow again.)
             ON CONFLICT (queue_name, unique_key) WHERE is_open AND unique_key IS NOT NULL DO NOTHING
             RETURNING task_id, task_order)
         SELECT array_agg(m.task_id ORDER BY m.task_id), min(m.task_order) INTO v_made, v_order FROM made AS m;
         EXIT WHEN v_key IS NULL OR v_made IS NOT NULL;
-        -- Another put was faster, and is committed by now: read again.
+        -- Another session has put a task with this key, and has committed by now: read again.
         v_tries := v_tries + 1;
         IF v_tries >= 100 THEN
             RAISE EXCEPTION 'sqlsem: busy: others put tasks with the key % all the time; try again', {schema}.escape_control_chars(v_key)
@@ -862,8 +866,9 @@ BEGIN
 END
 $$;
 
--- Put tasks once, in the caller's own transaction. put_tasks uses a subtransaction to find tasks of an earlier call (a
--- transaction with many of these makes all others slower).
+-- Put tasks in the caller's own transaction. A second call with the same p_uid raises a unique violation. (put_tasks
+-- returns the tasks of the first call, but needs a subtransaction for that, and a transaction with many of these makes
+-- all others slower.)
 CREATE OR REPLACE FUNCTION {schema}.put_tasks_once(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -890,7 +895,7 @@ END
 $$;
 
 -- Claim the first task that may run now; task_id is NULL if there is none. With p_again (the first reply may have been
--- lost) the claim of the same p_uid is found again.
+-- lost) return the task that an earlier call with the same p_uid has claimed.
 CREATE OR REPLACE FUNCTION {schema}.claim_task(
     p_member bigint, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean,
     OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar, OUT attempt integer,
@@ -931,9 +936,8 @@ BEGIN
 END
 $$;
 
--- The status of a task after an attempt with this outcome (p_asked: a cancellation was requested, so it does not run
--- again); whether it is open then; and the time of the next attempt after a failure. (Plain SQL, which the planner
--- inlines.)
+-- Return the status of a task after an attempt with this outcome. p_asked: a cancellation was requested, so it does not
+-- run again. (Plain SQL, which the planner inlines, here and below.)
 CREATE OR REPLACE FUNCTION {schema}.status_after(p_outcome varchar, p_failures integer, p_max_attempts integer, p_asked boolean)
 RETURNS varchar
 LANGUAGE sql IMMUTABLE
@@ -944,6 +948,7 @@ AS $$
                      OR (p_failures OPERATOR(pg_catalog.+) 1) OPERATOR(pg_catalog.<) p_max_attempts THEN 'pending' ELSE 'failed' END
 $$;
 
+-- Return true if a task with this status is open: it is pending, or it has failed and blocks later orders.
 CREATE OR REPLACE FUNCTION {schema}.open_after(p_status varchar, p_on_failure varchar) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 AS $$
@@ -951,7 +956,7 @@ AS $$
            OR p_status::pg_catalog.text OPERATOR(pg_catalog.=) 'failed'::pg_catalog.text AND p_on_failure::pg_catalog.text OPERATOR(pg_catalog.=) 'stop'::pg_catalog.text
 $$;
 
--- Return the error text of an attempt. The login that requested its end comes first.
+-- Return the error text of an attempt: first the login that requested its cancellation, if any, then p_error.
 CREATE OR REPLACE FUNCTION {schema}.error_after(p_outcome varchar, p_error text, p_asked_by name) RETURNS text
 LANGUAGE sql IMMUTABLE
 AS $$
@@ -960,10 +965,11 @@ AS $$
                      OPERATOR(pg_catalog.||) coalesce(E'\n'::pg_catalog.text OPERATOR(pg_catalog.||) p_error, ''::pg_catalog.text) END
 $$;
 
+-- Return the time of the next attempt after a failure. The pause doubles with each failure, up to five minutes; half of
+-- it is random, so that tasks do not all run again at once.
 CREATE OR REPLACE FUNCTION {schema}.retry_at(p_failures integer, p_backoff_ms integer) RETURNS timestamptz
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    -- Twice as long each time, up to five minutes; half of it random, so that tasks do not all come back at once.
     SELECT clock_timestamp() + least(300000, p_backoff_ms * 2 ^ least(p_failures, 20)) * (0.5 + random() / 2)
                                * interval '1 millisecond'
 $$;
@@ -998,7 +1004,7 @@ BEGIN
     WHERE task_id = p_task AND attempt = p_attempt AND member_id = v_member.member_id AND coalesce(t.status, '') = 'running'
     RETURNING t.owner, t.claimed_at, t.status, t.queue_name, t.task_order, t.error INTO v_before;
     IF NOT FOUND THEN
-        -- Did an earlier call of this member end it?
+        -- Perhaps an earlier call of this member has ended the attempt.
         SELECT t.status INTO v_status FROM {schema}.task_log AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
         WHERE l.task_id = p_task AND l.attempt = p_attempt AND l.member_id = p_member AND l.outcome = p_outcome;
         RETURN v_status;
@@ -1028,12 +1034,12 @@ BEGIN
 END
 $$;
 
--- End several attempts, all of different tasks, and claim up to p_maximum (may be 0) in the same call, between groups of
--- short tasks of a worker. May be repeated: see end_task and claim_task.
+-- End several attempts, all of different tasks, and claim up to p_maximum (may be 0) in the same call, between groups
+-- of short tasks of a worker. May be repeated: see end_task and claim_task.
 -- p_ends: [{"task": …, "attempt": …, "outcome": …, "result": …, "error": …}, …]
 -- ended: {task: its new status, …}, without tasks that were no longer this member's; claimed: [[task_id, task_order,
--- kind, body, note, attempt, failures, max_attempts], …]. A group is the first tasks, up to one that must be claimed
--- alone, and up to a megabyte.
+-- kind, body, note, attempt, failures, max_attempts], …]. The claimed group ends before a task that must be claimed
+-- alone, and at a megabyte of bodies.
 CREATE OR REPLACE FUNCTION {schema}.next_tasks(
     p_member bigint, p_ends json, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean, p_maximum integer,
     OUT ended text, OUT claimed text)
@@ -1082,7 +1088,7 @@ BEGIN
             PERFORM {schema}.notify_tasks(v_queue, v_order);
         END IF;
         IF v_count < json_array_length(p_ends) THEN
-            -- Did an earlier call of this member end them?
+            -- Perhaps an earlier call of this member has ended some of them.
             SELECT json_object_agg(t.task_id, t.status) INTO ended
             FROM json_to_recordset(p_ends) AS e (task bigint, attempt integer, outcome varchar)
             JOIN {schema}.task_log AS l ON l.task_id = e.task AND l.attempt = e.attempt
@@ -1106,7 +1112,7 @@ BEGIN
     END IF;
     v_turns := {schema}.uses_fair_queueing(p_queue, true);
     IF v_turns THEN
-        -- Each task is drawn by itself.
+        -- (With fair queueing each claim takes one task.)
         SELECT w.task_id, true AS alone INTO v_first FROM {schema}.pick_fair_task(p_queue, p_maximum) AS w (task_id);
     ELSIF NOT v_turns THEN
         SELECT * INTO v_first FROM {schema}.first_task(p_queue, p_maximum);
@@ -1118,8 +1124,8 @@ BEGIN
     END IF;
     v_ids := ARRAY[v_first.task_id];
     IF p_maximum > 1 AND NOT v_first.alone THEN
-        -- Find the end of the group without locks: a task that is not claimed must look free to other sessions
-        -- meanwhile.
+        -- Find the end of the group without locking tasks: other sessions must be able to claim the tasks that this one
+        -- does not claim.
         SELECT array_agg(w.task_id) INTO v_ids
         FROM (SELECT n.task_id,
                      bool_or(n.alone) OVER (ORDER BY n.task_id) AS barred,
@@ -1159,7 +1165,7 @@ BEGIN
 END
 $$;
 
--- Return the tasks that a claim may have left whose reply was lost for good; return their number.
+-- Give back the tasks of a claim whose reply was lost for good; return their number.
 CREATE OR REPLACE FUNCTION {schema}.return_claim(p_member bigint, p_queue varchar, p_uid varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1178,9 +1184,9 @@ BEGIN
 END
 $$;
 
--- Test the members that run tasks of a queue (NULL: of all), and make the tasks of dead ones pending again; return
--- their number. A task whose worker died five times has failed: it may be the cause. A task whose cancellation was
--- requested is cancelled.
+-- Test the members that run tasks of a queue (NULL: of all queues), and make the tasks of dead members pending again;
+-- return the number of these tasks. A task fails when its worker died for the fifth time, as the task may be the
+-- cause. A task with a requested cancellation is cancelled.
 CREATE OR REPLACE FUNCTION {schema}.recover_tasks(p_queue varchar, p_mine bigint) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -1197,9 +1203,9 @@ BEGIN
     LOOP
         PERFORM {schema}.check_liveness(v_member, p_mine);
     END LOOP;
-    -- By task number, which is never used again. Another session may recover a task, and a third claim it, after the
-    -- snapshot below was taken. When its row is locked the task is read again, but only conditions on the row itself
-    -- are evaluated again.
+    -- Note the numbers of tasks and members first. After the statement's snapshot another session may recover a task,
+    -- and a third one claim it. FOR UPDATE then reads the row again, but evaluates only conditions on the row itself:
+    -- so the next statement compares columns of the task with fixed numbers. (Numbers are never used again.)
     SELECT array_agg(r.task_id), array_agg(DISTINCT r.member_id) INTO v_tasks, v_gone FROM {schema}.running_tasks(p_queue) AS r
     WHERE NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.member_id);
     WITH orphan AS (
@@ -1228,11 +1234,11 @@ BEGIN
 END
 $$;
 
--- Cancel the statement in which a session runs a task (work), on its server: the task's SQL ends, and the session
--- records that. The caller has locked the task, so the session cannot be past the task's end. Cancel once for each
--- attempt, as a second cancel could strike while the session records the first. Do not cancel a session that has left
--- that call, and runs something of its own (if that can be seen: pg_read_all_stats). The schema's owner needs the right
--- to signal the session; without it nothing happens.
+-- Cancel the statement in which a session runs a task (work): the task's SQL ends, and the session records that. The
+-- caller has locked the task, so the session cannot have ended the task yet. Cancel each attempt only once: a second
+-- cancel might come while the session records the first. Do not cancel a session that has left `work` and runs another
+-- statement (visible only with pg_read_all_stats). The schema's owner needs the right to signal the session; without it
+-- nothing happens.
 CREATE OR REPLACE FUNCTION {schema}.cancel_attempt(p_task bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1255,7 +1261,8 @@ EXCEPTION WHEN insufficient_privilege THEN
 END
 $$;
 
--- Cancel tasks that sessions run for longer than their time limit (by work, which cannot read the clock meanwhile).
+-- Cancel tasks that sessions run by `work` for longer than their time limit. (Such a session cannot read the clock
+-- while the task's SQL runs.)
 CREATE OR REPLACE FUNCTION {schema}.end_overdue_tasks(p_queue varchar, p_mine bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -1276,8 +1283,9 @@ BEGIN
 END
 $$;
 
--- The work that is left: true if any task is pending, if any task runs, and if a task of the lowest open order is
--- pending (or else all tasks behind it wait); and the first failed task that blocks later orders.
+-- Return the state of a queue. pending, running: there are such tasks. next_pending: a task of the lowest open order is
+-- pending (if not, all pending tasks wait for that order). failed, error: the first failed task that blocks later
+-- orders.
 CREATE OR REPLACE FUNCTION {schema}.queue_state(
     p_queue varchar, OUT pending boolean, OUT running boolean, OUT next_pending boolean, OUT failed bigint, OUT error text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1308,9 +1316,10 @@ BEGIN
 END
 $$;
 
--- Seconds until a pending task may run that waits for its time: the first such task of the lowest open order
--- (task_later); NULL if there is none. A task that has been due for longer waits for something else. If a task waits
--- for locks: until the next poll, as no notification comes. If a rate is used up: until there is room in it.
+-- Return the seconds until the next poll of a queue may find a task, without a notification; NULL if none is known. The
+-- earliest of: the time of the first task of the lowest open order that waits for its time (but a task that has been
+-- due for longer waits for something else); 0.25 s, if a task waits for locks; the time when a used-up rate has room
+-- again.
 CREATE OR REPLACE FUNCTION {schema}.next_ready(p_queue varchar) RETURNS float
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -1318,15 +1327,15 @@ AS $$
 DECLARE
     v_now   constant bigint := {schema}.clock_ms();
     v_order constant integer := (SELECT f.task_order FROM {schema}.first_task(p_queue, -1) AS f);
-    v_all   bigint;  -- the rate of the queue is used up until then
-    v_key   bigint;  -- and the rate of the first key
+    v_all   bigint;  -- the queue's rate is used up until then
+    v_key   bigint;  -- the first used-up rate has room then
     v_since float := v_now - 10000;
     v_next  float;
 BEGIN
     SELECT min(w.free_ms) FILTER (WHERE w.task_key = ''), min(w.free_ms) INTO v_all, v_key FROM {schema}.queue_wait AS w
     WHERE w.queue_name = p_queue AND v_now >= w.since_ms AND v_now < w.free_ms + 100;
     IF v_key IS NOT NULL THEN
-        v_since := v_now - 100;  -- a task that could have run before has no room
+        v_since := v_now - 100;  -- a task that is due for longer waits for its rate
     END IF;
     IF v_all IS NULL THEN
         v_next := least(v_key, (
@@ -1345,10 +1354,10 @@ $$;
 
 -- Views for people ---------------------------------------------------------------------------------------------
 
--- Ended tasks, newest first; open ones in the order in which they will run (except for fair queueing). status 'lost':
--- the worker is dead, and the next session that tests it, and may write, makes the task pending again. A login that may
--- only put, and not run or operate, sees its own tasks. (Times that a client's calendar does not have are shown as its
--- last, or first, one.)
+-- Return tasks: open ones first, in the order in which they will run (but for fair queueing), then ended ones, newest
+-- first. status 'lost': the worker is dead, and the next session that tests it, and may write, makes the task pending
+-- again. A login that may only put, and not run or operate, sees its own tasks. (A time outside of the clients'
+-- calendars is shown as their first or last day.)
 CREATE OR REPLACE FUNCTION {schema}.show_tasks(p_queue varchar, p_status varchar, p_maximum integer, p_skip integer)
 RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
                on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
@@ -1364,7 +1373,7 @@ AS $$
                             WHERE EXISTS (SELECT FROM {schema}.task AS r WHERE r.status = 'running'
                                           AND (p_queue IS NULL OR r.queue_name = p_queue))),
     -- A page of open tasks (tasks with a priority have an index of their own) and a page of ended ones, along their
-    -- indexes. (A task whose worker is lost is only recognized by a test, so all running tasks are read.)
+    -- indexes. (Only a test of the worker shows if a task is lost, so for 'lost' all running tasks are read.)
     page AS (
         (SELECT t.* FROM {schema}.task AS t
          WHERE t.is_open AND t.task_priority = 0 AND (p_queue IS NULL OR t.queue_name = p_queue)
@@ -1406,7 +1415,7 @@ AS $$
     LIMIT CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END OFFSET greatest(p_skip, 0)
 $$;
 
--- The first page of the tasks.
+-- Return the first page of show_tasks.
 CREATE OR REPLACE FUNCTION {schema}.list_tasks(p_queue varchar DEFAULT NULL, p_status varchar DEFAULT NULL, p_maximum integer DEFAULT 100)
 RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
                on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
@@ -1419,9 +1428,9 @@ AS $$
     SELECT t.* FROM {schema}.show_tasks(p_queue, p_status, p_maximum, 0) AS t
 $$;
 
--- Each queue as counts: open tasks, ended ones that are kept, how long the oldest that may run has been waiting (NULL:
--- there is none), how many a minute have ended of late, and the failed task that blocks the others. lost: of the
--- running ones. A login that may only put sees its own tasks. Reads all tasks that are kept.
+-- Return the counts of each queue: tasks by status (lost: running tasks whose worker is dead); oldest: the seconds that
+-- the oldest task that may run has waited; rate: tasks a minute that ended in the last five; blocked_by: the failed
+-- task that blocks later orders. A login that may only put sees its own tasks. Reads all tasks that are kept.
 CREATE OR REPLACE FUNCTION {schema}.queue_counts(p_queue varchar DEFAULT NULL)
 RETURNS TABLE (queue_name varchar, pending bigint, running bigint, finished bigint, failed bigint, cancelled bigint, lost bigint,
                oldest float, rate float, blocked_by bigint)
@@ -1452,6 +1461,7 @@ AS $$
     ORDER BY c.queue_name
 $$;
 
+-- Return the attempts at a task, with the one that is running.
 CREATE OR REPLACE FUNCTION {schema}.task_attempts(p_task bigint)
 RETURNS TABLE (task_id bigint, attempt integer, outcome varchar, member_id bigint, owner varchar, host varchar, pid integer,
                session_id integer, started_at timestamptz, ended_at timestamptz, seconds float, error text, result text, login name)
@@ -1474,9 +1484,10 @@ $$;
 
 -- Operations of operators, and of the login that put a task --------------------------------------------------------
 
--- Retry or cancel a task: 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or
--- failed). The worker of a running task is tested first. A login that may only put may do that with its own tasks.
--- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state, -3 another one with its key is open.
+-- Retry or cancel a task. 'retry': a failed or cancelled task becomes pending again, with all its attempts. 'cancel': a
+-- pending or failed task is cancelled. The worker of a running task is tested first. A login that may only put may do
+-- so with its own tasks. Return 0 done, 1 nothing done as it runs, -1 no such task, -2 its state does not allow that,
+-- -3 another task with its key is open.
 CREATE OR REPLACE FUNCTION {schema}.set_task(p_task bigint, p_what varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1502,7 +1513,7 @@ BEGIN
         BEGIN
             UPDATE {schema}.task
             SET status = 'pending', is_open = true, failures = 0, losses = 0,
-                ready_at = put_at,  -- from its put on, whatever the clock says
+                ready_at = put_at,  -- ready at once, even if the clock has gone back
                 ended_at = NULL, cancel_asked_at = NULL, cancel_asked_by = NULL
             WHERE task_id = p_task;
         EXCEPTION WHEN unique_violation THEN
@@ -1523,8 +1534,8 @@ BEGIN
 END
 $$;
 
--- Cancel a task: at once if it is pending or has failed (0). The worker of a running task is notified and ends it, and
--- then it is cancelled (1). -1 no such task, -2 it is in no such state. A live worker keeps its task until then.
+-- Cancel a task. Return 0: it was pending or had failed, and is cancelled; 1: it runs, and is cancelled as soon as its
+-- worker has learned of that and ended it; -1 no such task; -2 its state does not allow that.
 CREATE OR REPLACE FUNCTION {schema}.cancel_task(p_task bigint) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1541,9 +1552,8 @@ BEGIN
     RETURNING t.queue_name, t.claim_uid INTO v_task;
     PERFORM {schema}.note_operation('cancel', NULL, NULL, v_task.queue_name, p_task, 'running', NULL);
     IF v_task.claim_uid IS NULL THEN
-        -- A session that called work has no other session that could poll for it. Its statement cannot be past the
-        -- task's end before this transaction has ended. (If it may not be signalled, the task is cancelled when its SQL
-        -- has ended.)
+        -- A session that runs the task by `work` cannot poll for a cancellation, so signal it. (It cannot end the task
+        -- before this transaction ends. If this login may not signal it, the task is cancelled when its SQL has ended.)
         PERFORM {schema}.cancel_attempt(p_task);
     END IF;
     RETURN 1;
@@ -1562,9 +1572,9 @@ AS $$
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
 $$;
 
--- Limit a queue. How many of its tasks may run at a time: 'limit', of all (p_key NULL) or of one key; 'key_limit', of
--- each key. How many may be started in any p_per_ms milliseconds: 'rate', of all or of one key; 'key_rate', of each
--- key. 'weight': the share of a key. p_value NULL: as if it had never been set. Running tasks run on.
+-- Set a limit, rate or weight of a queue. 'limit': how many tasks may run at a time, of the queue (p_key NULL) or of
+-- one key; 'key_limit': of each key. 'rate': how many tasks may start in p_per_ms milliseconds, of the queue or of one
+-- key; 'key_rate': of each key. 'weight': the share of a key. p_value NULL: remove the setting. Running tasks run on.
 CREATE OR REPLACE FUNCTION {schema}.set_queue(
     p_queue varchar, p_key varchar, p_what text, p_value integer, p_per_ms integer DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1595,7 +1605,7 @@ BEGIN
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
-    -- Wait for the claims that see no limit. Always: the row that says that there is one may just be removed.
+    -- Wait for the claims that saw no limit. Even if there is a row, as another session may be removing it now.
     PERFORM {schema}.wait_for_claims();
     INSERT INTO {schema}.queue_setting (queue_name) VALUES (p_queue) ON CONFLICT DO NOTHING;
     SELECT * INTO v_queue FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE;
@@ -1641,8 +1651,8 @@ BEGIN
 END
 $$;
 
--- The limits of one queue or all: a row for the queue (task_key NULL), and one for each key with a setting. task_per,
--- key_per: the windows of the rates, in seconds.
+-- Return the limits of one queue or all: a row for the queue (task_key NULL), and one for each key with a setting.
+-- task_per, key_per: the windows of the rates, in seconds.
 CREATE OR REPLACE FUNCTION {schema}.queue_limits(p_queue varchar DEFAULT NULL)
 RETURNS TABLE (queue_name varchar, task_key varchar, task_limit integer, key_limit integer, weight integer, set_at timestamptz, set_by name,
                task_rate integer, task_per float, key_rate integer, key_per float)
@@ -1660,8 +1670,8 @@ AS $$
     ORDER BY a.queue_name, a.task_key NULLS FIRST
 $$;
 
--- The rates that claims have found used up, of one queue or all: the queue's (task_key NULL), or a key's; and for how
--- many seconds.
+-- Return the rates that claims have found used up, of one queue or all, and the seconds until there is room again.
+-- task_key NULL: the queue's own rate.
 CREATE OR REPLACE FUNCTION {schema}.queue_waits(p_queue varchar DEFAULT NULL)
 RETURNS TABLE (queue_name varchar, task_key varchar, seconds float)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1685,11 +1695,11 @@ AS $$
             ORDER BY ended_at LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED))
         RETURNING task_id),
     log AS (DELETE FROM {schema}.task_log AS l USING gone WHERE l.task_id = gone.task_id),
-    -- Marks of queues that are no longer used. (Not marks that say nothing: there may be others below them.)
+    -- Marks of queues that are no longer used. (But no empty mark: an older one may be below it.)
     marks AS (DELETE FROM {schema}.task_low_water
               WHERE mark >= 0
                 AND made_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'),
-    -- Waits of keys that no longer come.
+    -- Notes about keys that are no longer used.
     waits AS (DELETE FROM {schema}.queue_wait AS w WHERE (w.queue_name, w.task_key) IN (
                   SELECT v.queue_name, v.task_key FROM {schema}.queue_wait AS v WHERE v.free_ms < {schema}.clock_ms() - 86400000
                   LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED))
@@ -1700,12 +1710,12 @@ $$;
 -- Schedules -----------------------------------------------------------------------------------------------------
 
 -- Tasks that are put at the times of a cron expression. Only clients evaluate these expressions; the database has the
--- next time that is due (next_due). A client that finds it past calls fire_schedule. This puts the task and records the
--- time after that in one transaction, and only if no other client has done so before. A recorded time is later than now
--- (or, for a new schedule, one that any client's calendar has): whatever a client computes, no schedule puts a task at
--- every poll, and none stops by itself.
+-- next due time (next_due). A client that finds it past calls fire_schedule, which puts the task and stores the time
+-- after that in one transaction, and only if no other client has done so before. The stored time must be later than now
+-- (or, for a new schedule, a time that all clients' calendars have). So even if a client computes a wrong time, no
+-- schedule puts a task at every poll, and none stops by itself.
 
--- Raise for a next time that cannot be.
+-- Raise for a next time that not all clients' calendars have.
 CREATE OR REPLACE FUNCTION {schema}.check_due(p_next timestamptz) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1718,8 +1728,7 @@ BEGIN
 END
 $$;
 
--- Save a schedule, in place of one of the same name. p_options: as a task of put_tasks, without kind and body; and
--- missed.
+-- Save a schedule, in place of one of the same name. p_options: those of a task (put_tasks_by), and `missed`.
 CREATE OR REPLACE FUNCTION {schema}.save_schedule(
     p_name varchar, p_queue varchar, p_cron varchar, p_zone varchar, p_kind varchar, p_body text, p_options jsonb,
     p_next timestamptz) RETURNS void
@@ -1745,7 +1754,7 @@ BEGIN
     v_task := jsonb_build_array(p_options || jsonb_build_object('kind', p_kind, 'body', p_body));
     PERFORM {schema}.check_tasks(v_task);
     PERFORM {schema}.check_may_lock(v_task);
-    -- Refuse here what otherwise only the table would refuse, when the task is put.
+    -- Raise here for values that otherwise only the put of a task would refuse.
     PERFORM FROM jsonb_to_recordset(v_task)
         AS r (note text, on_failure text, "order" numeric, after_ms numeric, max_attempts numeric, backoff_ms numeric,
               time_limit_ms numeric, priority numeric)
@@ -1760,7 +1769,7 @@ BEGIN
     VALUES (p_name, p_queue, p_cron, p_zone, p_kind, p_body, p_options, p_next, session_user)
     ON CONFLICT (schedule_name) DO UPDATE
     SET queue_name = p_queue, cron = p_cron, time_zone = p_zone, kind = p_kind, body = p_body, options = p_options,
-        -- A time that is due, and that no client has seen yet, is not lost when the same schedule is saved again.
+        -- (A due time that no client has noticed yet is not lost if the same schedule is saved again.)
         next_due = CASE WHEN s.cron = p_cron AND s.time_zone = p_zone AND s.paused_at IS NULL THEN coalesce(s.next_due, p_next)
                         ELSE p_next END
     WHERE s.put_by = session_user OR {schema}.has_role('operator');
@@ -1783,10 +1792,10 @@ BEGIN
 END
 $$;
 
--- Fire a schedule for a time that is due; p_next is the time after it. Return the task's number (NULL without p_put:
--- that time is skipped, as the schedule says for missed times). done: no other client was faster, and p_next has not
--- come meanwhile. p_last: the latest of the times for which this one task stands. If nothing is put, or nothing for a
--- long time, that is recorded as an operation.
+-- Put the task of a schedule for the due time p_due. p_next: the time after it. p_last: the latest of the due times, if
+-- this one task is put for several. p_put false: skip that time, as the schedule says for missed times. done: false if
+-- another client was faster, or p_next has passed. A skipped time is recorded as an operation, and so is a next time
+-- more than a year away.
 CREATE OR REPLACE FUNCTION {schema}.fire_schedule(
     p_name varchar, p_due timestamptz, p_last timestamptz, p_next timestamptz, p_put boolean, OUT done boolean, OUT task_id bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1845,7 +1854,7 @@ BEGIN
 END
 $$;
 
--- Schedules by name. A login that may only put sees its own.
+-- Return the schedules, by name. A login that may only put sees its own.
 CREATE OR REPLACE FUNCTION {schema}.list_schedules(p_name varchar DEFAULT NULL, p_queue varchar DEFAULT NULL)
 RETURNS TABLE (schedule_name varchar, queue_name varchar, cron varchar, time_zone varchar, kind varchar, body text, options text,
                next_due timestamptz, last_due timestamptz, put_at timestamptz, put_by name, paused_at timestamptz, paused_by name,
@@ -1866,10 +1875,10 @@ $$;
 -- For sessions --------------------------------------------------------------------------------------------------
 
 -- Put one task, a SQL text if kind is not given; return its number. May be part of the caller's transaction.
--- unique_key: while a task with this key is open, return that one's number. replace_key: replace the task with this
--- key. key: the task's key; workers share themselves out between the keys. priority: among the tasks of its key, higher
--- ones first. locks: the locks that it needs to run, such as '[{"resource": "customers", "access": "write", "limit":
--- 1}]'; it starts, on any worker, when all of them can be granted.
+-- unique_key: while a task with this key is open, put none, and return that task's number. replace_key: replace the
+-- open task with this key. key: the task's key; workers are divided between the keys. priority: among the tasks of its
+-- key, higher ones first. locks: the locks that it needs to run, such as '[{"resource": "customers", "access": "write",
+-- "limit": 1}]'; it starts, on any worker, when all of them can be granted.
 CREATE OR REPLACE FUNCTION {schema}.put(
     queue text, body text, kind text DEFAULT 'sql', "order" integer DEFAULT 0, after_seconds double precision DEFAULT 0,
     max_attempts integer DEFAULT 1, note text DEFAULT NULL, on_failure text DEFAULT 'stop',
@@ -1895,7 +1904,7 @@ BEGIN
 END
 $$;
 
--- Claim a task for this session. (With the caller's rights, as the caller can see when this session began.)
+-- Claim a task for this session. (It runs with the caller's rights, with which it can see when this session began.)
 CREATE OR REPLACE FUNCTION {schema}.session_claim(p_queue text, OUT member bigint, OUT task_id bigint, OUT kind varchar,
                                                   OUT body text, OUT attempt integer)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -1915,8 +1924,8 @@ BEGIN
 END
 $$;
 
--- End the tasks of an earlier call of `work` that was interrupted between a claim and its end. The session lives, so no
--- other session ends them.
+-- End the tasks of an earlier call of `work` that was interrupted between a claim and the task's end. (No other session
+-- ends them, as this session is alive.)
 CREATE OR REPLACE FUNCTION {schema}.recover_session_tasks(p_queue text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1941,25 +1950,26 @@ AS $$
     FROM {schema}.task_controls(p_member, ARRAY[p_task]) AS a JOIN {schema}.task AS t ON t.task_id = a.task_id
 $$;
 
--- For work, which commits and so cannot fix its search_path.
+-- Return the seconds since a time. For work, which commits, and so cannot set its search_path.
 CREATE OR REPLACE FUNCTION {schema}.seconds_since(p_time timestamptz) RETURNS double precision
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT extract(epoch FROM clock_timestamp() - p_time)::double precision $$;
 
+-- Return the error text of a task, as psql shows an error.
 CREATE OR REPLACE FUNCTION {schema}.format_error(p_state text, p_message text, p_detail text, p_hint text, p_context text)
 RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    -- The last line of the context is the position in work itself.
+    -- (Without the last line of the context, which is a position in `work`.)
     SELECT p_state || ': ' || p_message || coalesce(E'\nDETAIL: ' || nullif(p_detail, ''), '')
            || coalesce(E'\nHINT: ' || nullif(p_hint, ''), '')
            || coalesce(E'\nCONTEXT: ' || nullif(regexp_replace(p_context, E'\\n?PL/pgSQL function [^\\n]*\\.work\\([^\\n]*$', ''), ''), '')
 $$;
 
--- Run the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for idle_seconds. A
--- scheduled job calls it, in as many sessions as are to work side by side. done and failed count the tasks.
--- A text may be several statements, but none that ends a transaction. Each task is a transaction of its own, with its
--- end, so that its work in this database is done once. Settings that a text makes stay with the session.
+-- Run the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for idle_seconds.
+-- Call it from scheduled jobs, in as many sessions as should work side by side. done and failed count the tasks.
+-- A task's text may be several statements, but none that ends a transaction. The task and the record of its end are one
+-- transaction, so that its work in this database is done once. Settings that a text makes stay with the session.
 CREATE OR REPLACE PROCEDURE {schema}.work(
     queue text, idle_seconds double precision DEFAULT 30, INOUT done integer DEFAULT 0, INOUT failed integer DEFAULT 0)
 LANGUAGE plpgsql
@@ -1975,7 +1985,7 @@ DECLARE
     v_hint   pg_catalog.text;
     v_where  pg_catalog.text;
     v_status pg_catalog.text;
-    v_broken pg_catalog.text;  -- the message of the cancel
+    v_broken pg_catalog.text;  -- the message of a cancel or timeout
     v_ended  pg_catalog.text;  -- the outcome of a task that has not finished
 BEGIN
     CALL {schema}.require_autocommit('work');
@@ -2000,13 +2010,13 @@ BEGIN
             v_pause := least(v_pause OPERATOR(pg_catalog.*) 1.5::double precision, 0.5::double precision);
             CONTINUE;
         END IF;
-        -- Once with the text; and then until the outcome is recorded, which can be cancelled, too.
+        -- Run the text once; then try until its outcome is recorded, as a cancel may interrupt that, too.
         LOOP
             BEGIN
                 IF v_error IS NOT NULL THEN
                     IF v_broken IS NOT NULL THEN
-                        -- A timeout, or a cancel by a login: recorded for the task first, and then raised to the
-                        -- caller, unless it was meant for this task alone.
+                        -- A timeout or a cancel. Record it for the task first. Later raise it to the caller, unless it
+                        -- was meant for this task alone.
                         SELECT * INTO v_asked FROM {schema}.session_task_controls(v_claim.member, v_claim.task_id);
                         IF v_asked.cancel_asked_by IS NOT NULL THEN
                             v_ended := 'cancelled';
@@ -2022,8 +2032,8 @@ BEGIN
                     CONTINUE;
                 ELSE
                     EXECUTE v_claim.body;
-                    -- A constraint deferred to the commit, or a role that may not record the end, is the text's fault.
-                    -- It fails here, where the failure can be recorded for the task, and the text is undone.
+                    -- Let deferred constraints fail here, and a role that the text has set and that may not record the
+                    -- end: both are the text's fault, so undo it, and record the failure for the task.
                     SET CONSTRAINTS ALL IMMEDIATE;
                     v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, 'finished', NULL, NULL);
                 END IF;
