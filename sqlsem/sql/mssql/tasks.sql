@@ -4,20 +4,21 @@
 -- the task runs. When the member is removed its tasks are pending again (recover_tasks). No transaction is open while a
 -- task runs.
 --
--- Orders are barriers: only pending tasks of the lowest open order may be claimed. A claim skips locked rows, but its
--- check of the barrier does not: a task whose end is not committed still blocks later orders.
+-- Orders are barriers: claims take only pending tasks of the lowest order that has an open task. The claim skips locked
+-- rows, but its search for that order waits for them: a task still blocks later orders until its end is committed.
 --
--- Locks: an index of the task table is read without going on to the row, and rows are written by their number, so that
--- every statement locks the row first and its index entries next. A session that has locked an index entry (a claim)
--- skips a locked row rather than wait for it. An attempt is ended, and the next task claimed, in two transactions: a
--- check of the barrier never waits while its session keeps a lock.
+-- Locks: a statement reads an index of the task table without the rows, or writes rows by their number. So each
+-- statement locks a row first, and its index entries next. A session that has locked an index entry (a claim) skips a
+-- locked row. An attempt is ended, and the next task claimed, in two transactions: so no session keeps a lock while it
+-- searches for the lowest open order.
 --
 -- Errors as in routines.sql, and 50006: not allowed for this login.
--- A bit is compared with a bit, so that no engine converts the column and then cannot use the index.
--- A task that may run at once is ready since 1900, and shown as ready since its put: it does not wait when the clock
--- steps back.
--- PostgreSQL's tasks.sql explains fair queueing. A claim from a queue with limits first writes the queue's row of
--- queue_setting; another claim keeps a shared lock on the place of that row, so that a first limit waits for it.
+-- is_open is compared with CAST(1 AS bit): compared with 1, some engines convert the column, and do not use the index.
+-- A task that may run at once has 1900 as ready_at, and is shown as ready since its put: so it does not wait if the
+-- clock goes back.
+-- PostgreSQL's tasks.sql explains fair queueing. A claim of a queue with limits first writes the queue's row of
+-- queue_setting. A claim of any other queue keeps a shared lock on the place of that row, so that a session that sets
+-- the first limit waits for the claim.
 -- Application locks, Transaction: N'put.sqlsem.{schema}.' and a uid, held while tasks are put under that uid;
 -- N'key.sqlsem.{schema}.', a task's key and its queue, held while a task with this key is put;
 -- N'schedules.sqlsem.{schema}', held while a schedule is saved.
@@ -28,9 +29,9 @@ GO
 
 -- Putting ----------------------------------------------------------------------------------------------------------
 
--- Check the kind and the body of a task; @kind becomes the value that the table stores. Raises an error for an invalid
--- one, and for code (all kinds but json) from a login that may not put code, as the code runs with the workers' rights.
--- This procedure has its owner's rights to the tables only, so IS_MEMBER tells about the caller.
+-- Raise for an invalid kind or body of a task; @kind becomes the value that the table stores. Raise also for code (all
+-- kinds but json) from a login that may not put code, as the code runs with the workers' rights. (IS_MEMBER sees the
+-- caller's roles, as this procedure runs with the caller's rights on all but the tables.)
 IF OBJECT_ID(N'{schema}.check_work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_work AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_work @kind nvarchar(100) OUTPUT, @body nvarchar(max)
@@ -39,13 +40,12 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @message nvarchar(1000), @word nvarchar(100), @values int = 1;
-    -- The bar, because = ignores blanks at the end.
+    -- (N'|' is appended because = ignores blanks at the end.)
     SET @word = CASE CONCAT(LOWER(@kind COLLATE Latin1_General_100_BIN2), N'|')
                     WHEN N'sql|' THEN N'sql' WHEN N'shell|' THEN N'shell' WHEN N'call|' THEN N'call' WHEN N'json|' THEN N'json' END;
     IF @word IN (N'json', N'call')
     BEGIN
-        -- In brackets, as ISJSON does not accept single values; the brackets must not make one value out of none or of
-        -- several.
+        -- ISJSON does not accept single values, so test the body in brackets, and count that it is exactly one value.
         SET @values = 0;
         IF ISJSON(CONCAT(N'[', @body, N']')) = 1
             SELECT @values = COUNT(*) FROM OPENJSON(CONCAT(N'[', @body, N']'));
@@ -71,7 +71,7 @@ BEGIN
 END;
 GO
 
--- Do put_task for a login, with values that check_work has accepted.
+-- Put a task for a login, after check_work has accepted its kind and body.
 IF OBJECT_ID(N'{schema}.put_task_by') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task_by AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.put_task_by
@@ -130,7 +130,7 @@ BEGIN
         SET @uid = CONVERT(nvarchar(64), NEWID());
     ELSE
     BEGIN
-        -- The first call (its reply was lost) may still be running.
+        -- Wait for an earlier call with this uid: it may still be running, although its reply was lost.
         SET @name = CONCAT(N'put.sqlsem.{schema}.', LEFT(@uid, CHARINDEX(N'.', CONCAT(@uid, N'.')) - 1));
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
@@ -144,7 +144,7 @@ BEGIN
     END;
     IF @task_id IS NULL AND @key IS NOT NULL
     BEGIN
-        -- Calls that put tasks with this key take turns: the tasks of earlier calls are committed, and visible.
+        -- One session at a time puts a task with this key: so the task of an earlier call is committed, and visible.
         SET @name = LEFT(CONCAT(N'key.sqlsem.{schema}.', @key, N'.', @queue), 255);
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
@@ -237,9 +237,9 @@ GO
 
 -- Claiming and ending ----------------------------------------------------------------------------------------------
 
--- Return 1 if the rates of a queue, and of this key, allow one more start, after so many other tasks (of all; of the
--- key). Needs a transaction that has written the queue's row of queue_setting. @start: the task is started, so count it
--- from now on. PostgreSQL's tasks.sql explains these rates.
+-- Return 1 if the rates of a queue and of this key allow one more task to start. @all, @of_key: tasks of the queue, and
+-- of the key, that start before it. The caller's transaction has written the queue's row of queue_setting. @start: the
+-- task starts, so count it. PostgreSQL's tasks.sql explains these rates.
 IF OBJECT_ID(N'{schema}.task_may_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_may_start AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.task_may_start @queue nvarchar(400), @key nvarchar(255), @all int, @of_key int, @start bit
@@ -249,7 +249,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @take int = 0, @takes int = @start, @of int, @rate int, @ms int, @whose nvarchar(255), @ahead int, @now bigint,
             @hash varbinary(32), @name nvarchar(255), @cost bigint, @windows nvarchar(1000), @only_look bit, @wait bigint, @taken bigint;
-    WHILE @take <= @takes  -- both rates are checked before either is used
+    WHILE @take <= @takes  -- 0: read both rates; 1: count the start in both
     BEGIN
         SET @of = 0;
         WHILE @of < 2
@@ -273,7 +273,8 @@ BEGIN
                OR EXISTS (SELECT 1 FROM {schema}.queue_wait
                           WHERE queue_name = @queue AND task_key = @whose AND @now >= since_ms AND @now < free_ms)
                 RETURN 0;
-            -- The name under which the starts are counted. (No name has a control character.)
+            -- The name under which the starts are counted. (No queue or key has a control character in its name, so
+            -- NCHAR(31) separates the two.)
             SET @hash = HASHBYTES('SHA2_256', CONCAT(@queue, NCHAR(31), @whose));
             SET @name = CONCAT(N'tasks:', CAST(SUBSTRING(@hash, 1, 8) AS bigint), N'.', CAST(SUBSTRING(@hash, 9, 8) AS bigint), N'.',
                                CAST(SUBSTRING(@hash, 17, 8) AS bigint), N'.', CAST(SUBSTRING(@hash, 25, 8) AS bigint));
@@ -300,8 +301,8 @@ BEGIN
 END;
 GO
 
--- In the transaction of a claim, for the lowest open order: return whether the queue uses fair queueing, and the task
--- that may be claimed next, locked, and counted as started (NULL: none may run).
+-- Pick the next task of the lowest open order by fair queueing, lock it, and count its start; @task is NULL if there is
+-- none. @turns: 0 if the queue does not use fair queueing. Called in the transaction of a claim.
 IF OBJECT_ID(N'{schema}.pick_fair_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pick_fair_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.pick_fair_task @queue nvarchar(400), @order int, @turns bit OUTPUT, @task bigint OUTPUT
@@ -309,7 +310,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @running TABLE (task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY, many int NOT NULL);
-    -- near: found by the walk; each of these keys stands for many others that are not read.
+    -- near 1: a key that was read from the random place on; it also counts for the keys around it that are not read.
     DECLARE @draw TABLE (task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, near int NOT NULL);
     -- rated: 2 if the rate is used up, 3 if there is nothing to start.
     DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY,
@@ -340,8 +341,7 @@ BEGIN
     IF @limited = 0 AND @there = 0
         RETURN 0;
     SET @turns = 1;
-    -- A task that is just being ended counts until its end is committed: this statement waits for that, unless it reads
-    -- the old version.
+    -- (A task counts until its end is committed. This statement waits for that, or reads the old version of the row.)
     INSERT INTO @running (task_key, many)
     SELECT COALESCE(SUBSTRING(task_hash, 9, 255), N''), COUNT(*) FROM {schema}.task WITH (INDEX (task_fair))
     WHERE queue_name = @queue AND status = N'running' GROUP BY COALESCE(SUBSTRING(task_hash, 9, 255), N'');
@@ -353,8 +353,8 @@ BEGIN
     IF @code = 0
         RETURN 0;
     SET @now = {schema}.clock_us() / 1000;
-    -- Keys without running tasks come first, in portions, from a random place on; then the other keys. PostgreSQL's
-    -- tasks.sql explains why.
+    -- Draw from the keys without a running task, some at a time, from a random place on; then from the other keys.
+    -- PostgreSQL's tasks.sql explains why.
     SET @begin = RIGHT(CONCAT(N'0000000', CAST(FLOOR(RAND() * 16777216) AS int)), 8);
     SET @turn = @begin;
     WHILE @lap < 3 AND @task IS NULL
@@ -408,7 +408,7 @@ BEGIN
               FROM @draw AS d GROUP BY d.task_key) AS h
         LEFT JOIN @running AS r ON r.task_key = h.task_key
         LEFT JOIN {schema}.queue_key AS k ON k.queue_name = @queue AND k.task_key = h.task_key
-        -- (With NULL for comparison, no index is searched.)
+        -- (Compared with NULL: no search of the index.)
         LEFT JOIN {schema}.queue_wait AS w WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
             ON w.queue_name = @queue
            AND w.task_key = CASE WHEN COALESCE(k.task_rate, @key_rate) IS NOT NULL AND h.task_key <> N'' THEN h.task_key END
@@ -450,8 +450,8 @@ BEGIN
             END;
         END;
     END;
-    -- Other sessions are just claiming the first tasks: take the tasks behind. (With limits, this session has the
-    -- queue's row, and there are no such sessions.)
+    -- Other sessions are claiming the first tasks of some keys: take later tasks of these keys. (The queue has no
+    -- limits: with limits, this session alone would have locked the queue's row.)
     SET @place = 0;
     WHILE @task IS NULL AND @place < @count
     BEGIN
@@ -481,7 +481,7 @@ END;
 GO
 
 -- Claim the first task that may run now; @task is NULL if there is none. With @again (the first reply may have been
--- lost) the claim of the same @uid is found again.
+-- lost) return the task that an earlier call with the same @uid has claimed.
 IF OBJECT_ID(N'{schema}.take_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_task
@@ -504,7 +504,7 @@ BEGIN
     IF @task IS NOT NULL
         RETURN 0;
     BEGIN TRY
-        -- A session that keeps a row locked, but not its index entry, must not block this loop for ever.
+        -- (100 tries: another session may keep a row locked, but not its index entry, and this loop must end.)
         WHILE @count = 0 AND @tries < 100
         BEGIN
             SET @tries = @tries + 1;
@@ -522,8 +522,8 @@ BEGIN
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
                   AND task_hash IS NULL AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_priority DESC, task_id;
-            -- On an engine without such hints two sessions may have found the same task: one of them searches again.
-            -- (The task may even have run meanwhile, and be pending for a second attempt.)
+            -- On an engine without these hints two sessions may have found the same task: then one of them searches
+            -- again. (The task may even have run meanwhile, and be pending for its next attempt.)
             UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
             SET status = N'running', attempt = attempt + 1, member_id = @member, owner = @owner, claim_uid = @uid,
                 claimed_at = SYSUTCDATETIME(), host = @host, pid = @pid, login = ORIGINAL_LOGIN()
@@ -539,8 +539,8 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        -- An open transaction puts or ends a task that comes first: nothing may run yet. (Or this session is a
-        -- deadlock's victim.)
+        -- An open transaction puts or ends a task that comes first, so none may run yet; or this session was chosen as
+        -- a deadlock's victim.
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
         SET @task = NULL;
@@ -548,7 +548,7 @@ BEGIN
 END;
 GO
 
--- Do take_task for programs: a row for the task, or none.
+-- Do take_task, and return a row with the task, or none.
 IF OBJECT_ID(N'{schema}.claim_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_task
@@ -591,7 +591,7 @@ BEGIN
         SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SELECT @there = 1, @host = host, @pid = pid, @session_id = session_id
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
-    -- Only the last of these columns can change while the task runs; a later request to cancel comes too late.
+    -- (While the task runs, only cancel_asked_by can change. From here on a request to cancel comes too late.)
     SELECT @failures = failures, @maximum = max_attempts, @backoff_ms = backoff_ms, @on_failure = on_failure,
            @by = cancel_asked_by, @locks = lock_count
     FROM {schema}.task WITH (UPDLOCK, ROWLOCK)
@@ -613,8 +613,8 @@ BEGIN
         SET @open = CASE WHEN @status = N'pending' OR (@status = N'failed' AND @on_failure = N'stop') THEN 1 ELSE 0 END;
         IF @outcome = N'failed' AND @status = N'pending'
         BEGIN
-            -- Twice as long each time, up to five minutes; half of it is random, so that the tasks do not come back all
-            -- at once.
+            -- The pause doubles with each failure, up to five minutes; half of it is random, so that tasks do not all
+            -- run again at once.
             SET @pause = @backoff_ms * POWER(CAST(2 AS float), CASE WHEN @failures > 20 THEN 20 ELSE @failures END);
             SET @pause = CASE WHEN @pause > 300000 THEN 300000 ELSE @pause END * (0.5 + RAND() / 2);
         END;
@@ -646,7 +646,7 @@ BEGIN
             SET @status = NULL;
     END;
     IF @status IS NULL
-        -- Did an earlier call end it?
+        -- Perhaps an earlier call of this member has ended the attempt.
         SELECT @status = t.status FROM {schema}.task_log AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
         WHERE l.task_id = @task AND l.attempt = @attempt AND l.member_id = @member AND l.outcome = @outcome;
     IF @answer = 1
@@ -654,7 +654,7 @@ BEGIN
 END;
 GO
 
--- Do end_task and claim_task in one call, as a worker does between two tasks. One row.
+-- End one task and claim the next in one call, between two tasks of a worker. Return one row.
 IF OBJECT_ID(N'{schema}.next_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.next_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.next_task
@@ -672,8 +672,9 @@ BEGIN
 END;
 GO
 
--- Claim up to @maximum tasks: the first ones, as long as they are calls or SQL whose worker has never died, and no more
--- than a million characters of them. Any other task is claimed alone. Otherwise as claim_task: one row for each.
+-- Claim a group of up to @maximum tasks, and return a row for each; otherwise like claim_task. A group is the first
+-- tasks of kind call or sql, up to a million characters of bodies. It ends before a task of another kind, and before a
+-- task that has lost a worker: such tasks are claimed alone.
 IF OBJECT_ID(N'{schema}.claim_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_tasks
@@ -701,7 +702,7 @@ BEGIN
         SET @count = @@ROWCOUNT;
     END;
     BEGIN TRY
-        -- As in take_task.
+        -- (100 tries, as in take_task.)
         WHILE @count = 0 AND @tries < 100
         BEGIN
             SET @tries = @tries + 1;
@@ -720,7 +721,7 @@ BEGIN
                   AND task_hash IS NULL AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_priority DESC, task_id;
             SET @last = @first;
-            SET @alone = 1;  -- (in fair queueing each task is drawn by itself)
+            SET @alone = 1;  -- (with fair queueing each claim takes one task)
             IF @maximum > 1 AND @turns = 0
                 SELECT @alone = CASE WHEN losses > 0 OR kind NOT IN (N'call', N'sql') OR task_priority <> 0 THEN 1 ELSE 0 END
                 FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE task_id = @first;
@@ -729,8 +730,8 @@ BEGIN
                 INSERT INTO @chosen (task_id) SELECT @first WHERE @first IS NOT NULL;
             ELSE
             BEGIN
-                -- The end of the group. Read without keeping locks: other sessions must see a task that is not taken as
-                -- free.
+                -- Find the end of the group without keeping locks: other sessions must be able to claim the tasks that
+                -- this one does not claim.
                 DELETE FROM @seen;
                 INSERT INTO @seen (task_id)
                 SELECT TOP (@maximum) task_id FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
@@ -777,7 +778,7 @@ BEGIN
 END;
 GO
 
--- Return the tasks of a claim whose reply was lost for good. Returns their number.
+-- Give back the tasks of a claim whose reply was lost for good; return their number.
 IF OBJECT_ID(N'{schema}.return_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_claim AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.return_claim @member bigint, @queue nvarchar(400), @uid nvarchar(64), @answer bit = 0
@@ -805,8 +806,8 @@ BEGIN
 END;
 GO
 
--- Check the members that run tasks of a queue (NULL: of all queues), and make the tasks of dead ones pending again;
--- return their number. A task whose worker died five times has failed, as the task may kill its workers.
+-- Test the members that run tasks of a queue (NULL: of all queues), and make the tasks of dead members pending again;
+-- return the number of these tasks. A task fails when its worker died for the fifth time, as the task may be the cause.
 IF OBJECT_ID(N'{schema}.recover_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.recover_tasks @queue nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0
@@ -819,7 +820,7 @@ BEGIN
     DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id bigint NOT NULL);
     DECLARE @member bigint = -1, @before bigint, @task bigint = 0, @attempt int, @count int = 0, @found int, @rows int;
     SET @mine = COALESCE(@mine, 0);
-    -- An open transaction must not delay this search: a row that another session writes is checked the next time.
+    -- (READPAST: an open transaction must not delay this search. A row that it has locked is tested the next time.)
     IF @queue IS NULL
         INSERT INTO @running (task_id, attempt, member_id)
         SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open), ROWLOCK, READPAST, READCOMMITTEDLOCK)
@@ -836,7 +837,7 @@ BEGIN
         IF @member = @before
             BREAK;
         EXEC {schema}.check_liveness @member, @mine;
-        -- Decided once, by member number: a removed member does not return, and its number is never used again.
+        -- (A removed member does not return, and its number is never used again. So this decision stays true.)
         IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
             DELETE FROM @running WHERE member_id = @member;
     END;
@@ -847,7 +848,8 @@ BEGIN
         WHERE task_id > @task ORDER BY task_id;
         IF @found = 0
             BREAK;
-        -- Only this very claim: another session may have recovered the task meanwhile, and a third one may run it.
+        -- (The UPDATE compares attempt and member: another session may have recovered the task meanwhile, and a third
+        -- one may run it.)
         BEGIN TRANSACTION;
         UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         SET status = CASE WHEN cancel_asked_at IS NOT NULL THEN N'cancelled' WHEN losses < 4 THEN N'pending' ELSE N'failed' END,
@@ -876,8 +878,9 @@ BEGIN
 END;
 GO
 
--- Return the state of a queue: whether tasks are pending, whether tasks run, whether a task of the lowest open order is
--- pending (or all pending ones are of later orders), and the first failed task that blocks later orders. One row.
+-- Return the state of a queue, in one row. pending, running: there are such tasks. next_pending: a task of the lowest
+-- open order is pending (if not, all pending tasks wait for that order). failed, error: the first failed task that
+-- blocks later orders.
 IF OBJECT_ID(N'{schema}.queue_state') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_state AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.queue_state @queue nvarchar(400)
@@ -891,7 +894,8 @@ BEGIN
     EXEC @all = {schema}.sees_all;
     SELECT TOP (1) @order = task_order FROM {schema}.task WITH (INDEX (task_open))
     WHERE queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_order;
-    -- Both in one statement: a task changes from one status to the other at any time, and two statements could miss it.
+    -- Look for both statuses in one statement: a task may change from one to the other between two statements, which
+    -- would both miss it.
     SELECT TOP (1) @any_next = 1 FROM {schema}.task WITH (INDEX (task_open))
     WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order
       AND status IN (N'pending', N'running');
@@ -911,7 +915,7 @@ BEGIN
     SELECT TOP (1) @failed = task_id FROM {schema}.task WITH (INDEX (task_open))
     WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND status = N'failed' ORDER BY task_order, task_id;
     SELECT @pending AS pending, @running AS running, @next_pending AS next_pending, @failed AS failed,
-           -- (A login that only puts tasks sees the errors of its own.)
+           -- (A login that only puts tasks sees only errors of its own tasks.)
            (SELECT t.error FROM {schema}.task AS t WHERE t.task_id = @failed AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())) AS error;
 END;
 GO
@@ -932,9 +936,9 @@ BEGIN
 END;
 GO
 
--- Return ended tasks, newest first, and open ones in the order in which they will run. status: as in the table, or
--- lost: the task ran, and its worker is dead, as the next check will find. A login that is no worker, operator or
--- reader sees only tasks that it put itself.
+-- Return tasks: open ones first, in the order in which they will run (but for fair queueing), then ended ones, newest
+-- first. status: as in the table, or 'lost' (the worker of a running task is dead, and the next test makes the task
+-- pending again). A login that may only put sees its own tasks.
 IF OBJECT_ID(N'{schema}.show_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.show_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.show_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @maximum int = 100, @skip int = 0
@@ -957,7 +961,7 @@ BEGIN
     DECLARE @left bigint, @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin()),
             @stored nvarchar(16) = CASE @status WHEN N'lost' THEN N'running' ELSE @status END, @all int;
     EXEC @all = {schema}.sees_all;
-    -- The indexes first, the rows in another statement: see the head of this file.
+    -- Read indexes and rows in different statements: see "Locks" in the head of this file.
     IF @queue IS NULL
         INSERT INTO @shown (task_id)
         SELECT TOP (CAST(@skip AS bigint) + @maximum) task_id FROM {schema}.task WITH (INDEX (task_open))
@@ -1012,7 +1016,7 @@ BEGIN
 END;
 GO
 
--- Do show_tasks for the first page.
+-- Return the first page of show_tasks.
 IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @maximum int = 100
@@ -1117,9 +1121,10 @@ GO
 
 -- Operators ------------------------------------------------------------------------------------------------------
 
--- Change a task: 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or failed). 0
--- done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state, -3 another open task has its key. If
--- the worker of a running task is dead, the task is made pending first; a retry needs no more than that.
+-- Retry or cancel a task. 'retry': a failed or cancelled task becomes pending again, with all its attempts. 'cancel': a
+-- pending or failed task is cancelled. Return 0 done, 1 nothing done as it runs, -1 no such task, -2 its state does not
+-- allow that, -3 another open task has its key. If the worker of a running task is dead, the task first becomes
+-- pending; a retry then does nothing more.
 IF OBJECT_ID(N'{schema}.set_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @answer bit = 0
@@ -1185,9 +1190,9 @@ BEGIN
 END;
 GO
 
--- Cancel a task: a pending or failed one at once (0); for a running one its worker is notified, which ends it, and then
--- it is cancelled (1). -1 no such task, -2 it is in no such state. A live worker keeps its task. (A session that called
--- work has no thread beside it that could poll: its task is cancelled when its SQL has ended, or KILL has ended it.)
+-- Cancel a task. Return 0: it was pending or had failed, and is cancelled; 1: it runs, and is cancelled as soon as its
+-- worker has learned of that and ended it; -1 no such task; -2 its state does not allow that. (A session that runs the
+-- task by `work` cannot poll for a cancellation: the task is cancelled when its SQL has ended, or KILL has ended it.)
 IF OBJECT_ID(N'{schema}.cancel_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.cancel_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.cancel_task @task bigint, @answer bit = 0
@@ -1206,7 +1211,7 @@ BEGIN
             SET cancel_asked_at = COALESCE(cancel_asked_at, SYSUTCDATETIME()),
                 cancel_asked_by = COALESCE(cancel_asked_by, ORIGINAL_LOGIN())
             WHERE task_id = @task AND status = N'running';
-            SET @count = @@ROWCOUNT;  -- 0: it has ended meanwhile
+            SET @count = @@ROWCOUNT;  -- 0: the task has ended meanwhile
         END;
     END;
     IF @count > 0
@@ -1219,8 +1224,8 @@ BEGIN
 END;
 GO
 
--- Return the requests for the tasks that a member runs (@tasks: a JSON array of their numbers): the time limit of each
--- (s), and the login that wants it cancelled. Rows only for tasks with any.
+-- Return (task, time limit in s, login that requested its cancellation) for each running task of a member that has a
+-- limit or such a request. @tasks: a JSON array of task numbers.
 IF OBJECT_ID(N'{schema}.task_controls') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_controls AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.task_controls @member bigint, @tasks nvarchar(max)
@@ -1238,10 +1243,9 @@ BEGIN
 END;
 GO
 
--- Set a limit, rate or weight of a queue. The number of tasks that may run at a time: N'limit', of all (@key NULL) or
--- of one key; N'key_limit', of each key. The number that may be started in any @per_ms milliseconds: N'rate', of all or
--- of one key; N'key_rate', of each key. N'weight': the share of a key. @value NULL: as if it had never been set.
--- Running tasks run on.
+-- Set a limit, rate or weight of a queue. N'limit': how many tasks may run at a time, of the queue (@key NULL) or of
+-- one key; N'key_limit': of each key. N'rate': how many tasks may start in @per_ms milliseconds, of the queue or of one
+-- key; N'key_rate': of each key. N'weight': the share of a key. @value NULL: remove the setting. Running tasks run on.
 IF OBJECT_ID(N'{schema}.set_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_queue AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_queue @queue nvarchar(400), @key nvarchar(400), @what nvarchar(20), @value int, @per_ms int = NULL
@@ -1278,7 +1282,7 @@ BEGIN TRY
         ROLLBACK TRANSACTION;
         THROW 50002, N'sqlsem: busy: somebody else sets a resource or a queue in an open transaction', 1;
     END;
-    -- (This waits for the claims that have seen no limit; later claims wait for this transaction.)
+    -- (The INSERT waits for the claims that saw no limit; later claims wait for this transaction.)
     INSERT INTO {schema}.queue_setting (queue_name)
     SELECT @queue WHERE NOT EXISTS (SELECT 1 FROM {schema}.queue_setting WHERE queue_name = @queue);
     UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
@@ -1358,8 +1362,8 @@ BEGIN
 END;
 GO
 
--- Return the rates that claims have found used up, of one queue or all: the queue's (task_key NULL) or a key's, and the
--- seconds until there is room.
+-- Return the rates that claims have found used up, of one queue or all, and the seconds until there is room again.
+-- task_key NULL: the queue's own rate.
 IF OBJECT_ID(N'{schema}.queue_waits') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_waits AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.queue_waits @queue nvarchar(400) = NULL
@@ -1375,7 +1379,7 @@ BEGIN
 END;
 GO
 
--- Remove ended tasks older than setting history_days, with their log, at most @maximum in one call. Returns their number.
+-- Delete ended tasks older than setting history_days, with their log, at most @maximum a call; return their number.
 IF OBJECT_ID(N'{schema}.prune_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.prune_tasks @maximum int, @answer bit = 0
@@ -1396,14 +1400,14 @@ BEGIN
     BEGIN TRANSACTION;
     DELETE FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     OUTPUT deleted.task_id INTO @gone (task_id)
-    -- Checked again: a task may have been retried.
+    -- (The conditions are tested again, as a task may have been retried since.)
     WHERE task_id IN (SELECT o.task_id FROM @old AS o)
       AND is_open = CAST(0 AS bit) AND ended_at < @before;
     SET @count = @@ROWCOUNT;
     DELETE FROM {schema}.task_log WHERE task_id IN (SELECT g.task_id FROM @gone AS g);
     DELETE FROM {schema}.task_lock WHERE task_id IN (SELECT g.task_id FROM @gone AS g);
     COMMIT TRANSACTION;
-    -- Of keys that are not used any more.
+    -- Notes about keys that are no longer used.
     DELETE TOP (@maximum) FROM {schema}.queue_wait WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE free_ms < {schema}.clock_us() / 1000 - 86400000;
     IF @answer = 1
@@ -1417,7 +1421,7 @@ GO
 
 -- Tasks that are put at the times of a cron expression: see PostgreSQL's tasks.sql.
 
--- Raise an error for invalid options of a schedule's tasks, which put_task_by would find only when a task is put.
+-- Raise for invalid options of a schedule's tasks. (Otherwise put_task_by would find them only when a task is put.)
 IF OBJECT_ID(N'{schema}.check_task_options') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_task_options AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_task_options @options nvarchar(max)
@@ -1473,7 +1477,7 @@ BEGIN
 END;
 GO
 
--- Raise an error for a next time that the calendars of clients do not have.
+-- Raise for a next time that not all clients' calendars have.
 IF OBJECT_ID(N'{schema}.check_due') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_due AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_due @next datetime2(6)
@@ -1486,10 +1490,10 @@ BEGIN
 END;
 GO
 
--- Save a schedule; it replaces one of the same name. @options: a JSON object with the options of put_task (order,
--- after_ms, max_attempts, backoff_ms, on_failure, note, time_limit_ms, unique, replace); and missed. @next: its first
--- time. (The zone is a name of the IANA database, which the server does not know: only the form of the name is
--- checked.)
+-- Save a schedule, in place of one of the same name. @options: a JSON object with options of put_task (order, after_ms,
+-- max_attempts, backoff_ms, on_failure, note, time_limit_ms, unique, replace, key, priority, locks), and `missed`.
+-- @next: its first time. @time_zone: a name of the IANA database; the server does not know these names, so only the
+-- form is checked.
 IF OBJECT_ID(N'{schema}.save_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.save_schedule AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.save_schedule
@@ -1526,14 +1530,14 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     BEGIN TRY
         BEGIN TRANSACTION;
-        -- Calls that save schedules take turns: earlier ones are committed, and visible.
+        -- One session at a time saves a schedule: so earlier ones are committed, and visible.
         EXEC @code = sys.sp_getapplock @Resource = N'schedules.sqlsem.{schema}', @LockMode = N'Exclusive',
             @LockOwner = N'Transaction', @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: schedules are being saved by another transaction; try again', 1;
         UPDATE {schema}.schedule
         SET queue_name = @queue, cron = @cron, time_zone = @time_zone, kind = @kind, body = @body, options = @options,
-            -- A due time that no process has noticed yet stays when the schedule is saved again.
+            -- (A due time that no client has noticed yet is not lost if the same schedule is saved again.)
             next_due = CASE WHEN cron = @cron AND time_zone = @time_zone AND paused_at IS NULL THEN COALESCE(next_due, @next)
                             ELSE @next END
         WHERE schedule_name = @schedule
@@ -1562,7 +1566,7 @@ BEGIN
 END;
 GO
 
--- Do recover_tasks, and return whether a schedule of the queue is due. One row.
+-- Do recover_tasks. Return one row: its number, and due = 1 if a schedule of the queue is due.
 IF OBJECT_ID(N'{schema}.maintain_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.maintain_queue AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.maintain_queue @queue nvarchar(400), @mine bigint = NULL
@@ -1572,17 +1576,17 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @recovered int, @due bit = 0;
     EXEC @recovered = {schema}.recover_tasks @queue, @mine;
-    -- A schedule that another session writes (fire_schedule) is not waited for: it is checked the next time.
+    -- (READPAST: a schedule that another session writes, as in fire_schedule, is tested the next time.)
     SELECT TOP (1) @due = 1 FROM {schema}.schedule WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE queue_name = @queue AND paused_at IS NULL AND next_due <= SYSUTCDATETIME();
     SELECT @recovered AS recovered, @due AS due;
 END;
 GO
 
--- Handle a due time of a schedule, in one transaction: put the task (@put = 0: none, as the schedule skips missed
--- times), and store the next time (@next), unless another session was faster or @next has passed meanwhile. @last: the
--- latest of the times for which this one task stands. One row: whether it was done, and the task's number. If no task
--- is put, or the next one is due only after a long time, that is logged as an operation.
+-- Put the task of a schedule for the due time @due, and store the next time @next, in one transaction. @last: the
+-- latest of the due times, if this one task is put for several. @put = 0: skip that time, as the schedule says for
+-- missed times. Return one row: done (0 if another session was faster, or @next has passed), and the task's number. A
+-- skipped time is recorded as an operation, and so is a next time more than a year away.
 IF OBJECT_ID(N'{schema}.fire_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.fire_schedule AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.fire_schedule
@@ -1604,7 +1608,7 @@ BEGIN
     SET @last = CASE WHEN @last > @now THEN @now WHEN @last >= @due THEN @last ELSE @due END;
     BEGIN TRY
         BEGIN TRANSACTION;
-        -- The lock on this row makes the other sessions wait; they then find the next time.
+        -- (Other sessions wait for the lock on this row, and then find the next time in it.)
         UPDATE {schema}.schedule WITH (ROWLOCK)
         SET next_due = @next, last_due = CASE WHEN @put = 1 THEN @last ELSE last_due END
         WHERE schedule_name = @schedule AND next_due = @due AND paused_at IS NULL AND next_due <= SYSUTCDATETIME()
@@ -1647,8 +1651,8 @@ BEGIN
 END;
 GO
 
--- Do 'pause', 'resume' (from @next on: times that were due meanwhile are skipped) or 'remove'. Returns 0 done, -1 if
--- there is no such schedule, or it is another login's and this one is no operator.
+-- Change a schedule: 'pause', 'resume' (from @next on: times that were due meanwhile are skipped) or 'remove'. Return
+-- 0, or -1 if there is none, or it is another login's and this login is no operator.
 IF OBJECT_ID(N'{schema}.set_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_schedule AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_schedule
@@ -1692,7 +1696,7 @@ BEGIN
 END;
 GO
 
--- Return the schedules by name. A login that may only put tasks sees its own.
+-- Return the schedules, by name. A login that may only put sees its own.
 IF OBJECT_ID(N'{schema}.list_schedules') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_schedules AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.list_schedules @schedule nvarchar(400) = NULL, @queue nvarchar(400) = NULL
@@ -1720,8 +1724,8 @@ GO
 -- For sessions -----------------------------------------------------------------------------------------------------
 
 -- Put one task, a SQL text if @kind is not given. May be part of the caller's transaction. @unique_key: while a task
--- with this key is open, its number is returned instead. @replace_key: the task replaces the open one with this key.
--- @key: the key of the task; workers are divided between the keys. @priority: among the tasks of its key, higher ones
+-- with this key is open, put none, and return that task's number. @replace_key: replace the open task with this key.
+-- @key: the task's key; workers are divided between the keys. @priority: among the tasks of its key, higher ones
 -- first. @locks: the locks that it needs to run, such as N'[{"resource": "customers", "access": "write", "limit": 1}]';
 -- the task starts, on any worker, when all of them can be granted.
 IF OBJECT_ID(N'{schema}.put') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put AS RETURN 0');
@@ -1736,7 +1740,7 @@ BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @outside int = @@TRANCOUNT;
-    -- A value that is too large here is too large there.
+    -- (A value that is too large for bigint becomes -1, which put_task refuses.)
     DECLARE @after_ms bigint = CASE WHEN ABS(@after_seconds) > 1e12 THEN -1 ELSE FLOOR(@after_seconds * 1000) END,
             @backoff_ms bigint = CASE WHEN ABS(@backoff_seconds) > 1e12 THEN -1 ELSE FLOOR(@backoff_seconds * 1000) END,
             @time_limit_ms bigint = CASE WHEN ABS(@time_limit_seconds) > 1e12 THEN -1
@@ -1777,14 +1781,14 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        -- Busy, chosen as deadlock victim, or an operator has removed this member: the caller tries again.
+        -- Busy, or a deadlock's victim, or an operator has removed this member: the caller tries again.
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222, 50002, 50005)
             THROW;
     END CATCH;
 END;
 GO
 
--- End an attempt of this session, however long other sessions block that. @status as of end_task.
+-- End an attempt of this session, and wait as long as other sessions block that. @status: see end_task.
 IF OBJECT_ID(N'{schema}.session_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_end AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_end
@@ -1814,9 +1818,9 @@ BEGIN
 END;
 GO
 
--- End the tasks of earlier calls that the client broke off (a command timeout), of any queue: the session lives, so no
--- other session ends them. A task that was claimed after the session's present request began belongs to a work that
--- called this one.
+-- End the tasks of earlier calls of `work` that the client broke off (a command timeout), of any queue. (No other
+-- session ends them, as this session is alive.) A task that was claimed after the session's present request began is
+-- left alone: it belongs to an outer call of `work`.
 IF OBJECT_ID(N'{schema}.recover_session_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_session_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.recover_session_tasks
@@ -1831,7 +1835,7 @@ BEGIN
     EXEC {schema}.session_member NULL, @member OUTPUT;
     SELECT @age = DATEDIFF_BIG(millisecond, last_request_start_time, GETDATE())
     FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
-    -- A locked row belongs to another session. Running tasks have no end yet.
+    -- (READPAST: a locked row belongs to another session. ended_at IS NULL: running tasks have no end yet.)
     INSERT INTO @running (task_id)
     SELECT task_id FROM {schema}.task WITH (INDEX (task_ended), ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE is_open = CAST(1 AS bit) AND ended_at IS NULL AND status = N'running';
@@ -1844,7 +1848,7 @@ BEGIN
         IF @found = 1
             SELECT @attempt = attempt, @claimed_at = claimed_at FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
             WHERE task_id = @task AND status = N'running' AND member_id = @member AND claim_uid IS NULL;
-        -- Two clocks: the clock of requests is coarse.
+        -- (50 ms: the two times are of different clocks, and the clock of requests is coarse.)
         IF DATEDIFF_BIG(millisecond, @claimed_at, SYSUTCDATETIME()) > @age + 50
             EXEC {schema}.session_end @member, @task, @attempt,
                 N'it was broken off by its client (a command timeout?); give work all the time it needs';
@@ -1853,13 +1857,12 @@ END;
 GO
 
 -- Run the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for @idle_seconds.
--- Agent jobs call it, one job for each concurrent worker. @done and @failed count the tasks.
--- A text is run as EXEC (text) does, with the session's settings and no transaction around it. If the text leaves a
--- transaction open, that is rolled back, and the task has failed. Give the call all the time that it needs (no command
--- timeout).
+-- Call it from Agent jobs, one for each concurrent worker, without a command timeout. @done and @failed count the
+-- tasks. A task's text is run by EXEC (text), with the session's settings and no transaction around it. If the text
+-- leaves a transaction open, that is rolled back, and the task fails.
 -- The end of EXEC undoes the settings of a text, its change of the database, its impersonation (WITH NO REVERT is
--- refused there) and its local tables. Application locks, global cursors, SESSION_CONTEXT, sqlsem's own locks and parts
--- of batches belong to the session, and stay until that ends.
+-- refused in EXEC) and its local tables. Application locks, global cursors, SESSION_CONTEXT, sqlsem's own locks and
+-- parts of batches belong to the session, and stay until that ends.
 IF OBJECT_ID(N'{schema}.work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.work AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.work
@@ -1911,7 +1914,7 @@ BEGIN
                 IF ERROR_PROCEDURE() IS NOT NULL
                     SET @error = CONCAT(@error, N' (', ERROR_PROCEDURE(), N', line ', ERROR_LINE(), N')');
                 IF ERROR_NUMBER() = 266 AND @@TRANCOUNT > 0
-                    SET @error = NULL;  -- a better text follows
+                    SET @error = NULL;  -- (a clearer message follows)
             END CATCH;
         END;
         IF @@TRANCOUNT > 0
