@@ -15,7 +15,7 @@ from sqlsem.core.grants import asserting, checking
 from sqlsem.core.handover import TTL_SECONDS, handing_over
 from sqlsem.core.permits import Permit
 from sqlsem.core.rate_grants import adjusting, rate_of
-from sqlsem.core.release_on_commit import leaving
+from sqlsem.core.release_on_commit import releasing_on_commit
 from sqlsem.model import Duration
 
 __all__ = ["Grant", "release_grant"]
@@ -87,7 +87,7 @@ class Grant(BaseGrant):
     async def release_on_commit(self, cursor: Any) -> None:
         """See `sqlsem.Grant.release_on_commit`; with a cursor as for `assert_held`."""
         self.driver.require_here(self)
-        await run_generator(leaving(self.driver.client, self, cursor), awaited)
+        await run_generator(releasing_on_commit(self.driver.client, self, cursor), awaited)
 
     async def upgrade(self, timeout: Duration | None = None) -> None:
         """See `sqlsem.Grant.upgrade`. If the task is cancelled meanwhile, the grant is still a read lock."""

@@ -1,4 +1,8 @@
-"""Hands a grant over, and adopts it in the process that presents its token."""
+"""Hands a grant over, and adopts it in the process that presents its token.
+
+The lock keeps its row, so no other request is granted in between. If a client cannot know whether its hand-over
+succeeded, it counts the lock as lost.
+"""
 
 from __future__ import annotations
 
@@ -25,27 +29,29 @@ G = TypeVar("G", bound=BaseGrant)
 
 #: The default time for which a lock waits to be adopted.
 TTL_SECONDS = 60.0
-#: The shortest such time: the token must reach its receiver.
+#: The shortest such time, because the token must reach its receiver.
 SHORTEST_SECONDS = 1.0
 #: The reason of the loss if a hand-over takes too long.
 OVERDUE = (
-    "it was being handed over for so long that the time of its token may soon be up, and nobody knows whether it was"
+    "the hand-over took so long that its token may soon expire, and it is not known whether the hand-over succeeded"
 )
 #: The reason of the loss if a hand-over was interrupted.
-BROKEN_OFF = "it was being handed over when that was broken off, and nobody knows whether it was"
-#: No token is longer.
+INTERRUPTED = "the hand-over was interrupted, and it is not known whether it succeeded"
+#: The greatest length of a token.
 LONGEST_TOKEN = 200
 
 
 def check_token(token: object) -> str:
-    """Return the token if its form is valid; raise `ConfigurationError` otherwise, without the token in the message."""
+    """Return the token if its format is valid; raise `ConfigurationError` if not. The message does not show the
+    token.
+    """
     if (
         not isinstance(token, str)
         or not token.isascii()
         or not token.isprintable()
         or not 0 < len(token) <= LONGEST_TOKEN
     ):
-        raise ConfigurationError("This is no token; pass on what grant.hand_over() has returned, as it is")
+        raise ConfigurationError("This is not a token; pass the text that grant.hand_over() returned, unchanged")
     return token
 
 
@@ -64,67 +70,68 @@ def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: st
         )
     if state.converting:
         raise ConfigurationError(
-            f"{state!r} is being upgraded or downgraded; hand it over when that has ended", resource=state.resource
+            f"{state!r} is being upgraded or downgraded; hand it over after that has ended", resource=state.resource
         )
     token = f"sqlsem-{secrets.token_hex(24)}"
     member, uid = client.member, client.new_uid()
-    sent = given = kept = too_late = False
-    deciding = threading.Lock()
+    sent = transferred = kept = overdue = False
+    decision_lock = threading.Lock()  # guards the last three
 
-    def give(session: Session, member_id: int) -> bool:
-        nonlocal sent, given
+    def hand_over(session: Session, member_id: int) -> bool:
+        nonlocal sent, transferred
         if not sent:
             sent = True
             timer.start()
-            # Until the outcome is known, these rows count neither as lost nor as orphans: a heartbeat between two
-            # attempts must not mark a grant as lost that was handed over.
+            # Until the outcome is known, these rows must count neither as lost nor as orphans: a heartbeat between two
+            # attempts must not mark a grant as lost that the first attempt handed over.
             member.begin_registration(uid)
             member.discard(state.tickets)
-        there = session.hand_over(member_id, state.tickets, token, seconds, to)
-        with deciding:
-            given = there and not too_late
-        if given:
+        exists = session.hand_over(member_id, state.tickets, token, seconds, to)
+        with decision_lock:
+            transferred = exists and not overdue
+        if transferred:
             client.registry.transfer(grant)
-        return given
+        return transferred
 
-    def be_too_late() -> None:
-        nonlocal too_late
-        with deciding:
-            too_late = not (given or kept)
-        if too_late:
-            _lose(client, state, OVERDUE)
+    def give_up() -> None:
+        nonlocal overdue
+        with decision_lock:
+            overdue = not (transferred or kept)
+        if overdue:
+            _mark_lost(client, state, OVERDUE)
 
-    # This limits any attempt, also one that waits for an answer or a connection: when the token expires, the lock is
-    # free, and another request is granted. (The server counts from the hand-over, which is no earlier than the call.)
-    timer = runtime.current().timer(seconds / 2, be_too_late)
+    # The timer ends every attempt, even one that waits for an answer or a connection: when the token expires, another
+    # request is granted the lock. (The server counts from the hand-over, which is no earlier than the call.)
+    timer = runtime.current().timer(seconds / 2, give_up)
 
     try:
-        # The giver must know that it no longer holds the lock before it is free: no attempt begins after half the time.
-        there: bool = yield Call("hand_over", give, min(client.retry, seconds / 2))
+        # This client must know that it no longer holds the lock before the lock is free. So no attempt begins after
+        # half of the time.
+        succeeded: bool = yield Call("hand_over", hand_over, min(client.retry, seconds / 2))
     except (ConfigurationError, Busy):
         if sent:
-            yield from _refused(client, state)
-            with deciding:
-                kept = not too_late
-            if too_late:
-                _lose(client, state, OVERDUE)
+            yield from _verify_refusal(client, state)
+            with decision_lock:
+                kept = not overdue
+            if overdue:
+                _mark_lost(client, state, OVERDUE)
             state.require_held()
         raise
     except BaseException:
         if sent and not state.handed_over:
-            _lose(client, state, BROKEN_OFF)
+            _mark_lost(client, state, INTERRUPTED)
         raise
     finally:
         timer.cancel()
         member.end_registration(uid)
-    if too_late:
-        _lose(client, state, OVERDUE)
+    if overdue:
+        _mark_lost(client, state, OVERDUE)
         state.require_held()
-    if not there:
-        _lose(client, state, "its row was removed, or taken away by an operator, before it was handed over")
+    if not succeeded:
+        _mark_lost(client, state, "its row was removed, or an operator revoked it, before the hand-over")
         state.require_held()
     client.registry.publish_released(state)
-    for ticket in state.tickets:  # its local waiters now wait for a holder elsewhere
+    for ticket in state.tickets:  # local waiters now wait for a holder in another process
         client.notify_waiters(ticket.resource)
     return token
 
@@ -136,25 +143,25 @@ def _check_ttl(ttl: Duration) -> float:
     return seconds
 
 
-def _refused(client: DatabaseClient, state: GrantState) -> Effects[None]:
-    """Send a heartbeat after a refusal: it shows if an earlier attempt, without an answer, was carried out."""
+def _verify_refusal(client: DatabaseClient, state: GrantState) -> Effects[None]:
+    """Send a heartbeat after a refusal: it shows if an earlier attempt, whose answer was lost, had succeeded."""
     client.member.add(state.tickets)
     try:
         yield from client.member.heartbeat_effects()
     except BaseException as exc:
-        _lose(client, state, BROKEN_OFF)
+        _mark_lost(client, state, INTERRUPTED)
         if not isinstance(exc, SqlsemError):
             raise
 
 
-def _lose(client: DatabaseClient, state: GrantState, why: str) -> None:
+def _mark_lost(client: DatabaseClient, state: GrantState, why: str) -> None:
     client.member.discard(state.tickets)
     client.mark_lost_and_log([ticket.position for ticket in state.tickets], why)
     client.member.request_cleanup()  # removes the row if it is still ours
 
 
 class Adoption(Generic[G]):
-    """One adoption; a `RevertibleOperation`. For its arguments see `Acquisition`."""
+    """The adoption of a lock that was handed over; a `RevertibleOperation`. For its arguments see `Acquisition`."""
 
     def __init__(
         self,
@@ -181,16 +188,16 @@ class Adoption(Generic[G]):
     def run(self) -> Effects[G]:
         """Adopt the lock that was handed over under the token. Raises `NotHeld`, `ConfigurationError`, `LockLost`."""
         began = monotonic()
-        found: list[tuple[Request, Ticket]] = yield Call("adopt", self._adopt, counts_as_heartbeat=True)
-        requests: Sequence[Request] = [request for request, _ in found]
+        adopted: list[tuple[Request, Ticket]] = yield Call("adopt", self._adopt, counts_as_heartbeat=True)
+        requests: Sequence[Request] = [request for request, _ in adopted]
         if not self._tickets:
-            raise LockLost("What was adopted was taken away the same instant, by an operator; acquire it anew")
+            raise LockLost("An operator revoked the lock at the moment of its adoption; acquire it again")
         client, registry = self._client, self._client.registry
         state = GrantState(registry, requests, self._tickets, self._caller, self._on_lost, monotonic())
         self._grant = grant = self._make_grant(state, monotonic() - began)
         registry.add(grant)
         missing = [ticket.position for ticket in self._tickets if not self._member.has_ticket(ticket)]
-        if missing:  # the main connection was lost in between, and these rows with it
+        if missing:  # the main connection was lost meanwhile, and these rows with it
             client.mark_lost_and_log(missing, "its row was removed before it could be used")
             state.require_held()
         state.is_published = True
@@ -203,15 +210,15 @@ class Adoption(Generic[G]):
             return []
         self._member.begin_registration(self._uid)
         caller, requesting_id = self._caller, self._client.requesting_id(self._caller)
-        found = session.adopt(member_id, requesting_id, caller.owner, self._uid, self._token)
-        self._tickets = [ticket for _, ticket in found]
+        adopted = session.adopt(member_id, requesting_id, caller.owner, self._uid, self._token)
+        self._tickets = [ticket for _, ticket in adopted]
         self._member.add(self._tickets)
         if self._rolled_back:
-            self._forget()
-        return found
+            self._discard_rows()
+        return adopted
 
     def rollback(self) -> Effects[None]:
-        """Release what this adoption acquired; if that fails now, the next successful heartbeat does it. Idempotent."""
+        """Release the lock if it was adopted. If that fails now, the next successful heartbeat does it. Idempotent."""
         uid = self._uid
         self._discard_grant()
         try:
@@ -220,14 +227,14 @@ class Adoption(Generic[G]):
                 self._sent = False
         except SqlsemError as exc:
             if not self._client.closed:
-                log.warning("Could not give back at once what was being adopted: %s", exc)
+                log.warning("Could not release an adopted lock at once; the next heartbeat does: %s", exc)
         finally:
-            self._forget()
+            self._discard_rows()
 
     def rollback_local(self) -> None:
-        """Roll back in this process only, when no effect can be executed any more."""
+        """Roll back in this process only, for when no effect can be executed any more."""
         self._discard_grant()
-        self._forget()
+        self._discard_rows()
 
     def _discard_grant(self) -> None:
         self._rolled_back = True
@@ -235,11 +242,11 @@ class Adoption(Generic[G]):
             self._client.registry.discard(self._grant)
             self._client.registry.publish_released(self._grant.state)
 
-    def _forget(self) -> None:
+    def _discard_rows(self) -> None:
         self._member.discard(self._tickets)
         if self._sent:
             self._member.request_cleanup()
 
     def close(self) -> None:
-        """End the registration, as its outcome is known. Idempotent."""
+        """End the pending registration: its outcome is known. Idempotent."""
         self._member.end_registration(self._uid)

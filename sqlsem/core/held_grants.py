@@ -1,7 +1,7 @@
 """The grants that one lock object knows: those of each thread or task, and those that any thread may release.
 
-A grant that was released by another thread, handed over or lost drops out of these lists at the next use. They rely on
-the tokens of the grant registry, so an interrupt cannot leave a grant counted twice.
+A grant that another thread released, or that was handed over or lost, is removed from these lists at their next use.
+The lists rely on the tokens of grants, so an interrupt cannot leave a grant counted twice.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ class HeldGrants(list[HeldGrant[G]], Generic[G]):
 
     def __init__(self) -> None:
         super().__init__()
-        #: For each block of the lock that this thread or task is in: the number of acquisitions before it, and its own.
+        #: For each block of the lock that this thread or task is in: the number of acquisitions before the block, and
+        #: the acquisition of the block.
         self.blocks: list[tuple[int, HeldGrant[G]]] = []
 
     def mark(self) -> tuple[int, int]:
-        """Return the numbers of acquisitions and blocks."""
+        """Return the number of acquisitions and the number of blocks."""
         return len(self), len(self.blocks)
 
     def enter_block(self, depth: int) -> None:
@@ -34,8 +35,8 @@ class HeldGrants(list[HeldGrant[G]], Generic[G]):
         self.blocks.append((depth, self[-1]))
 
     def leave_block(self) -> bool:
-        """Leave the innermost block. Return True if all acquisitions in it have been released; False outside of blocks.
-        Raises `LockLost` if the lock was lost before it was released.
+        """Leave the innermost block. Return True if all its acquisitions have been released; False if not, or outside
+        of blocks. Raises `LockLost` if the lock was lost before it was released.
         """
         if not self.blocks:
             return False
@@ -47,7 +48,7 @@ class HeldGrants(list[HeldGrant[G]], Generic[G]):
         return True
 
     def drop_blocks(self) -> None:
-        """Remove the entries of blocks whose end was interrupted; they would be taken for those of outer blocks."""
+        """Remove the entries of blocks whose end was interrupted: they would be taken for entries of outer blocks."""
         while self.blocks and self.blocks[-1][1].ended:
             self.blocks.pop()
 

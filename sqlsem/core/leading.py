@@ -1,8 +1,8 @@
 """Leader election, as both APIs share it. The leader holds the mutex of that name, and its note says who it is.
 
-SIGTERM, while a block of the main thread leads or waits to lead: every such block is notified (``term.ending``). Then
-the program's own handler runs; if there is none, the blocks end with `SystemExit`. This relies on a signal handler in
-Python, which the first block installs and the last one removes.
+If SIGTERM arrives while blocks of the main thread lead or wait to lead, each of them is notified (``term.ending``).
+Then the program's own handler runs; if there is none, the blocks end with `SystemExit`. This relies on a signal handler
+in Python, which the first block installs and the last block removes.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ LONGEST_PAUSE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LeaderEntry:
-    """The leader, as every client can see it.
+    """The leader, as every client can read it.
 
     Attributes:
         name: The leader's name (`sqlsem.leader`).
         info: Its ``info``, which is the note of its row.
-        host: Its host; None if unknown (a bare row, say).
-        pid: Its process there.
+        host: Its host; None if unknown (for example for a bare row).
+        pid: Its process id on that host.
         program: The program's name.
-        since: The begin of its term, by the database's clock.
+        since: The beginning of its term, by the database's clock.
         fence: The term's fence; a later term has a larger one.
     """
 
@@ -80,7 +80,7 @@ class LeaderElection:
         self.terms(None)  # raises for invalid options
 
     def terms(self, on_lost: LostCallback | None, cancel_on_lost: bool = False) -> Terms:
-        """Return the terms of the mutex whose grant is one term."""
+        """Return the options of the mutex; each grant of it is one term of the leader."""
         return terms.mutex(
             self.name,
             {"note": self._info, "timeout": self._timeout, "on_lost": on_lost, "cancel_on_lost": cancel_on_lost},
@@ -95,15 +95,15 @@ class LeaderElection:
 
 def _leader_of(name: str, entries: list[Entry]) -> LeaderEntry | None:
     for entry in entries:
-        inside = entry.state in ("holds", "revoked") and entry.granted_at is not None
-        if inside and entry.access == WRITE and entry.limit == 1 and not entry.in_transit:
+        is_granted = entry.state in ("holds", "revoked") and entry.granted_at is not None
+        if is_granted and entry.access == WRITE and entry.limit == 1 and not entry.in_transit:
             return LeaderEntry(name, entry.note, entry.host, entry.pid, entry.program, entry.granted_at, entry.position)
     return None
 
 
 def may_go_on(error: SqlsemError, *, had_term: bool, lost: bool) -> bool:
-    """Return True if a candidate takes part again after this error: its term or its row in the queue was lost, or the
-    database is unreachable. An error of the function that ran during a term that is not lost ends the run.
+    """Return True if a candidate takes part again after this error: if its term or its row in the queue was lost, or
+    the database is out of reach. An error of the leading function ends the run, unless the term was lost.
     """
     return isinstance(error, LockLost | Unavailable) and (lost or not had_term)
 
@@ -154,19 +154,19 @@ class _Handler:
     def __init__(self, previous: Any) -> None:
         self.previous = previous
         self.scopes: list[SigtermScope] = []
-        self.pending = False
-        self._struck = False
+        self.pending = False  # SIGTERM arrived while a block was being left
+        self._has_ended_blocks = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         for scope in tuple(self.scopes):
             scope.notify()
         if callable(self.previous):
             self.previous(number, frame)
-        elif not self.scopes:  # another handler replaced this one, and still calls it
+        elif not self.scopes:  # the program's handler, installed later, still calls this one
             signal.signal(number, self.previous)
             signal.raise_signal(number)
-        elif not self._struck:
-            self._struck = True  # a second signal must not interrupt the shutdown that the first one began
+        elif not self._has_ended_blocks:
+            self._has_ended_blocks = True  # a second signal must not interrupt the shutdown that the first one began
             self._end_all()
 
     def _end_all(self) -> None:
@@ -184,7 +184,7 @@ class _Handler:
         self.scopes.remove(scope)
         if not self.scopes:
             current: object = signal.getsignal(signal.SIGTERM)
-            if current is self:  # else the program has installed its own since
+            if current is self:  # else the program has installed another handler since
                 signal.signal(signal.SIGTERM, self.previous)
             _handler = None
 

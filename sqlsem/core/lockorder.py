@@ -1,8 +1,9 @@
-"""Detect locks that are taken in opposite orders, before two callers ever wait for each other. For debugging; no I/O.
+"""Detects locks that are taken in opposite orders, before two callers ever wait for each other. For debugging; no I/O.
 
-When a holder of ``a`` requests ``b``, that order is stored with its stack. A request in the opposite order, or one that
-closes a longer cycle (a before b, b before c, c before a), gives a `LockOrderWarning`, once for each cycle, even if no
-caller waits. Orders that are always taken under the same exclusive lock cannot meet, and give no warning.
+When a holder of ``a`` requests ``b``, that order is stored with its stack. A request in the opposite order gives a
+`LockOrderWarning`, and so does one that closes a longer cycle (a before b, b before c, c before a): once for each
+cycle, even if no caller waits. Orders that are always taken under the same exclusive lock give no warning, because they
+cannot be taken at the same time.
 
 >>> orders = LockOrder()
 >>> orders.entering("db", [("a", True)], ["b"])
@@ -30,19 +31,19 @@ __all__ = ["LockOrder", "configure", "current"]
 
 #: The number of orders that are stored. There may be many names (``load:{table}``), so the oldest are dropped.
 MAXIMUM = 10_000
-#: Frames of a stack that are kept.
+#: The number of frames of each stack that are stored.
 DEPTH = 30
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
-#: A resource in its database.
+#: A resource: its database and its name.
 Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The place where one lock was requested while another was held."""
+    """The code location at which one lock was requested while another lock was held."""
 
-    guards: frozenset[Key]  # exclusive locks that were held too, each time
+    guards: frozenset[Key]  # the exclusive locks that were also held, each time
     thread: str
     stack: traceback.StackSummary
 
@@ -56,21 +57,21 @@ class LockOrder:
         self._after: dict[Key, dict[Key, None]] = {}
         self._reported: set[frozenset[tuple[Key, Key]]] = set()
 
-    def entering(self, where: str, held: Sequence[tuple[str, bool]], wanted: Iterable[str]) -> None:
-        """Record that a caller that holds ``held`` [(name, exclusive)] is about to wait for ``wanted``.
+    def entering(self, database: str, held: Sequence[tuple[str, bool]], requested: Iterable[str]) -> None:
+        """Record that a caller that holds ``held`` [(name, exclusive)] is about to request ``requested``.
 
-        ``where`` identifies the database. Call it before the first call to the database.
+        Call this before the first call of the database.
         """
         if not held:
             return
         stack: traceback.StackSummary | None = None
         texts = []
-        for name in wanted:
+        for name in requested:
             for other, _ in held:
                 if other == name:
                     continue
-                edge = (where, other), (where, name)
-                guards = frozenset((where, lock) for lock, exclusive in held if exclusive and lock != other)
+                edge = (database, other), (database, name)
+                guards = frozenset((database, lock) for lock, exclusive in held if exclusive and lock != other)
                 with self._guard:
                     known = self._seen.get(edge)
                     if known is not None and known.guards <= guards:
@@ -78,14 +79,14 @@ class LockOrder:
                     stack = stack or _stack()
                     if known is not None:
                         guards &= known.guards
-                    self._remember(edge, _Seen(guards, threading.current_thread().name, stack))
+                    self._store(edge, _Seen(guards, threading.current_thread().name, stack))
                     cycle = self._cycle(*edge)
                     if cycle:
                         texts.append(self._describe(cycle))
         for text in texts:
             warnings.warn(LockOrderWarning(text), stacklevel=_level())
 
-    def _remember(self, edge: tuple[Key, Key], seen: _Seen) -> None:
+    def _store(self, edge: tuple[Key, Key], seen: _Seen) -> None:
         first, then = edge
         self._seen[edge] = seen
         self._seen.move_to_end(edge)
@@ -98,24 +99,24 @@ class LockOrder:
 
     def _cycle(self, first: Key, then: Key) -> list[tuple[Key, Key]]:
         """Return the shortest cycle that this order closes and no warning has reported; empty if there is none."""
-        came: dict[Key, Key] = {}
+        predecessors: dict[Key, Key] = {}
         frontier = [then]
-        while frontier and first not in came:
+        while frontier and first not in predecessors:
             reached = []
             for key in frontier:
                 for other in self._after.get(key, ()):
-                    if other not in came and other != then:
-                        came[other] = key
+                    if other not in predecessors and other != then:
+                        predecessors[other] = key
                         reached.append(other)
             frontier = reached
-        if first not in came:
+        if first not in predecessors:
             return []
-        edges, at = [(first, then)], first
-        way = []
-        while at != then:
-            way.append((came[at], at))
-            at = came[at]
-        edges += reversed(way)
+        edges, key = [(first, then)], first
+        path = []
+        while key != then:
+            path.append((predecessors[key], key))
+            key = predecessors[key]
+        edges += reversed(path)
         if frozenset(edges) in self._reported or frozenset.intersection(*(self._seen[edge].guards for edge in edges)):
             return []
         self._reported.add(frozenset(edges))
@@ -143,8 +144,8 @@ def _stack() -> traceback.StackSummary:
     """Return the caller's stack, without our own frames."""
     frames = traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(1)), limit=None, lookup_lines=False)
     frames.reverse()
-    found = [frame for frame in frames if not os.path.abspath(frame.filename).startswith(_PACKAGE)]
-    return traceback.StackSummary.from_list((found or frames)[-DEPTH:])
+    foreign = [frame for frame in frames if not os.path.abspath(frame.filename).startswith(_PACKAGE)]
+    return traceback.StackSummary.from_list((foreign or frames)[-DEPTH:])
 
 
 def _level() -> int:
@@ -160,7 +161,7 @@ current: LockOrder | None = None
 
 
 def configure(debug: bool) -> None:
-    """Start with no orders, or stop."""
+    """Start to record orders, or stop and discard them."""
     global current
     current = LockOrder() if debug else None
 

@@ -3,7 +3,7 @@
 The transaction pins the grant's rows, as `Grant.assert_held` does, and writes a random commit marker. Once this process
 can read the marker, the transaction has committed, and the process releases the lock in the usual way. After a
 rollback, also to a savepoint, there is no marker, and the lock stays held. So the lock is never released before the
-commit. If this process dies in between, its locks are removed as those of any dead owner.
+commit. If this process dies in between, its locks are removed like those of any dead owner.
 """
 
 from __future__ import annotations
@@ -25,29 +25,38 @@ from sqlsem.engines.base import Session
 from sqlsem.engines.commit_release import CommitReleaseSession
 from sqlsem.errors import ConfigurationError, SqlsemError
 
-__all__ = ["ReleaseOnCommit", "elsewhere", "here", "leaving", "placed"]
+__all__ = [
+    "ReleaseOnCommit",
+    "is_other_database",
+    "releasing_on_commit",
+    "require_same_database",
+    "require_same_database_steps",
+]
 
 log = safe_logger
 
 #: Seconds between two checks for the commit: at first, and at most.
 FIRST_SECONDS, LONGEST_SECONDS = 0.005, 0.25
-#: If a grant was to be released by more transactions than this, only the latest markers are checked.
-MAX_WORDS = 16
+#: If more transactions than this are to release one grant, only the latest markers are checked.
+MAX_MARKERS = 16
 
 
-def here(client: DatabaseClient, where: Callable[[], str], what: str) -> None:
-    """Raise `ConfigurationError` if ``where()``, the database identity of the caller's cursor, is not our database's.
-    Blocks.
+def require_same_database(client: DatabaseClient, read_identity: Callable[[], str], what: str) -> None:
+    """Raise `ConfigurationError` unless the caller's cursor is on our database. ``read_identity`` returns the identity
+    of the cursor's database. Blocks.
     """
-    # Two attempts: if the server was restarted meanwhile, the cursor's session has ended, and the second one raises.
-    if elsewhere(client, where()) and elsewhere(client, where()):
+    # Two attempts: the server may have been restarted between the two reads. Then the cursor's session has ended, and
+    # the second call raises.
+    if is_other_database(client, read_identity()) and is_other_database(client, read_identity()):
         raise _refusal(client, what)
 
 
-def placed(client: DatabaseClient, cursor: Any, what: str) -> Generator[Any, Any, None]:
-    """Check as `here` does, for a cursor whose methods may be awaitable. Yields as `Engine.identity_steps` does."""
+def require_same_database_steps(client: DatabaseClient, cursor: Any, what: str) -> Generator[Any, Any, None]:
+    """Check as `require_same_database` does, for a cursor whose methods may have to be awaited. Yields as
+    `Engine.identity_steps` does.
+    """
     for _ in range(2):
-        if not elsewhere(client, (yield from client.engine.identity_steps(cursor))):
+        if not is_other_database(client, (yield from client.engine.identity_steps(cursor))):
             return
     raise _refusal(client, what)
 
@@ -60,11 +69,11 @@ def _refusal(client: DatabaseClient, what: str) -> ConfigurationError:
     )
 
 
-def elsewhere(client: DatabaseClient, theirs: str) -> bool:
-    """True if a cursor is on another database than the client. Blocks."""
+def is_other_database(client: DatabaseClient, theirs: str) -> bool:
+    """Return True if ``theirs``, the identity of a cursor's database, is not that of the client's. Blocks."""
     engine = client.engine
-    for again in (False, True):
-        if engine.known_identity is None or again:  # another server may have taken over
+    for is_second in (False, True):
+        if engine.known_identity is None or is_second:  # another server may have taken over since the first read
             engine.known_identity = client.with_connection(
                 lambda session: session.database_identity(), CommitReleaseSession
             )
@@ -76,41 +85,41 @@ def elsewhere(client: DatabaseClient, theirs: str) -> bool:
 class ReleaseOnCommit:
     """Releases a grant when the caller's transaction commits; until then a thread polls for the commit."""
 
-    def __init__(self, client: DatabaseClient, grant: BaseGrant, word: str) -> None:
+    def __init__(self, client: DatabaseClient, grant: BaseGrant, marker: str) -> None:
         self._client = client
         self._grant = grant
-        self._words = deque([word], MAX_WORDS)
-        self._lock = runtime.lock()  # of the decision which caller releases; never held during I/O
-        self._settled = False
-        self._left = False
-        self._thread = SupervisedThread("sqlsem-leaving", self._watch, client.member.closing)
-        self._parted = runtime.event()  # set once the registry has dropped the grant
+        self._markers = deque([marker], MAX_MARKERS)
+        self._lock = runtime.lock()  # guards the decision which caller releases; never held during I/O
+        self._stopped = False
+        self._released = False
+        self._thread = SupervisedThread("sqlsem-commit", self._watch, client.member.closing)
+        self._discarded = runtime.event()  # set once the registry has dropped the grant
 
     def begin(self) -> None:
         """Start the thread."""
         self._thread.begin()
 
-    def add_marker(self, word: str) -> None:
-        """Release on this marker, too: a savepoint may undo the earlier one, or only that one may be committed."""
-        self._words.append(word)
+    def add_marker(self, marker: str) -> None:
+        """Release also on this marker. (A rollback to a savepoint may undo this marker or an earlier one.)"""
+        self._markers.append(marker)
 
     def reenter(self, token: Permit) -> bool:
-        """Reenter the grant with this token, unless it is released. It is then not released before the token is."""
+        """Add an acquisition with this token, unless the grant is released. The release then waits for its end."""
         with self._lock:
-            left = self._left
-            there = not left and self._grant.state.reenter(token)
-        if left:
-            self._parted.wait()  # as below
-        return there
+            released = self._released
+            reentered = not released and self._grant.state.reenter(token)
+        if released:
+            self._discarded.wait()  # as in `stop`
+        return reentered
 
     def stop(self) -> bool:
         """Stop watching the transaction. Return True if it has released the grant."""
         with self._lock:
-            self._settled = True
-            left = self._left
-        if left:
-            self._parted.wait()  # (set before the call of the database)
-        return left
+            self._stopped = True
+            released = self._released
+        if released:
+            self._discarded.wait()  # (Soon: the thread sets it before it calls the database.)
+        return released
 
     def _watch(self, should_continue: ShouldContinue) -> None:
         client, closing = self._client, self._client.member.closing
@@ -118,48 +127,50 @@ class ReleaseOnCommit:
             if closing.wait(pause) or not should_continue():
                 return
             state = self._grant.state
-            if self._settled or state.released or state.why_lost is not None:
+            if self._stopped or state.released or state.why_lost is not None:
                 break
             try:
-                if state.depth == 1 and self._is_committed() and self._leave():
+                if state.depth == 1 and self._is_committed() and self._release():
                     break
             except SqlsemError as exc:
-                log.info("Whether %r has left with its transaction is not known yet: %s", self._grant, exc)
-                if self._left:
+                log.info("Cannot read yet if the transaction that releases %r has committed: %s", self._grant, exc)
+                if self._released:
                     break  # the grant is lost, or the next heartbeat releases it
         try:
-            client.execute_effect(Call("delete_commit_marker", self._forget, 1.0))
+            client.execute_effect(Call("delete_commit_marker", self._delete_markers, 1.0))
         except SqlsemError as exc:
-            log.info("A word that a transaction left is removed later: %s", exc)
+            log.info("Could not delete a commit marker at once; it is deleted later: %s", exc)
 
-    def _leave(self) -> bool:
-        """Release the grant, unless another caller does. Return False if it must stay for now."""
+    def _release(self) -> bool:
+        """Release the grant, unless another caller does. Return False if it must stay held for now."""
         with self._lock:
-            if self._settled or self._grant.state.depth > 1:
-                return self._settled
-            self._left = True
+            if self._stopped or self._grant.state.depth > 1:
+                return self._stopped
+            self._released = True
         try:
-            effects = self._client.registry.release_now(self._grant, ReleaseToken(), self._parted.set)
+            effects = self._client.registry.release_now(self._grant, ReleaseToken(), self._discarded.set)
             run_generator(effects, self._client.execute_effect)
         finally:
-            self._parted.set()
+            self._discarded.set()
         return True
 
     def _is_committed(self) -> bool:
-        words = self._words.copy()
+        markers = self._markers.copy()
         return bool(
             self._client.execute_effect(
-                Call("is_committed", lambda session, _: any(session.is_committed(word) for word in words))
+                Call("is_committed", lambda session, _: any(session.is_committed(marker) for marker in markers))
             )
         )
 
-    def _forget(self, session: Session, _: int) -> None:
-        for word in self._words.copy():
-            session.delete_commit_marker(word)
+    def _delete_markers(self, session: Session, _: int) -> None:
+        for marker in self._markers.copy():
+            session.delete_commit_marker(marker)
 
 
-def leaving(client: DatabaseClient, grant: BaseGrant, given: Any) -> Generator[Any, Any, None]:
-    """Run `Grant.release_on_commit`. Yields the results of the cursor's methods, for a driver to await."""
+def releasing_on_commit(client: DatabaseClient, grant: BaseGrant, given: Any) -> Generator[Any, Any, None]:
+    """Carry out `Grant.release_on_commit`. Yields the results of the cursor's methods, which the driver may have to
+    await.
+    """
     state, engine = grant.state, client.engine
     engine.require(CommitReleaseSession, "release_on_commit()")
     state.require_held()
@@ -170,22 +181,22 @@ def leaving(client: DatabaseClient, grant: BaseGrant, given: Any) -> Generator[A
         )
     cursor = cursor_of(given, "release_on_commit")
     refuse_autocommit(cursor, "release_on_commit")
-    yield from placed(client, cursor, "release_on_commit")
+    yield from require_same_database_steps(client, cursor, "release_on_commit")
     for ticket in state.tickets:
         try:
-            there = yield from engine.pin_steps(cursor, ticket)
+            exists = yield from engine.pin_steps(cursor, ticket)
         except Exception as exc:
             refusal = refused(exc, "release_on_commit")
             if refusal is None:
                 raise
             raise refusal from exc
-        if not there:
+        if not exists:
             client.mark_lost_and_log([ticket.position], "its row is no longer in the table")
             state.require_held()
-    word = secrets.token_hex(16)
-    yield from engine.release_on_commit(cursor, word)
+    marker = secrets.token_hex(16)
+    yield from engine.release_on_commit(cursor, marker)
     if state.commit_release is not None:
-        state.commit_release.add_marker(word)
+        state.commit_release.add_marker(marker)
         return
-    state.commit_release = ReleaseOnCommit(client, grant, word)
+    state.commit_release = ReleaseOnCommit(client, grant, marker)
     state.commit_release.begin()

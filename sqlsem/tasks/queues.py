@@ -18,7 +18,7 @@ from sqlsem.core.cursors import cursor_of, refuse_autocommit
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.effects import run_generator
 from sqlsem.core.options import AnyLock, PutOptions, check_options, shows_options
-from sqlsem.core.release_on_commit import here
+from sqlsem.core.release_on_commit import require_same_database
 from sqlsem.core.terms import Terms
 from sqlsem.core.timeout_details import running_tasks
 from sqlsem.engines.base import Session
@@ -164,7 +164,7 @@ class Queue:
             dbapi_cursor = cursor_of(cursor, "put()")
             refuse_autocommit(dbapi_cursor, "put()")
             session = engine.session_on(dbapi_cursor)
-            here(self.claiming.client, session.database_identity, "put()")
+            require_same_database(self.claiming.client, session.database_identity, "put()")
             for chunk in _chunks(template, bodies):
                 task_ids += session.put_tasks(self.name, os.urandom(12).hex(), chunk)
             return task_ids
