@@ -9,6 +9,7 @@ import pytest
 from support import PATIENCE, Attempt, remains, until
 
 import sqlsem
+from sqlsem.engines.base import Busy
 from sqlsem.engines.priorities import priority_queue
 from sqlsem.model import Request
 
@@ -410,8 +411,17 @@ class Parts:
     def ask(self, priority, place=None, uid=None, *, only_if_free=False):
         uid = f"u{id(self)}.{next(self.uids)}" if uid is None else uid
         request = Request(self.name, priority=priority)
-        turn = self.session.acquire_by_priority(self.member, f"id {uid}", "me", uid, request, only_if_free, place)
-        return uid, turn
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                turn = self.session.acquire_by_priority(
+                    self.member, f"id {uid}", "me", uid, request, only_if_free, place
+                )
+            except Busy:  # on a slow server another session may have the gate for long; clients try again, too
+                if time.monotonic() > end:
+                    raise
+            else:
+                return uid, turn
 
     def close(self):
         self.session.deregister_member(self.member)
