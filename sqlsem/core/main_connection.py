@@ -1,6 +1,6 @@
 """The main connection of this process: it holds the beacon, and executes all calls that need a member.
 
-It is made again as often as it breaks, and calls are retried with bounded, jittered delays.
+A broken connection is replaced, and the call is retried with bounded, jittered delays.
 
 Invariants
     ``_lock`` guards the connection. A thread that holds it waits only for one bounded statement, or for one attempt to
@@ -44,40 +44,42 @@ __all__ = ["ConnectionOwner", "MainConnection", "unavailable"]
 log = safe_logger
 T = TypeVar("T")
 
-#: The least seconds before a statement is given up, however short the grace: a slow server is not dead.
+#: A statement gets at least this many seconds, however short the grace: a slow server is not dead.
 OVERDUE_SECONDS = 1.0
-#: A grant or a claim does not renew a heartbeat that is younger than this part of the grace, or of the lease.
+#: A call that counts as a heartbeat leaves the database's record alone if that is younger than this part of the grace,
+#: or of the lease.
 FRESH = 1 / 8
-#: The errors after which a call is retried. (Made once: each refers to itself, so only the garbage collector frees it.)
-TRIED_AGAIN = tenacity.retry_if_exception_type((Disconnected, Busy))
+#: The condition for a retry. (Made once: the object refers to itself, so only the garbage collector would free it.)
+RETRIED = tenacity.retry_if_exception_type((Disconnected, Busy))
 
 
 class ConnectionOwner(Protocol):
     """Callbacks of the main connection to its owner. Called with the connection's lock held."""
 
     def connected(self, began: float, came_back: bool) -> None:
-        """Handle a new connection, begun at ``began``. ``came_back``: with the same member as before."""
+        """Handle a new connection, begun at ``began``. ``came_back``: True if the member is the same as before."""
 
     def has_any(self) -> bool:
-        """Return True if this process has rows, or holds anything."""
+        """Return True if this process has rows, grants or claims."""
 
     def record_heartbeat(self, since: float) -> None:
         """Record that the database has one of our heartbeats, not older than ``since``."""
 
     def mark_all_lost(self, why: str, *, for_good: bool = False) -> bool:
-        """Mark everything lost. ``for_good``: drop deferred calls too. Return True if there were deferred calls."""
+        """Mark all grants and claims lost. ``for_good``: drop deferred calls too. Return True if there were any."""
 
 
 class MainConnection:
     """The main connection, which reconnects as needed.
 
-    ``trust``: seconds after the last heartbeat for which our locks are certain; 0: not watched.
+    ``life``: the seconds after which the database takes a member without heartbeat for dead. ``trust``: seconds after
+    the last heartbeat for which our locks are certain; 0: no watchdog checks that.
     """
 
     def __init__(self, engine: Engine, member: ConnectionOwner, retry: float, life: float, trust: float) -> None:
         self.closing = runtime.event()
         self.session: Session | None = None
-        self.member_id: int | None = None  # in the database; None before the first connection
+        self.member_id: int | None = None  # the number of our member; None before the first connection
         self._engine = engine
         self._member = member
         self._retry = retry
@@ -88,7 +90,7 @@ class MainConnection:
         self._call_began: float | None = None  # when the current call began
         self._overdue = AdaptiveTimeout(max(trust, OVERDUE_SECONDS))  # how long a call may take
         self._unanswered: Session | None = None  # the connection that the watchdog interrupted
-        #: Set if another database replaced ours, in which the same numbers mean other rows; further calls raise this.
+        #: Why no call is possible any more: another database replaced ours, where our positions mean other rows.
         self.replaced_because: str | None = None
 
     def require_open(self) -> None:
@@ -113,7 +115,7 @@ class MainConnection:
         if self.closing.is_set():
             self.require_open()
         if self.session is not None:
-            # The usual case. ('with', not acquire(): no interrupt comes between the lock and its block.)
+            # The usual case. (With `with`, no interrupt can come between the lock and its block.)
             try:
                 with self._lock:
                     if self.session is not None:
@@ -130,25 +132,25 @@ class MainConnection:
             raise unavailable(what, exc, retrying.statistics) from exc
 
     def retry_policy(self, what: str, retry_timeout: float | None) -> dict[str, Any]:
-        """Return the retry policy of a call, for tenacity: bounded, jittered, logged. The API adds how to sleep."""
+        """Return the retry policy of a call, for tenacity: bounded, jittered, logged. The caller adds how to sleep."""
 
         def log_retry(state: tenacity.RetryCallState) -> None:
             if state.outcome is not None:
                 log.warning("%s failed, retrying: %s", what, state.outcome.exception())
 
-        longest = self._retry if retry_timeout is None else retry_timeout
+        seconds = self._retry if retry_timeout is None else retry_timeout
         began = monotonic()
 
-        def over(state: tenacity.RetryCallState) -> bool:
+        def is_over(state: tenacity.RetryCallState) -> bool:
             failure = state.outcome.exception() if state.outcome is not None else None
             # A slow server gets more time with each attempt, unless the caller has a short timeout.
-            patient = isinstance(failure, Unanswered) and failure.retry_once_more and longest >= self._retry
-            return not patient and monotonic() - began >= longest
+            may_retry = isinstance(failure, Unanswered) and failure.retry_once_more and seconds >= self._retry
+            return not may_retry and monotonic() - began >= seconds
 
         return {
-            "stop": lambda state: self.closing.is_set() or over(state),
+            "stop": lambda state: self.closing.is_set() or is_over(state),
             "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
-            "retry": TRIED_AGAIN,
+            "retry": RETRIED,
             "before_sleep": log_retry,
             "reraise": True,
         }
@@ -176,40 +178,41 @@ class MainConnection:
     def _attempt(self, call: Callable[[Session, int], T], counts_as_heartbeat: bool) -> T:
         """Execute one call, and discard the connection if it breaks. Called with ``_lock`` held."""
         assert self.session is not None
-        if self.member_id is None:  # removed, and an interrupt kept us from discarding the connection
+        if self.member_id is None:  # the member was removed, and an interrupt kept the connection from being discarded
             self._discard_connection()
             raise self.member_removed()
-        # A reply proves nothing while we have rows: an operator may have revoked one.
+        # While we have rows, the answer to another call is no proof that we still hold them: an operator may have
+        # revoked one.
         had_any = self._member.has_any()
-        proves = counts_as_heartbeat and not had_any
+        is_proof = counts_as_heartbeat and not had_any
         began = self._call_began = monotonic()
         try:
             try:
                 result = call(self.session, self.member_id)
             except SqlsemError:
-                self.session.require_in_place()  # its error says more than its consequence
+                self.session.require_in_place()  # if the database was replaced, this error says more
                 raise
             self.session.require_in_place()
         except BaseException as exc:
-            # An exception in a signal handler may leave a connection in the middle of a statement; and a member
-            # that was removed has to register again.
+            # An exception in a signal handler may leave a connection in the middle of a statement. And a member that
+            # was removed has to register again, on a new connection.
             self.session.recover()
             if isinstance(exc, Replaced):
-                # Mark losses before the beacon ends, because programs wait for that before they use the new database.
-                # Our positions mean other rows there, so a process that has rows must not go on.
+                # Mark losses before the beacon ends: programs that use the new database wait for that end. Our
+                # positions mean other rows there, so a process that has rows must not go on.
                 self.member_id = None
                 if self._member.mark_all_lost(str(exc), for_good=True) or had_any:
                     self.replaced_because = str(exc)
             if not self.session.usable or self.member_id is None:
-                session, self._unanswered = self._unanswered, None
-                late = session is not None and session is self.session
+                interrupted, self._unanswered = self._unanswered, None
+                was_late = interrupted is not None and interrupted is self.session
                 self._discard_connection()
-                if late and isinstance(exc, Disconnected):
+                if was_late and isinstance(exc, Disconnected):
                     raise Unanswered.of(exc, self._overdue) from exc
             raise
         finally:
             self._call_began = None
-        if proves:
+        if is_proof:
             self._member.record_heartbeat(began - self._fresh)
         return result
 
@@ -230,7 +233,7 @@ class MainConnection:
             )
         session = self._engine.connect("main")
         try:
-            # The watchdog does not watch this yet, and the server may stop answering here too.
+            # The watchdog does not watch this connection yet, and the server may stop answering here too.
             with time_limited(session, self._engine.setup):
                 session.check_schema()
                 began = monotonic()
@@ -257,7 +260,9 @@ class MainConnection:
             raise
 
     def member_removed(self) -> Disconnected:
-        """Forget our member, which the database has removed; return the error that makes the caller register again."""
+        """Discard the number of our member, which the database has removed. Return the error to raise; the caller then
+        retries, and registers again.
+        """
         self.member_id = None
         return Disconnected(f"{self._engine.label} has removed this process")
 
@@ -271,17 +276,21 @@ class MainConnection:
             session.interrupt()
 
     def stuck_location(self) -> str | None:
-        """Return which line of the program the thread that holds the connection executes; None if there is none."""
+        """Return the line of the program that the thread with the connection's lock executes; None if it
+        executes none.
+        """
         for frame in sys._current_frames().values():
             step: FrameType | None = frame
             while step is not None:
-                if step.f_code in HOLDING and step.f_locals.get("self") is self:
+                if step.f_code in LOCKED_CODE and step.f_locals.get("self") is self:
                     return program_location(frame)
                 step = step.f_back
         return None
 
     def deregister(self, waiting: Iterable[Ticket], seconds: float) -> bool:
-        """Deregister the member and its rows, those of ``waiting`` as cancelled. False if a call does not end."""
+        """Deregister the member, and remove its rows: those of ``waiting`` as cancelled. Return False if a call on the
+        connection does not end.
+        """
         self.closing.set()
         self.interrupt_overdue()
         for attempt in range(2):
@@ -309,15 +318,15 @@ class MainConnection:
         try:
             with time_limited(session, seconds):
                 for ticket in waiting:
-                    with contextlib.suppress(Busy):  # it is removed with the member
+                    with contextlib.suppress(Busy):  # the row is removed with the member
                         session.release(ticket, "cancelled")
                 retrying(session.deregister_member, member_id)
         except SqlsemError as exc:
-            log.warning("Cannot deregister from %s, other processes will remove our rows: %s", self._engine.label, exc)
+            log.warning("Cannot deregister from %s; other processes will remove the rows: %s", self._engine.label, exc)
 
 
-#: The functions that run only with the lock held.
-HOLDING = frozenset({MainConnection._attempt.__code__, MainConnection._connect.__code__})
+#: The code of the functions that run only with the lock held.
+LOCKED_CODE = frozenset({MainConnection._attempt.__code__, MainConnection._connect.__code__})
 
 
 def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:

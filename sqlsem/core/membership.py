@@ -1,26 +1,26 @@
-"""The membership of this process in one database: its rows, and the two threads that look after them.
+"""The membership of this process in one database: its rows, and the two threads that keep and watch them.
 
-The main connection (`sqlsem.core.main_connection`) holds the beacon, registers, releases and sends heartbeats. The
-database judges this process by its last recorded *heartbeat* (`LockSession` says which calls count as one): nothing
-else proves that it is alive. Two threads, started with the first connection, look after it:
+The main connection (`sqlsem.core.main_connection`) holds the beacon, registers, releases and sends heartbeats. For the
+database, only a recorded *heartbeat* proves that this process is alive (`LockSession` says which calls count as one).
+Two threads start with the first connection:
 
 heartbeat
-    sends a heartbeat every third of the grace, compares our rows with what we believe, and runs deferred calls
+    sends a heartbeat every third of the grace, compares the rows in the database with the local copy, and runs
+    deferred calls
 watchdog
-    reads only the clock, so no network can delay it, and marks all locks lost when the last heartbeat is too old,
-    before another process can be granted
+    reads only the clock, so no network can delay it; marks all locks lost when the last heartbeat is too old, before
+    another process can be granted them
 
-Neither runs code of the program (`sqlsem.core.threads`), and each restarts the other one if that should end. If the
-heartbeat thread cannot go on all the same, everything is marked lost, because no loss would be noticed any more.
+Neither runs code of the program (`sqlsem.core.threads`), and each restarts the other one if that ends. If the heartbeat
+thread cannot continue all the same, everything is marked lost, because no further loss would be noticed.
 
 Invariants
-    ``state_lock`` guards what we believe (``tickets`` here; grants and queues beside it). It is never held during I/O,
-    and a thread that holds it never waits for the main connection.
-    The threads keep the coordinator alive while it has rows, and no longer (`_WeakOwner`): a dropped coordinator is
-    closed.
-    ``_last_heartbeat`` only moves forward: our heartbeat in the database is never older. It is the time when the last
-    heartbeat call *began*, less an eighth of the grace or lease if that call may have left a younger heartbeat alone.
-    So no other process is granted our locks before ``_last_heartbeat`` plus the grace, or the lease.
+    ``state_lock`` guards the local copy of the state (``tickets`` here; grants and queues elsewhere). No thread holds
+    it during I/O, or waits for the main connection with it. The threads keep the coordinator alive only while it has
+    rows (`_WeakOwner`): a dropped coordinator is closed. ``_last_heartbeat`` only moves forward, and the heartbeat
+    recorded in the database is never older. It is the time when the last heartbeat call *began*; less an eighth of the
+    grace or lease if the call may have left a recorded heartbeat of that age alone. So no other process is granted our
+    locks before ``_last_heartbeat`` plus the grace, or the lease.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ __all__ = ["Membership", "MembershipOwner"]
 log = safe_logger
 T = TypeVar("T")
 
-#: Seconds that threads get to end when a coordinator is closed.
+#: Seconds to wait for the threads when a coordinator is closed.
 CLOSE_JOIN_SECONDS = 10.0
-#: A thread that wakes this many seconds late was paused together with the whole process.
+#: If a thread wakes this many seconds late, the whole process was probably paused.
 PAUSED_SECONDS = 0.25
-#: The pause between two checks of a late thread that may be stuck; and the least delay that counts as late.
+#: The pause between two checks of a thread that may be stuck, and the least delay that counts as late.
 SUSPECT_SECONDS, LATE_SECONDS = 0.1, 0.5
-#: The number of requests after which to check that the threads run.
+#: After this many requests of the process, check that the threads run.
 CHECK_EVERY = 32
 #: Seconds to wait for the database's answer after a pause, before everything is marked lost.
 VERIFY_SECONDS = 1.0
@@ -66,10 +66,12 @@ class MembershipOwner(Protocol):
     """Callbacks of the membership to its owner, the client of a coordinator."""
 
     def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
-        """Mark the grants of these rows (None: all) lost. Return the callbacks that have started."""
+        """Mark the grants of these rows (None: all grants and claims) lost. Return the callbacks that it has
+        started.
+        """
 
     def wake_waiters(self, positions: Collection[int]) -> None:
-        """Wake the waiters of these rows, which we have lost."""
+        """Wake the waiters of these rows, which were removed."""
 
     def holds_any(self) -> bool:
         """Return True if a grant or claim is held that could be lost."""
@@ -78,7 +80,7 @@ class MembershipOwner(Protocol):
         """Interrupt waits whose answer is overdue."""
 
     def calls_to_repeat(self) -> Iterable[Callable[[Session, int], object]]:
-        """Return calls to repeat after a failover: recent effects that our rows do not show."""
+        """Return the calls to repeat after a failover: recent changes that our rows do not show."""
 
     def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
         """Handle the release of a row, on this session and in the calling thread."""
@@ -88,7 +90,7 @@ class MembershipOwner(Protocol):
 
 
 class _WeakOwner:
-    """A weak reference to the owner, strong while the owner has rows. Calls to a dropped owner do nothing."""
+    """A reference to the owner: weak, but strong while the owner has rows. Calls to a dropped owner do nothing."""
 
     def __init__(self, owner: MembershipOwner) -> None:
         self._reference = weakref.ref(owner)
@@ -140,24 +142,24 @@ class Membership:
         self._owner = _WeakOwner(owner)
         options = engine.options
         life = self._life = options.grace if options.lease is None else options.lease
-        # How old the last heartbeat may become. 0: not watched, because nothing can be lost while we live (SQLite), or
-        # because a loss could not be noticed in time (grace=0).
+        # The age of the last heartbeat at which the watchdog acts; 0: never. SQLite needs no watchdog, because nothing
+        # can be lost while we live. With grace=0 a loss could not be noticed in time.
         watched = options.lease is not None or engine.beacon_may_fail
-        # An operator may revoke a row while we live: after so long without a heartbeat we may not know of it.
+        # An operator may revoke a row while we live. After this time without a heartbeat we may not know of it.
         self._certain_seconds = life - min(1.0, life / 5)
         self.trust = self._certain_seconds if watched else 0.0
         self._heartbeat_interval = max(0.2, life / 3) if life else 0.5
         self._heartbeat_timeout = min(retry, self._heartbeat_interval)
-        # A heartbeat costs the server a little: with nothing held or requested, send one only this often, to keep the
-        # connection warm. (Not with a lease, which needs the usual interval.)
+        # A heartbeat costs the server a little. While nothing is held or requested, send one only at this interval, to
+        # keep the connection open. (A lease needs the usual interval.)
         self._leased = options.lease is not None
         self._idle_interval = self._heartbeat_interval if self._leased else engine.idle_heartbeat_seconds
 
         self.state_lock = threading.Lock()
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
-        self._pending_registrations: dict[str, float] = {}  # registrations without a known outcome, and their start
-        self._deferred_releases: list[Ticket] = []  # still to be released
-        #: Calls to run when the database can be reached. Appended to without a lock, for example by finalizers.
+        self._pending_registrations: dict[str, float] = {}  # registrations whose outcome is unknown, and their start
+        self._deferred_releases: list[Ticket] = []  # rows that could not be released yet
+        #: Calls to run when the database is in reach. (Finalizers append to it without a lock.)
         self.deferred_calls: deque[Callable[[Session, int], object]] = deque()
         #: The connection on which calls are made.
         self.main = MainConnection(engine, self, retry, life, self.trust)
@@ -171,11 +173,11 @@ class Membership:
         )
         self.watchdog = SupervisedThread("sqlsem-watchdog", self._run_watchdog, self.closing, vital=True)
         self._tolerance = max(LATE_SECONDS, self._heartbeat_interval * 0.75)  # how late a thread may be
-        self._releasing: set[int] = set()  # revoked rows, released when the callbacks of their loss have returned
+        self._releasing: set[int] = set()  # revoked rows that wait for the callbacks of their loss before their release
         self._wakeup = runtime.event()  # wakes the heartbeat thread
-        self._resting = False  # the heartbeat thread sleeps long: wake it when there are rows
-        self._heartbeat_now = False  # send a heartbeat at once
-        self._cleanup_requested = False  # rows that we discarded may still exist: a heartbeat has to remove them
+        self._resting = False  # True: the heartbeat thread sleeps long, so wake it when there are rows
+        self._heartbeat_now = False  # True: send a heartbeat at once
+        self._cleanup_requested = False  # True: rows that we discarded may still exist; a heartbeat has to delete them
         self._heartbeat_recorded = self._runtime.condition(self.state_lock)  # notified when a heartbeat is recorded
         self._verifying = PermitPool()
 
@@ -198,11 +200,11 @@ class Membership:
         return self.main.call(what, call, retry_timeout, counts_as_heartbeat=counts_as_heartbeat)
 
     def connected(self, began: float, came_back: bool) -> None:
-        """Handle a new main connection, begun at ``began``. ``came_back``: with the same member as before."""
+        """Handle a new main connection, begun at ``began``. ``came_back``: True if the member is the same as before."""
         if not self.has_any():
             self.record_heartbeat(began)
         if came_back:
-            # A server that took over, or was restored, may lack our recent effects.
+            # A server that took over, or was restored, may lack our recent changes.
             self.deferred_calls.extend(self._owner.calls_to_repeat())
             self.wake_heartbeat()
         self.heartbeat_thread.begin()
@@ -211,8 +213,8 @@ class Membership:
     # -- our rows -----------------------------------------------------------------------------------------------
 
     def begin_registration(self, uid: str) -> None:
-        """Mark a registration as pending. Until `end_registration`, heartbeats delete no rows that we do not know: they
-        may belong to it. Call with the main connection's lock held.
+        """Mark a registration as pending. Until `end_registration`, heartbeats do not delete unknown rows of our
+        member, because they may belong to the registration. Call with the main connection's lock held.
         """
         self._pending_registrations[uid] = monotonic()
 
@@ -221,7 +223,7 @@ class Membership:
         self._pending_registrations.pop(uid, None)
 
     def add(self, tickets: Iterable[Ticket]) -> None:
-        """Add new rows of this member (none for a claim), and keep the heartbeat thread awake."""
+        """Add new rows of this member (none for a claim), and wake the heartbeat thread from a long sleep."""
         with self.state_lock:
             for ticket in tickets:
                 self.tickets[ticket.position] = ticket
@@ -229,13 +231,15 @@ class Membership:
         self._activity += 1
         if not self._activity % CHECK_EVERY and not self.heartbeat_thread.runs:
             self.wake_heartbeat()
-        if self._resting:  # read after the rows were added, as the heartbeat thread reads the rows after it set this
+        # (Each thread first writes, then reads: this one adds rows and reads the flag, the heartbeat thread sets the
+        # flag and reads the rows.)
+        if self._resting:
             self._wakeup.set()
 
     def discard(self, tickets: Iterable[Ticket]) -> None:
-        """Forget rows that are gone, or that the next heartbeat is to delete.
+        """Discard the tickets of rows that were removed, or that the next heartbeat is to delete.
 
-        Stop keeping the owner alive when the database has none of our rows and nothing is deferred.
+        Stop keeping the owner alive if we have no rows, and nothing is deferred.
         """
 
         def has_work() -> bool:
@@ -246,27 +250,28 @@ class Membership:
                 self.tickets.pop(ticket.position, None)
             if not has_work():
                 self._owner.unpin()
-                if has_work():  # added just now, by a call that takes no lock
+                if has_work():  # a call that takes no lock has added something just now
                     self._owner.pin()
 
     def has_ticket(self, ticket: Ticket) -> bool:
-        """Return True if the row exists, as far as we know."""
+        """Return True unless this process knows that the row was removed."""
         return ticket.position in self.tickets
 
     def release(self, ticket: Ticket, outcome: str, retry_timeout: float | None = None) -> Effects[bool]:
-        """Release one row; the result is False if it was gone already. If an open transaction that asserted the row
+        """Release one row; the result is False if it was removed before. If an open transaction that asserted the row
         (`assert_held`) still locks it, the heartbeat thread releases it later.
         """
 
-        attempts: list[int] = []  # as which member
+        members: list[int] = []  # our member at each attempt
 
         def release(session: Session, member_id: int) -> bool:
-            attempts.append(member_id)
+            members.append(member_id)
             existed = session.release(ticket, outcome)
             self.discard([ticket])
             self._owner.handle_release(ticket, session, member_id)
-            # If the row is gone at a second attempt of the same member, only the answer to the first was lost.
-            return existed or (len(attempts) > 1 and attempts[0] == member_id)
+            # If the same member finds the row removed at a second attempt, the first one did it, and its answer was
+            # lost.
+            return existed or (len(members) > 1 and members[0] == member_id)
 
         try:
             existed: bool = yield Call("release", release, retry_timeout)
@@ -279,7 +284,7 @@ class Membership:
             return True
 
     def defer(self, call: Callable[[Session, int], object]) -> None:
-        """Have the heartbeat thread make an idempotent call soon, perhaps as a later member of this process."""
+        """Have the heartbeat thread make an idempotent call soon. By then this process may have another member."""
         self.deferred_calls.append(call)
         self._owner.pin()
         self.wake_heartbeat()
@@ -289,10 +294,10 @@ class Membership:
         self._heartbeat_now = True
         self._wakeup.set()
         if not self.heartbeat_thread.runs:
-            restart_ended()  # as both threads may have ended together
+            restart_ended()  # both threads may have ended together
 
     def request_cleanup(self) -> None:
-        """Have heartbeats delete the rows that we do not know: rows that could not be released may still exist."""
+        """Have the next heartbeat delete the rows of our member that we do not know: some could not be released."""
         self._cleanup_requested = True
         self._owner.pin()
         self.wake_heartbeat()
@@ -304,10 +309,10 @@ class Membership:
     # -- heartbeats ------------------------------------------------------------------------------------------
 
     def has_any(self) -> bool:
-        """Return True if this process has rows, or holds anything.
+        """Return True if this process has rows, grants or claims.
 
-        Then only a heartbeat proves that it still has them: an operator may have revoked one, even one that was granted
-        and is not registered yet.
+        Then only a heartbeat proves that it still has them: an operator may have revoked a row, even one that was
+        granted just now and whose grant is not in the registry yet.
         """
         return bool(self.tickets) or self._owner.holds_any()
 
@@ -320,43 +325,42 @@ class Membership:
 
     def _run_heartbeat(self, should_continue: ShouldContinue) -> None:
         if self.has_any():
-            self.wake_heartbeat()  # at once: the previous thread may have ended when one was due
-        seen = 0
+            self.wake_heartbeat()  # the previous thread may have ended when a heartbeat was due
+        last_activity = 0
         while should_continue():
             # Rest only after a whole interval without activity, so that a busy process is not woken at every lock.
-            self._resting = seen == self._activity
-            held = (
+            self._resting = last_activity == self._activity
+            has_any = (
                 self.tickets
                 or self._pending_registrations
                 or self._deferred_releases
                 or self.deferred_calls
                 or self._owner.holds_any()
             )
-            if self._resting and (held or self._cleanup_requested):
+            if self._resting and (has_any or self._cleanup_requested):
                 self._resting = False
-            seen = self._activity
-            rested = self._resting
-            pause = self._idle_interval if rested else self._heartbeat_interval
+            last_activity = self._activity
+            was_resting = self._resting
+            pause = self._idle_interval if was_resting else self._heartbeat_interval
             self.heartbeat_thread.due = monotonic() + pause + self._tolerance
             woken = self._wakeup.wait(pause)
             self.heartbeat_thread.due = monotonic() + self._tolerance
             self._resting = False
             self._wakeup.clear()
-            was_used = (
-                not self._leased and monotonic() - self._last_heartbeat < pause
-            )  # a call was made: the connection is warm
-            if rested and not self._heartbeat_now and (woken or was_used):
+            # A call during the pause has kept the connection open.
+            was_used = not self._leased and monotonic() - self._last_heartbeat < pause
+            if was_resting and not self._heartbeat_now and (woken or was_used):
                 continue
             self._heartbeat_now = False
             self.watchdog.repair()
             if self.main.replaced_because is not None:
-                continue  # everything is lost, and nothing of it can be released
+                continue  # everything is lost, and no row of ours is left to release
             try:
                 self._owner.clean_up()
                 self.heartbeat()
                 self.heartbeat_thread.replaced = 0
                 self._run_deferred()
-                self._retention.after_ping(self._activity)
+                self._retention.after_heartbeat(self._activity)
             except SqlsemError as exc:
                 if not self.closing.is_set():
                     log.warning("The heartbeat to %s failed: %s", self.engine.label, exc)
@@ -368,7 +372,7 @@ class Membership:
                 self.closing.wait(min(0.25, self._heartbeat_interval))
 
     def heartbeat(self) -> None:
-        """Send a heartbeat, and compare our rows with what we believe."""
+        """Send a heartbeat, and compare the rows in the database with our tickets."""
         self.call("heartbeat", self._compare, self._heartbeat_timeout)
 
     def heartbeat_effects(self) -> Effects[None]:
@@ -385,11 +389,12 @@ class Membership:
             raise failure
         with self.state_lock:
             gone = [position for position in self.tickets if position not in answer.positions]
-            # (Removed at once, whatever fails below: an acquisition that ends now must not find a revoked row here.)
+            # (Removed here, whatever fails below: an acquisition that ends now must not find the ticket of a revoked
+            # row.)
             revoked = [self.tickets.pop(position) for position in answer.revoked if position in self.tickets]
             for position in gone:
                 del self.tickets[position]
-            # (A registration that an interrupt left pending does not stay so for ever.)
+            # (An interrupt may have left a registration pending for ever, so its age is limited.)
             pending = any(
                 monotonic() - since < 2 * self.retry + 10 for since in list(self._pending_registrations.values())
             )
@@ -402,7 +407,7 @@ class Membership:
             callbacks = self._owner.mark_lost(positions, "an operator revoked it")
             self._owner.wake_waiters(positions)
             self._cleanup_requested = True
-        # Last: `verify` takes it for the answer, and then reads what has become of its lock.
+        # Only after the losses are marked: `verify` waits for this, and then reads if its lock is lost.
         self.record_heartbeat(began)
 
         def release_revoked(session: Session, _: int) -> None:
@@ -411,19 +416,19 @@ class Membership:
             self._releasing.difference_update(positions)
 
         if callbacks:
-            # Release after the callbacks have returned, as they may have to end the protected work. (One that hangs
-            # blocks no other process: these rows expire by the database's clock.)
+            # Release after the callbacks have returned, because they may have to stop the protected work. (A callback
+            # that hangs blocks no other process: these rows expire by the database's clock.)
             self._releasing.update(positions)
             when_all(callbacks, functools.partial(self.defer, release_revoked))
         else:
             release_revoked(session, member_id)
         if orphans:
-            # An interrupted call left them, or a crash of the server that lost a release.
+            # An interrupted call left these rows; or the server crashed, and lost a release.
             for entry in session.entries(None):
                 if entry.member_id == member_id and entry.position in orphans:
                     log.info("Deleting an orphaned row of ours: %r at %d", entry.resource, entry.position)
-                    ended = "cancelled" if entry.granted_at is None else "released"
-                    outcome = "revoked" if entry.position in answer.revoked else ended
+                    usual = "cancelled" if entry.granted_at is None else "released"
+                    outcome = "revoked" if entry.position in answer.revoked else usual
                     session.release(Ticket(entry.resource, entry.position, entry.requesting_id, False), outcome)
         self._cleanup_requested = pending and self._cleanup_requested
         self.discard(())
@@ -460,23 +465,24 @@ class Membership:
             if self.closing.wait(pause):
                 return
             self.watchdog.due = monotonic() + VERIFY_SECONDS + self._tolerance
-            stuck = self.heartbeat_thread.repair()
+            is_stuck = self.heartbeat_thread.repair()
             restart_ended()
-            if stuck or (not self.heartbeat_thread.runs and self.is_uncertain()):
+            if is_stuck or (not self.heartbeat_thread.runs and self.is_uncertain()):
                 self.verify(heartbeat_stopped=True)
             self.main.interrupt_overdue()
             self._owner.interrupt_overdue()
             late = -self._seconds_until_uncertain()
             if late < 0 or not self.trust or not self._owner.holds_any():
                 continue
-            # Woken on time: no heartbeat for too long. Woken late: the process was paused, and its locks may be fine.
+            # This thread woke late: the process was paused, and its locks may still be held. It woke on time: there was
+            # no heartbeat for too long.
             if late > PAUSED_SECONDS:
                 self.verify()
             elif self._seconds_until_uncertain() <= 0:
                 self._mark_lost_and_interrupt()
 
     def _seconds_until_uncertain(self) -> float:
-        """Return the seconds until the last heartbeat is too old; with nothing held, those for a new lock."""
+        """Return the seconds until the last heartbeat is too old; with nothing held, the time that a new lock has."""
         if not self.trust:
             return math.inf
         remaining = self._last_heartbeat + self.trust - monotonic()
@@ -492,9 +498,10 @@ class Membership:
     def verify(self, *, heartbeat_stopped: bool = False) -> None:
         """If our grants are uncertain, wait up to a second for a heartbeat; without one, mark everything lost.
 
-        If only an operator could have revoked a row, nothing is marked lost: the answer may be late for other reasons.
-        If no other process can be granted yet, because only this thread is late, the wait ends before one can.
-        ``heartbeat_stopped``: the heartbeat thread does not run, so mark everything lost in each of these cases.
+        On an engine without watchdog (``trust`` is 0) nothing is marked lost: only an operator could have revoked a
+        row, and the answer may be late for other reasons. If only this thread is late, so that no other process can be
+        granted our locks yet, the wait ends before one can. ``heartbeat_stopped``: the heartbeat thread does not run,
+        so mark everything lost in each of these cases.
         """
         if not (heartbeat_stopped and self._owner.holds_any()) and not self.is_uncertain():
             return
@@ -519,7 +526,7 @@ class Membership:
         self.main.interrupt_overdue()
 
     def mark_all_lost(self, why: str, *, for_good: bool = False) -> bool:
-        """Mark everything lost. ``for_good``: drop deferred calls too. Return True if there were deferred calls."""
+        """Mark all grants and claims lost. ``for_good``: drop deferred calls too. Return True if there were any."""
         had_deferred = bool(self.deferred_calls or self._deferred_releases)
         if for_good:
             self.deferred_calls.clear()
@@ -535,7 +542,7 @@ class Membership:
     # -- closing ------------------------------------------------------------------------------------------------
 
     def close(self, waiting: Iterable[Ticket] = ()) -> bool:
-        """End the threads, and deregister the member; ``waiting`` rows are cancelled. False if a call hangs."""
+        """End the threads, deregister the member, and cancel the rows of ``waiting``. Return False if a call hangs."""
         self.closing.set()
         self._wakeup.set()
         with self._heartbeat_recorded:
@@ -543,6 +550,6 @@ class Membership:
         deadline = monotonic() + CLOSE_JOIN_SECONDS
         if not self.main.deregister(waiting, CLOSE_JOIN_SECONDS):
             return False
-        for kept in (self.heartbeat_thread, self.watchdog):
-            kept.join(max(0.0, deadline - monotonic()))
+        for thread in (self.heartbeat_thread, self.watchdog):
+            thread.join(max(0.0, deadline - monotonic()))
         return True

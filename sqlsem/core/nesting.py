@@ -1,9 +1,11 @@
-"""Locks under ``sqlsem run``: a command requests locks while its parent `sqlsem run` holds some until the command ends.
+"""Locks under ``sqlsem run``: its command requests locks, while `sqlsem run`, the *parent*, holds some until the
+command ends.
 
-The command finds the parents' locks in its environment, so a request for the same lock is refused at once. The row of a
-waiter below names in ``owner`` the parent's row (``MainThread#1 under 4711``), which stays until the command has ended.
-This is one more kind of waiting; with it the deadlock search here finds commands that take locks in opposite orders. It
-relies on the rows that the queue shows, and runs in the processes that wait.
+The command finds the locks of its parents in its environment, so a request for the same lock is refused at once. The
+row of a waiter in the command names the parent's row in ``owner`` (``MainThread#1 under 4711``). The parent's row stays
+until the command ends, so the parent in effect waits for the command. The deadlock search here includes this kind of
+waiting, and so finds commands that take locks in opposite orders. It reads the rows of the queues, and runs in the
+processes that wait.
 """
 
 from __future__ import annotations
@@ -67,20 +69,20 @@ def inherited(environment: Mapping[str, str] = os.environ) -> tuple[Held, ...]:
     if not text:
         return ()
     try:
-        found = tuple(Held(*fields) for fields in json.loads(text))
-        for lock in found:
-            lock.request  # noqa: B018 - checks what it is made of
+        locks = tuple(Held(*fields) for fields in json.loads(text))
+        for lock in locks:
+            lock.request  # noqa: B018 - checks the fields
     except (ValueError, TypeError) as exc:
         log.warning("$%s does not have the format of sqlsem run, and is ignored: %s", HELD, exc)
         return ()
-    return found
+    return locks
 
 
 class ParentLocks:
-    """The locks of the parents in one database, read once. (Their rows show that the database is the same.)"""
+    """The locks that the parents hold in one database, read once. (A lock counts if its row is in that database.)"""
 
     def __init__(self) -> None:
-        self.held: tuple[Held, ...] | None = None  # None: not read yet; (): none, as nearly always
+        self.held: tuple[Held, ...] | None = None  # None: not read yet; (): no lock, the usual case
 
     def find(self) -> Effects[tuple[Held, ...]]:
         """Return the locks; the first call reads them."""
@@ -96,7 +98,7 @@ class ParentLocks:
 
 
 def _still_held(held: Sequence[Held]) -> Effects[tuple[Held, ...]]:
-    def look(session: Session, _: int) -> tuple[Held, ...]:
+    def read(session: Session, _: int) -> tuple[Held, ...]:
         rows = {
             (row.position, row.requesting_id)
             for resource in {lock.resource for lock in held}
@@ -106,12 +108,12 @@ def _still_held(held: Sequence[Held]) -> Effects[tuple[Held, ...]]:
 
     if not held:
         return ()
-    found: tuple[Held, ...] = yield Call("look", look)
-    return found
+    still_held: tuple[Held, ...] = yield Call("read", read)
+    return still_held
 
 
 def refuse(held: Sequence[Held], requests: Iterable[Request], timeout: float | None) -> Effects[bool]:
-    """Return True if a parent blocks a request until this process has ended, and ``timeout`` is 0; with another timeout
+    """Check if a parent blocks a request until this process ends. If so, return True if ``timeout`` is 0, and else
     raise `Deadlock`.
     """
     for request in requests:
@@ -132,7 +134,8 @@ def refuse(held: Sequence[Held], requests: Iterable[Request], timeout: float | N
 def find_deadlock(session: Session, member: int) -> Found | None:
     """Return a deadlock through parents' rows whose victim is a request of this member, or None."""
     found = _search(session, member)
-    # The rows may change while they are read; a false deadlock is not found twice.
+    # The rows may change while they are read, so one search may find a false deadlock; two searches do not find the
+    # same one.
     return found if found is not None and _search(session, member) == found else None
 
 
@@ -153,9 +156,9 @@ def _search(session: Session, member: int) -> Found | None:
         for entry in entries
     ]
     plain = {node for cycle in deadlocks.find(rows, caps) for node in cycle.nodes}
-    for cycle in deadlocks.find([*rows, *_until_they_end(rows)], caps):
+    for cycle in deadlocks.find([*rows, *_child_rows(rows)], caps):
         below = [row for row in cycle.blocked if row.position > 0 and _parent(row) is not None]
-        if not below or plain & cycle.nodes:  # the usual search finds it, and chooses a victim
+        if not below or plain & cycle.nodes:  # the usual search finds this cycle, and chooses a victim
             continue
         # The youngest of the requests whose process can find this deadlock.
         victim = max(below, key=lambda row: row.position)
@@ -165,7 +168,7 @@ def _search(session: Session, member: int) -> Found | None:
 
 
 def _counts(entry: Entry) -> bool:
-    """True if the owner decides how long the row stays: it has a member, which is not suspected to be dead."""
+    """Return True if only the owner ends the row: the row has a member, which is not suspected to be dead."""
     return entry.member_id is not None and entry.state not in ("revoked", "dead") and entry.missing_for is None
 
 
@@ -174,12 +177,12 @@ def _parent(row: Row) -> int | None:
     return None if match is None else int(match[1])
 
 
-def _until_they_end(rows: Sequence[Row]) -> list[Row]:
-    """Return rows that express that parents wait for their children: each child has a resource of its own, for which
-    its parent waits. (Their positions are negative, and never a victim's.)
+def _child_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return artificial rows which say that parents wait for their children: each child holds a resource of its own,
+    for which its parent waits. (Their positions are negative, so none of them can be the victim.)
     """
     by_position = {row.position: row for row in rows}
-    found: list[Row] = []
+    artificial: list[Row] = []
     seen = set()
     for row in rows:
         parent = by_position.get(_parent(row) or 0)
@@ -188,14 +191,23 @@ def _until_they_end(rows: Sequence[Row]) -> list[Row]:
         seen.add(row.node)
         resource = f"end of {row.node}"
         for position, waiter in ((-2, row), (-1, parent)):
-            found.append(
-                Row(position - len(found) // 2 * 2, resource, waiter.member, waiter.owner, "write", 1, 1, waiter is row)
+            artificial.append(
+                Row(
+                    position - len(artificial) // 2 * 2,
+                    resource,
+                    waiter.member,
+                    waiter.owner,
+                    "write",
+                    1,
+                    1,
+                    waiter is row,
+                )
             )
-    return found
+    return artificial
 
 
 def _steps(cycle: Sequence[Edge], entries: Sequence[Entry]) -> tuple[Step, ...]:
-    """Describe the cycle by member; a child process also represents its parents."""
+    """Describe the cycle by member. The artificial rows are left out, so a child also stands for its parents."""
     members = {entry.member_id: entry for entry in entries}
     steps = []
     for number, (row, behind) in enumerate(cycle):

@@ -1,7 +1,7 @@
-"""The part that acquisitions and upgrades share: waiting in the database until other holders have released.
+"""The common part of acquisitions and upgrades: waiting in the database until other holders have released.
 
-A waiter gets True (granted), False (not yet) or None (its row is gone), as `Session.wait` returns them. The deadlock
-monitor may choose a waiting operation as the victim; it then raises `Deadlock` at its next poll.
+The answer to a wait is True (granted), False (not yet) or None (the row was removed), as in `LockSession.wait`. The
+deadlock monitor may choose a waiting operation as the victim, which then raises `Deadlock` at its next poll.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["SLICE_SECONDS", "SUSPECT_SLICE_SECONDS", "WaitingOperation"]
 
 log = safe_logger
 
-#: The longest single wait in the database. With 4 s, a waiter costs less than one statement a second, heartbeats
-#: included. A longer wait would delay the effect of an operator's new limit, which no notification announces.
+#: The longest single wait in the database, a *slice*. With 4 s a waiter costs less than one statement a second,
+#: heartbeats included. With a longer one, an operator's new limit, which no notification announces, would count later.
 SLICE_SECONDS = 4.0
 #: The longest single wait of an operation that may be in a deadlock: a victim cannot be interrupted while it waits.
 SUSPECT_SLICE_SECONDS = 0.5
@@ -32,7 +32,7 @@ SUSPECT_SLICE_SECONDS = 0.5
 class WaitingOperation:
     """An operation that may wait, and that the deadlock monitor may choose as a victim."""
 
-    #: True if it waits until it is the only reader, False if it waits for its turn.
+    #: True if it waits until it is the only reader (an upgrade), False if it waits for a grant.
     upgrade = False
 
     def __init__(self, client: DatabaseClient, caller: Caller, timeout: float | None) -> None:
@@ -58,14 +58,14 @@ class WaitingOperation:
 
     def wait(self, waiter: Waiter, timeout: float) -> Effects[Any]:
         """Wait in the database for at most ``timeout`` seconds. Return True (granted), False (not yet) or None (the row
-        is gone); `NO_CONNECTION` if no connection is free to wait on, or if it failed.
+        was removed); `NO_CONNECTION` if no connection of the pool is free, or if the connection failed.
         """
         try:
             answer = yield WaitFor(waiter.ticket, timeout, waiter, self.upgrade)
         except (Disconnected, Busy) as exc:
             self.client.require_open()
             kind = "upgrade of" if self.upgrade else "wait for"
-            log.warning("The %s %r was interrupted, and is polled now: %s", kind, waiter.ticket.resource, exc)
+            log.warning("The %s %r was interrupted; polling instead: %s", kind, waiter.ticket.resource, exc)
             return NO_CONNECTION
         return self.check_answer(answer) if answer is None else answer
 
@@ -91,7 +91,7 @@ class WaitingOperation:
         return answer
 
     def check_answer(self, answer: Any) -> Any:
-        """Return ``answer``. Raises `ConfigurationError` if the row is gone because the coordinator was closed."""
+        """Return ``answer``. Raises `ConfigurationError` if closing the coordinator has removed the row."""
         if answer is None:
             self.client.require_open()
         return answer

@@ -1,6 +1,8 @@
-"""The options of the public functions, by type: editors complete them, mypy finds a misspelt one, and so do we.
+"""The options of the public functions, as types: editors complete them, and mypy finds misspelt ones.
 
-Durations are seconds (``5``), text (``"10s"``, ``"1h30m"``) or a `timedelta`.
+`check_options` finds misspelt ones at run time, and `shows_options` lists all options in the signatures of functions.
+
+A duration is a number of seconds (``5``), a text (``"10s"``, ``"1h30m"``) or a `timedelta`.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class GroupOptions(TypedDict, total=False):
 
     #: How long ``with`` waits before `sqlsem.Timeout`; None for ever.
     timeout: Duration | None
-    #: Let a thread (or task) that holds it take it again.
+    #: A thread or task that holds the lock may acquire it again.
     reentrant: bool
     #: Called with the grant, from another thread, when the lock is lost.
     on_lost: LostCallback | None
@@ -55,14 +57,14 @@ class LockOptions(GroupOptions, total=False):
 
     #: A text for readers of the queue (``sqlsem ls``).
     note: str | None
-    #: From 0 to 99, higher ones first, where an operator has set priorities.
+    #: From 0 to 99; higher ones are granted first. For resources that an operator has set priorities for.
     priority: int | None
 
 
 class ModuleLockOptions(LockOptions, total=False):
     """The options of the module's functions that make one lock."""
 
-    #: Which database; left out, the default one (`sqlsem.configure`).
+    #: The coordinator of the database; by default that of `sqlsem.configure`.
     coordinator: Coordinated | None
 
 
@@ -97,7 +99,7 @@ class QueueOptions(TypedDict, total=False):
 
 
 class AnyLock(Protocol):
-    """A lock of either API, for its requests: `sqlsem.write("customers")`."""
+    """A lock of either API, whose requests are used: `sqlsem.write("customers")`."""
 
     @property
     def terms(self) -> Any:
@@ -128,8 +130,8 @@ class BatchOptions(TypedDict, total=False):
     on_failed: Alarm | None
 
 
-#: Names that other libraries have for an option.
-OTHER_WORDS = {
+#: Names of options in other libraries, and the option here.
+FOREIGN_NAMES = {
     **dict.fromkeys(("retries", "max_retries", "attempts", "tries", "max_tries"), "max_attempts"),
     **dict.fromkeys(("delay", "countdown", "eta", "schedule_in"), "after"),
     **dict.fromkeys(("retry_delay", "retry_backoff"), "backoff"),
@@ -140,22 +142,22 @@ OTHER_WORDS = {
 }
 
 
-#: The value of each option that a call leaves out, for the signatures.
+#: The default of each option, to show in signatures.
 DEFAULTS: dict[str, Any] = {
     **{"reentrant": False, "cancel_on_lost": False},
     **{"grace": 5.0, "retry": 10.0, "schema": "sqlsem", "table": "ProcessControl"},
     **{"order": 0, "after": 0, "max_attempts": 1, "backoff": 1, "locks": ()},
 }
-#: Defaults that differ between functions, by the class of the options and the name: `sqlsem.Queue.put`, and a queue.
+#: Defaults that differ between functions, by the class of the options and the name of the option.
 OTHER_DEFAULTS = {("PutOptions", "priority"): 0, ("QueueOptions", "on_failure"): "stop"}
 
 
 class UnknownOption(ConfigurationError, TypeError):
-    """A function was given an option that it does not have."""
+    """A call passed an option that the function does not have."""
 
 
 def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `ConfigurationError`, which is a `TypeError` here, for an option that is none; it names the nearest.
+    """Raise `UnknownOption` if ``given`` has a name that is not in ``known``. The message suggests the nearest name.
 
     >>> check_options("limit()", ["timout"], LockOptions.__optional_keys__)
     Traceback (most recent call last):
@@ -166,16 +168,16 @@ def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> 
         if name not in names:
             import difflib  # takes longer to load than all of sqlsem
 
-            meant = [word for word in [OTHER_WORDS.get(name)] if word in names]
-            near = meant or difflib.get_close_matches(name, names, 1, 0.5)
+            translated = [option for option in [FOREIGN_NAMES.get(name)] if option in names]
+            near = translated or difflib.get_close_matches(name, names, 1, 0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
             raise UnknownOption(f"{function} has no option {name!r}; {hint}")
 
 
 def shows_options(options: type[Any]) -> Callable[[F], F]:
-    """Let the signature of a function list the keywords of its ``**options`` one by one, with their defaults.
+    """Return a decorator that makes a function's signature list the keywords of its ``**options``, with their defaults.
 
-    Editors and ``help`` read that signature. A decorator, which leaves the function itself as it is.
+    Editors and ``help`` read that signature. The decorator does not change the function otherwise.
 
     >>> inspect.signature(sqlsem.mutex).parameters["timeout"].default is None  # doctest: +SKIP
     True

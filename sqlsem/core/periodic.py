@@ -1,7 +1,7 @@
 """Runs once per period, as both APIs share them.
 
-A run holds the mutex ``once:<name>``, so at most one is active; a period is done once `Period.mark` has stored it. It
-relies on the database's clock for the beginning of a period.
+A run holds the mutex ``once:<name>``, so at most one run is active. A period is done once `Period.mark` has recorded
+it. The database's clock decides when a period begins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST_SECONDS = 366 * 86400.0
 
 
 class Period:
-    """A checked name and period."""
+    """The name of a periodic run, and the length and offset of its period. They are checked when it is made."""
 
     def __init__(self, name: str, per: Duration, offset: Duration) -> None:
         self.name = check_name("The name", name, MAX_NAME - len(ONCE_PREFIX))
@@ -49,29 +49,29 @@ class Period:
         return f"{ONCE_PREFIX}{self.name}"
 
     def due(self, client: DatabaseClient, grant: BaseGrant | None) -> Effects[bool]:
-        """Return True if the period is not done. With ``grant``: raises `LockLost` if the run's mutex is lost."""
+        """Return True if the period is not done. With ``grant``, the run's mutex: raises `LockLost` if that is lost."""
         ticket = None if grant is None else self._ticket(grant)
 
-        def ask(session: Session, member_id: int) -> bool | None:
+        def read(session: Session, member_id: int) -> bool | None:
             return session.once_due(self.name, ticket, self.per_ms, self.offset_ms)
 
-        due: bool | None = yield Call("once_due", ask)
+        due: bool | None = yield Call("once_due", read)
         if due is None and grant is not None:
-            _lose(client, grant)
+            _mark_lost(client, grant)
         return bool(due)
 
     def mark(self, client: DatabaseClient, grant: BaseGrant) -> Effects[None]:
-        """Mark the period as done. Raises `LockLost` if the mutex was lost; then the period is not done."""
+        """Record that the period is done. Raises `LockLost` if the mutex was lost: then the period is not done."""
         grant.state.require_held()
         ticket = self._ticket(grant)
         if not (yield Call("mark_once", lambda session, member_id: session.mark_once(self.name, ticket))):
-            _lose(client, grant)
+            _mark_lost(client, grant)
 
     def _ticket(self, grant: BaseGrant) -> Ticket:
         return next(ticket for ticket in grant.state.tickets if ticket.resource == self.resource)
 
 
-def _lose(client: DatabaseClient, grant: BaseGrant) -> None:
+def _mark_lost(client: DatabaseClient, grant: BaseGrant) -> None:
     client.mark_lost_and_log(list(grant.positions.values()), "its row is no longer in the table")
     grant.state.require_held()
 
@@ -105,11 +105,11 @@ class Periodic:
         return client
 
     def last(self) -> OnceEntry | None:
-        """Return the last run. Blocks."""
+        """Return the record of the last run, or None. Blocks."""
         return self.client.with_connection(lambda session: session.once_last(self.period.name), PeriodicSession)
 
     def forget(self) -> bool:
-        """Delete the record of the last run. Blocks."""
+        """Delete the record of the last run. Return False if there was none. Blocks."""
         return self.client.with_connection(lambda session: session.once_forget(self.period.name), PeriodicSession)
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class HasGrant(Protocol):
 
 
 def release_after_interrupt(lock: HasGrant) -> None:
-    """Release the grant of a run that was interrupted as it began; the heartbeat does it."""
+    """Have the heartbeat release the grant of a run that was interrupted while it began."""
     try:
         grant = lock.grant
     except NotHeld:

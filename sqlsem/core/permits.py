@@ -1,7 +1,7 @@
-"""A pool of permits, as of a semaphore. Its count stays right, even if an interrupt strikes at any line.
+"""A pool of permits, as of a semaphore. Its count stays right even if an interrupt comes at any line.
 
-A counter that is raised before a ``try`` and lowered in its ``finally`` stays wrong if a signal handler raises in
-between. Here each user has a permit object. The pool knows it weakly, so a permit that is dropped is free again, and a
+A counter that is incremented before a ``try`` and decremented in its ``finally`` stays wrong if a signal handler raises
+in between. Here each user has a permit object. The pool refers to it weakly, so dropping the object frees the permit. A
 permit may be released any number of times.
 """
 
@@ -15,7 +15,7 @@ __all__ = ["Permit", "PermitPool"]
 
 
 class Permit:
-    """A user's claim to be counted. Make it before the ``try`` whose ``finally`` releases it."""
+    """A user of the pool, which counts it. Make the object before the ``try`` whose ``finally`` releases it."""
 
     __slots__ = ("__weakref__",)
 
@@ -29,11 +29,11 @@ class PermitPool:
         self._acquired: weakref.WeakSet[Permit] = weakref.WeakSet()
 
     def __len__(self) -> int:
-        """Return how many permits are acquired."""
+        """Return the number of acquired permits."""
         return len(self._acquired)
 
     def acquire(self, permit: Permit) -> bool:
-        """Return True if a permit was free. It is free again after `release`, or when the object is dropped."""
+        """Acquire a permit; return False if none is free. `release`, or dropping the object, frees it again."""
         with self._lock:
             is_free = len(self._acquired) < self.size
             if is_free:

@@ -1,8 +1,8 @@
 """The waiters of this process in priority queues, and which of them notifies which. No I/O.
 
-The database decides at each poll which waiter is granted (`sqlsem.engines.priorities`), so a poll at the wrong time
-costs a call and nothing else. A waiter right behind another one of this process is notified when that one leaves. The
-others poll from time to time, and are notified of what this process releases.
+At each poll the database decides if the waiter is granted (`sqlsem.engines.priorities`), so a poll at the wrong time
+only costs a call. A waiter right behind another waiter of this process is notified when that waiter leaves. The others
+poll from time to time, and are notified when this process releases something.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PriorityWaiters:
     def __init__(self, state_lock: threading.Lock) -> None:
         self._state_lock = state_lock
         self._queues: dict[str, dict[int, Waiter]] = {}
-        self._behind: dict[Waiter, int] = {}  # the position of our waiter right ahead, if it still waits
+        self._behind: dict[Waiter, int] = {}  # the position of the waiter right ahead, if it is one of this process
 
     def add(self, waiter: Waiter) -> None:
         """Put a waiter into the queue of its resource."""
@@ -42,9 +42,10 @@ class PriorityWaiters:
         _wake(woken)
 
     def is_behind_local(self, waiter: Waiter, position: int | None) -> bool:
-        """Return True if the waiter just ahead, at ``position``, is ours and will notify this one.
+        """Return True if the waiter right ahead, at ``position``, is ours and will notify this one.
 
-        If the two were in the opposite order before (an operator has changed the ageing), the other one polls again.
+        If the two were in the opposite order before (an operator may change the ageing), the other one is woken to
+        poll.
         """
         with self._state_lock:
             self._behind.pop(waiter, None)
@@ -52,10 +53,10 @@ class PriorityWaiters:
             if ahead is None or position is None:
                 return False
             self._behind[waiter] = position
-            reversed_ = self._is_behind(ahead, waiter)
-            if reversed_:
+            is_reversed = self._is_behind(ahead, waiter)
+            if is_reversed:
                 del self._behind[ahead]
-        if reversed_:
+        if is_reversed:
             ahead.event.set()
         return True
 
@@ -69,7 +70,9 @@ class PriorityWaiters:
         return waiter is other
 
     def notify(self, resource: str) -> None:
-        """Wake the waiters of a resource that no other waiter will notify: a row of it was removed."""
+        """Wake the waiters of a resource, as one of its rows was removed; but not those that another waiter
+        notifies.
+        """
         if resource not in self._queues:
             return
         with self._state_lock:

@@ -1,7 +1,7 @@
 """Deletes history and finished tasks that are older than the retention time.
 
-Runs on the heartbeat thread, so that acquiring and releasing do not wait for it. Each process deletes at least as fast
-as it adds rows.
+The heartbeat thread does this, so that acquiring and releasing do not wait for it. Each process deletes rows at least
+as fast as it adds them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from sqlsem.model import monotonic
 
 __all__ = ["RetentionCleaner"]
 
-#: Rows are deleted every `EVERY_PINGS` heartbeats, and after `EVERY_REQUESTS` requests and claims of this process.
-EVERY_PINGS, EVERY_REQUESTS = 200, 500
+#: Rows are deleted every `EVERY_HEARTBEATS` heartbeats, and after `EVERY_REQUESTS` requests and claims of this process.
+EVERY_HEARTBEATS, EVERY_REQUESTS = 200, 500
 #: The rows deleted in one statement, and the pause between two statements.
 ROWS, PAUSE_SECONDS = 500, 0.005
 
@@ -27,20 +27,22 @@ class RetentionCleaner:
     def __init__(self, engine: Engine, main: MainConnection, max_seconds: float) -> None:
         self._main = main
         self._max_seconds = max_seconds  # for one run
-        self._pings = 0
-        self._done = 0  # the requests and claims at the last run
+        self._heartbeats = 0
+        self._last_activity = 0  # the number of requests and claims at the last run
         self._prunes: list[Callable[[Session, int], int]] = []
         if engine.has(AdminSession):
             self._prunes.append(lambda session, _: session.prune(ROWS))
         if engine.has(TaskSession):
             self._prunes.append(lambda session, _: session.prune_tasks(ROWS) if session.has_feature("queue") else 0)
 
-    def after_ping(self, done: int) -> None:
-        """Delete expired rows if it is time. ``done``: how many requests and claims this process has made."""
-        self._pings += 1
-        if self._pings % EVERY_PINGS and done - self._done < EVERY_REQUESTS:
+    def after_heartbeat(self, activity: int) -> None:
+        """Delete expired rows if they are due. ``activity``: the number of requests and claims of this process
+        so far.
+        """
+        self._heartbeats += 1
+        if self._heartbeats % EVERY_HEARTBEATS and activity - self._last_activity < EVERY_REQUESTS:
             return
-        self._done = done
-        prunes, until = self._prunes, monotonic() + self._max_seconds
-        while prunes and monotonic() < until and not self._main.closing.wait(PAUSE_SECONDS):
+        self._last_activity = activity
+        prunes, deadline = self._prunes, monotonic() + self._max_seconds
+        while prunes and monotonic() < deadline and not self._main.closing.wait(PAUSE_SECONDS):
             prunes = [prune for prune in prunes if self._main.call("prune", prune, 0.0) == ROWS]
