@@ -1,11 +1,11 @@
 -- sqlsem, the batches, for SQL Server. May be run again at any time, after tasks.sql.
 --
--- Decisions about the batches of a name are taken under one application lock, N'batch.sqlsem.{schema}.' and the name,
--- Transaction, acquired in a statement of its own before anything is read. So of several parts that end at the same
--- instant one is the last. A part, and the callback, belongs to the member that runs it; when the member is removed,
--- recover_batches marks them.
+-- One application lock (N'batch.sqlsem.{schema}.' and the name, Transaction) serializes all decisions about the batches
+-- of a name. A procedure takes it in a statement of its own before it reads anything. So if several parts end at the
+-- same instant, exactly one of them is the last. A part, and the callback, belongs to the member that runs it. When the
+-- member is gone, recover_batches marks the part as failed and the callback as pending.
 --
--- Locks: as in tasks.sql an index is read without going on to the row, and rows are read and written by their number.
+-- Locks: as in tasks.sql, a statement reads an index without the rows, or reads and writes rows by their number.
 -- Errors as in routines.sql, and 50007: the part cannot be started now.
 
 SET QUOTED_IDENTIFIER ON;
@@ -52,9 +52,9 @@ BEGIN
 END;
 GO
 
--- Return 1 if this login may run, and end, the callback of a batch. A stored callback: the login that stored it,
--- putters and operators. A callback that only a program or a session knows (@own: the caller does): also the logins
--- that take part in the batch.
+-- Return 1 if this login may run and end the callback of a batch. Putters, operators and the login that stored the
+-- callback may. Only a program or a session has the callbacks of kind local and session: the caller must be one that
+-- does (@own). Such a callback may also be run by the logins that run parts of the batch.
 IF OBJECT_ID(N'{schema}.may_run_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_run_callback AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.may_run_callback @batch bigint, @own bit
@@ -99,9 +99,9 @@ BEGIN
 END;
 GO
 
--- Check the members that run parts or callbacks of a name's batches (NULL: of all), except @mine. The parts of dead
--- members have failed, their callbacks are pending again. With @answer one row for each batch in which parts failed so;
--- with @tell a message for each, for a session.
+-- Test the members that run parts or callbacks of the batches of a name (NULL: of all names), except @mine. Parts of a
+-- dead member fail, and its callbacks become pending again. With @answer return a row for each batch in which parts
+-- have failed; with @tell send a message for each to the session.
 IF OBJECT_ID(N'{schema}.recover_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_batches AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.recover_batches
@@ -141,7 +141,7 @@ BEGIN
         IF @member = @before
             BREAK;
         EXEC {schema}.check_liveness @member, @mine;
-        -- Decided once, by member number: a removed member does not return, and its number is never used again.
+        -- (A removed member does not return, and its number is never used again. So this decision stays true.)
         IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
             INSERT INTO @gone (member_id) VALUES (@member);
     END;
@@ -179,7 +179,7 @@ BEGIN
                 THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
             THROW;
         END CATCH;
-        -- At once: if the next batch is busy, no later call would report this one again.
+        -- Report it now: if the next batch is busy and this call fails, no later call would report this one.
         IF @tell = 1 AND EXISTS (SELECT 1 FROM @dead WHERE batch_id = @batch)
         BEGIN
             EXEC {schema}.parts_in @batch, N'failed', @told OUTPUT;
@@ -195,15 +195,16 @@ GO
 
 -- Start a part, in the newest batch of the name or in a new one. @parts: the names of all parts, separated by LF.
 -- @code:
---   started     @id and @attempt identify the start; @previous is the batch that expired with it, if any
---   running     refused: the part runs already, and its process lives
---   in_callback refused: the part was the last one, and the process that runs the callback is missing, but still has
---               its grace
+--   started     @id is the batch, @attempt the part's attempt; @previous: the batch that this start let expire, if any
+--   running     refused: the part runs already, and its process is alive
+--   in_callback refused: the part was the last one; the process that runs the callback is missing, but its grace is
+--               not over
 --   differs     refused: the batch has other parts
--- A new batch begins if there is none, or the newest one has succeeded, was abandoned, or its window is over. Until
--- then every start joins it: a failed part is repeated, and so is one that has succeeded, and the batch waits for it.
--- The last part of a batch that has succeeded joins it again as long as the callback has not succeeded and no living
--- process runs it: its process has failed, and is repeated to continue the batch.
+-- A start joins the newest batch of the name. It begins a new batch if there is none, or if the newest one has
+-- succeeded, was abandoned, or is older than its window. A start repeats a part that has failed, and also a part that
+-- has succeeded: the batch then waits for it.
+-- After a batch has succeeded, its last part can join it once more while the callback has not finished, and no living
+-- process runs the callback: the process that ran it has failed, and the repeated part continues the batch.
 -- May be repeated with the same @uid.
 IF OBJECT_ID(N'{schema}.start_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.start_part AS RETURN 0');
 GO
@@ -268,7 +269,7 @@ BEGIN
             LEFT(REPLACE(@parts, NCHAR(10), N', '), 1000));
         EXEC {schema}.raise_error 50000, @message;
     END;
-    -- Whether the process that runs the callback of the newest batch is missing: tested under no lock.
+    -- Test if the process that runs the callback of the newest batch is missing; before this call takes any lock.
     SELECT TOP (1) @before = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
     WHERE batch_name = @name ORDER BY batch_id DESC;
     SELECT @missing = m.member_id FROM {schema}.batch AS r JOIN {schema}.member AS m ON m.member_id = r.callback_member
@@ -295,7 +296,7 @@ BEGIN
            AND NOT EXISTS (SELECT 1 FROM @asked AS a
                            WHERE a.part NOT IN (SELECT p.part FROM {schema}.batch_part AS p WHERE p.batch_id = @id))
             SET @same = 1;
-        -- The window of a batch is that of the login that opened it: another login must not end it early.
+        -- Only the login that opened a batch can change its window: another login must not end the batch early.
         IF @opened_by IS NULL OR @opened_by <> ORIGINAL_LOGIN()
             SET @window_ms = @own_ms;
         SET @limit = DATEADD(millisecond, CAST(@window_ms % 1000 AS int),
@@ -337,8 +338,8 @@ BEGIN
                     SET @attempt = 0;
                     INSERT INTO {schema}.batch_part (batch_id, part) SELECT @id, part FROM @asked;
                     SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
-                    -- By number: these rows are locked until the commit, and rows of other names must not be waited
-                    -- for.
+                    -- Find them by the index first, and write them by number: this call must not wait for rows of other
+                    -- names.
                     INSERT INTO @old (batch_id)
                     SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
                     WHERE batch_name = @name AND batch_id < @id AND callback_status NOT IN (N'pending', N'running')
@@ -352,7 +353,7 @@ BEGIN
                     SET status = N'open', ended_at = NULL, window_ms = @window_ms, callback_status = N'none', callback_uid = NULL,
                         callback_ended = NULL, callback_error = NULL
                     WHERE batch_id = @id;
-                    IF @now = @opened  -- the clock may tick in milliseconds, but only one part begins with its batch
+                    IF @now = @opened  -- (even if the clock ticks in milliseconds, only one part has the batch's time)
                         SET @now = DATEADD(microsecond, 1, @now);
                 END;
                 SET @attempt = @attempt + 1;
@@ -389,7 +390,7 @@ BEGIN
 END;
 GO
 
--- Return a callback that this member claimed; 1 if there was one. May be repeated.
+-- Make a callback that this member claimed pending again; return 1 if there was one. May be repeated.
 IF OBJECT_ID(N'{schema}.return_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_callback AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.return_callback @member bigint, @uid nvarchar(64), @answer bit = 0
@@ -414,13 +415,14 @@ END;
 GO
 
 -- End a part: N'succeeded' or N'failed'. @code:
---   succeeded  it counts        failed  as the caller asked
---   late       it took longer than the window, or the batch is over (expired, abandoned): it has failed
---   lost       its member was taken for dead meanwhile: the part is not this member's any more
--- If it was the last to succeed, @is_last says so, and with @callback_attempt this member has to run the callback. May
--- be repeated with the same @uid; failed after succeeded returns the callback, if this member has it.
--- With @callback_kind the caller knows the callback, and gets it whatever its kind, if its login may run it
--- (may_run_callback). Otherwise the callback is pending until a login that may run it resumes it.
+--   succeeded  recorded         failed  recorded
+--   late       the part took longer than the window, or the batch is over (expired, abandoned): the part has failed
+--   lost       the part is no longer this member's: the member was found dead meanwhile
+-- @is_last is 1 if this part was the last one to succeed. If @callback_attempt is not NULL, this member has claimed the
+-- callback, and has to run it. May be repeated with the same @uid. failed after succeeded returns the callback that the
+-- first call claimed, if there is one.
+-- With @callback_kind the caller has a callback of kind local or session itself, and so can claim one. If its login may
+-- not run the callback (may_run_callback), the callback stays pending until another login resumes it.
 IF OBJECT_ID(N'{schema}.end_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_part AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_part
@@ -460,7 +462,7 @@ BEGIN
                @limit = DATEADD(millisecond, CAST(window_ms % 1000 AS int),
                                 DATEADD(second, CAST(window_ms / 1000 AS int), opened_at))
         FROM {schema}.batch WHERE batch_id = @id;
-        EXEC @known = {schema}.touch_member @member;  -- the callback may come with it
+        EXEC @known = {schema}.touch_member @member;  -- (the call may claim the callback, too)
         IF @known = 0 OR @id IS NULL OR @part_member <> @member
            OR (@status = N'failed' AND @part_error = N'its process died')
             SET @code = N'lost';
@@ -534,9 +536,9 @@ BEGIN
 END;
 GO
 
--- Claim a callback that no member runs: of a name's oldest such batch, or of one batch, then also a failed one. No row,
--- and @id NULL, if there is none that this login may run (may_run_callback). @own: the caller has its own code for
--- callbacks of kind local and session. May be repeated with the same @uid.
+-- Claim a callback that no member runs: the pending one of the name's oldest batch; or that of batch @batch, also if it
+-- has failed. @id is NULL, and there is no row, if there is none that this login may run (may_run_callback). @own: the
+-- caller has the callbacks of kind local and session. May be repeated with the same @uid.
 IF OBJECT_ID(N'{schema}.claim_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_callback AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_callback
@@ -605,7 +607,8 @@ BEGIN
 END;
 GO
 
--- End a callback: it failed if there is an error. Returns 1, or 0 if it is not this member's any more. May be repeated.
+-- End a callback, with an error if it failed. Return 1, or 0 if the callback is no longer this member's. May be
+-- repeated.
 IF OBJECT_ID(N'{schema}.end_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_callback AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_callback @member bigint, @batch bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
@@ -630,9 +633,9 @@ BEGIN
 END;
 GO
 
--- Abandon a batch, by its number, or the newest one of a name: an open or failed one, or one whose callback is pending
--- or has failed. The next start of a part begins a new batch. For operators. A row with the number; NULL: there is none
--- to abandon.
+-- Abandon batch @batch, or the newest batch of a name, if it is open or has failed, or its callback is pending or has
+-- failed. The next start of a part begins a new batch. Return a row with the number; NULL if there is no batch to
+-- abandon. For operators.
 IF OBJECT_ID(N'{schema}.abandon_batch') IS NULL EXEC (N'CREATE PROCEDURE {schema}.abandon_batch AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.abandon_batch @name nvarchar(400), @batch bigint = NULL, @abandoned bigint = NULL OUTPUT
@@ -693,8 +696,8 @@ GO
 
 -- Displays ----------------------------------------------------------------------------------------------------
 
--- Return batches, newest first, one row for each part. The text of a callback is shown to putters, operators and
--- readers, and to the login that stored it.
+-- Return the batches, newest first, one row a part. Putters, operators, readers and the login that stored a callback
+-- see its text.
 IF OBJECT_ID(N'{schema}.list_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_batches AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.list_batches @name nvarchar(400) = NULL, @batch bigint = NULL, @maximum int = 20
@@ -748,8 +751,8 @@ GO
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Start a part for this session: a row with the number of the batch. @parts names all parts of the batch, with commas
--- in between or as a JSON array. The part has failed if the session ends before the part.
+-- Start a part for this session; return a row with the number of the batch. @parts names all parts of the batch, with
+-- commas in between or as a JSON array. If the session ends before the part, the part fails.
 IF OBJECT_ID(N'{schema}.batch_part_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_start AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.batch_part_start
@@ -900,10 +903,10 @@ BEGIN
 END;
 GO
 
--- End this session's part: it succeeded. With is_last = 1 it was the last one, and the session has to run the callback
--- (a message says so if only another login may run it), and then to call batch_callback_ended. outcome: succeeded; or
--- late: it took longer than the window, or the batch was abandoned, and the part does not count. If all other parts
--- have ended, a message names the failed ones. A row, and OUTPUT parameters.
+-- End this session's part as succeeded. If is_last = 1, it was the last part: the session has to run the callback, and
+-- then to call batch_callback_ended. (A message is sent if only another login may run the callback.) outcome:
+-- succeeded; or late: the part does not count, as it took longer than the window, or the batch was abandoned. If all
+-- other parts have ended, a message names the failed ones. Returns a row, and OUTPUT parameters.
 IF OBJECT_ID(N'{schema}.batch_part_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_done AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.batch_part_done
@@ -943,7 +946,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- End this session's part: it failed. (is_last is always 0.)
+-- End this session's part as failed. (is_last is always 0.)
 IF OBJECT_ID(N'{schema}.batch_part_failed') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_failed AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.batch_part_failed @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
@@ -970,7 +973,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Take over a callback that no member runs: is_last is 1 if this session has one to run now, else 0.
+-- Claim a callback that no member runs. is_last: 1 if this session has to run one now, else 0.
 IF OBJECT_ID(N'{schema}.batch_resume') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_resume AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.batch_resume @name nvarchar(400), @is_last bit = NULL OUTPUT
@@ -1001,8 +1004,8 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- End the callback that this session has to run (of several: the latest), with success or with an error. A row with the
--- number of the batch.
+-- End the callback that this session runs (of several, the one that it claimed last), with an error if it failed.
+-- Return a row with the number of the batch.
 IF OBJECT_ID(N'{schema}.batch_callback_ended') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_callback_ended AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.batch_callback_ended

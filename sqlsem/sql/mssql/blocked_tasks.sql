@@ -1,18 +1,17 @@
 -- sqlsem, tasks with locks, for SQL Server. May be run again at any time, after tasks.sql. Described in docs/tasks.md;
 -- PostgreSQL's blocked_tasks.sql explains blocked tasks, and their invariants.
 --
--- task_lock.pending is 1 while the task is pending: so one index finds the blocked tasks of a queue, without those that
--- have ended. A statement that makes such a task pending again calls block_task in the same transaction.
+-- task_lock.pending is 1 while the task is pending, so that one index finds the blocked tasks of a queue. A statement
+-- that makes a task with locks pending again calls block_task in the same transaction.
 -- One claim at a time polls the blocked tasks of a queue: it first writes the queue's row of queue_proxy.
--- The locks of an attempt are released right before its end is written, as the wakeup locks of rows must be freed after
--- the removal of the rows.
+-- The rows of an attempt are removed, and their wakeup locks released, right before its end is written.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Check the locks of a task: a JSON list of {"resource": ..., "access": ..., "limit": ..., "weight": ...}, each
--- resource once.
+-- Raise for invalid locks of a task. @locks: a JSON list of {"resource": ..., "access": ..., "limit": ..., "weight":
+-- ...}, each resource once.
 IF OBJECT_ID(N'{schema}.check_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_locks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_locks @locks nvarchar(max)
@@ -62,8 +61,7 @@ BEGIN
 END;
 GO
 
--- Raise an error if a login that may not acquire locks puts a task with locks. (Not for the tasks of a schedule: that
--- was checked when the schedule was saved.)
+-- Raise if a login that may not take locks puts a task with locks. (A schedule is checked when it is saved.)
 IF OBJECT_ID(N'{schema}.check_may_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_may_lock AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_may_lock
@@ -101,7 +99,7 @@ BEGIN
 END;
 GO
 
--- In the transaction that has made a task pending: mark it as blocked if it has locks.
+-- Mark a task with locks as blocked; called in the transaction that has made it pending.
 IF OBJECT_ID(N'{schema}.block_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.block_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.block_task @task bigint
@@ -117,8 +115,8 @@ BEGIN
 END;
 GO
 
--- End the rows of a task that belong to this member. Rows that the member handed over and adopted again are not the
--- task's any more. A row that an open transaction has pinned stays with its owner, which finds it there.
+-- Remove the rows of a task that belong to this member. (Rows that the member has handed over and adopted again no
+-- longer belong to the task. A row that an open transaction has pinned stays with its owner, which releases it later.)
 IF OBJECT_ID(N'{schema}.end_task_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task_rows AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_task_rows @task bigint, @member bigint, @outcome nvarchar(16)
@@ -168,8 +166,8 @@ BEGIN
 END;
 GO
 
--- In the transaction of a claim, which has the queue's row of queue_proxy: return the member that owns the lock requests of
--- the queue's blocked tasks, with a lease that has just begun.
+-- Return the proxy member of a queue, which owns the lock requests of its blocked tasks: renew its lease, or register a
+-- new one. Called in the transaction of a claim, which has written the queue's row of queue_proxy.
 IF OBJECT_ID(N'{schema}.proxy_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.proxy_member AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.proxy_member @queue nvarchar(400), @proxy bigint OUTPUT
@@ -183,7 +181,7 @@ BEGIN
     SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease, SYSUTCDATETIME())
     WHERE member_id = @proxy AND lease_until < DATEADD(millisecond, @lease / 8 * 7, SYSUTCDATETIME());
     SET @count = @@ROWCOUNT;
-    -- Now and then: the lock rows of tasks that were deleted by hand.
+    -- Also remove lock requests of tasks that were deleted by hand.
     WHILE @count > 0
     BEGIN
         SET @gone = NULL;
@@ -197,12 +195,12 @@ BEGIN
     END;
     IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @proxy)
         RETURN 0;
-    -- It belongs to no login: only these procedures can renew it, or release its rows.
+    -- The proxy has no login: only these procedures can renew its lease or release its rows.
     INSERT INTO {schema}.member (beacon, session_id, program, login, grace_ms, lease_ms, lease_until)
     VALUES (NULL, NULL, N'blocked tasks', N'', 0, @lease, DATEADD(millisecond, @lease, SYSUTCDATETIME()));
     SET @proxy = SCOPE_IDENTITY();
     UPDATE {schema}.queue_proxy SET member_id = @proxy WHERE queue_name = @queue;
-    -- The rows of the previous member were removed with it.
+    -- The rows in the lock queues were removed with the earlier proxy.
     UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = NULL
     WHERE task_id IN (SELECT l.task_id FROM {schema}.task_lock AS l WHERE l.queue_name = @queue AND l.pending = 1)
       AND locks_pending IS NOT NULL;
@@ -210,8 +208,8 @@ BEGIN
 END;
 GO
 
--- Return 1 if the limits and rates of a queue, and of this key, allow one more task. @asked: also count the tasks whose
--- lock requests wait.
+-- Return 1 if the limits and rates of a queue, and of this key, have room for one more task. @asked: count also the
+-- tasks that are in the lock queues.
 IF OBJECT_ID(N'{schema}.has_room') IS NULL EXEC (N'CREATE PROCEDURE {schema}.has_room AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.has_room @queue nvarchar(400), @key nvarchar(255), @asked bit
@@ -238,8 +236,8 @@ BEGIN
 END;
 GO
 
--- In the transaction of a claim: insert the lock requests of the blocked tasks that could run if they had their locks.
--- Returns the number of these tasks.
+-- Enqueue the locks of blocked tasks that lack nothing else; return the number of these tasks. Called in the
+-- transaction of a claim.
 IF OBJECT_ID(N'{schema}.enqueue_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.enqueue_locks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.enqueue_locks @queue nvarchar(400), @proxy bigint, @order int
@@ -279,7 +277,7 @@ BEGIN
         IF EXISTS (SELECT 1 FROM {schema}.task_lock AS l CROSS APPLY {schema}.effective_settings(l.resource_id) AS o
                    WHERE l.task_id = @task AND l.concurrency_limit IS NULL AND o.cap IS NULL)
             CONTINUE;  -- until an operator sets a limit
-        -- In one order. Does not wait for long, as other sessions may wait for locks of this transaction.
+        -- Take the gates in one order, and wait only briefly, as other sessions may wait for locks of this transaction.
         SET @code = 0;
         SET @gate = NULL;
         SELECT @gate = MIN(LEFT(CONCAT(N'gate.sqlsem.{schema}.', resource_id), 255) COLLATE Latin1_General_100_BIN2)
@@ -297,7 +295,7 @@ BEGIN
             BREAK;
         IF EXISTS (SELECT 1 FROM {schema}.task_lock WHERE task_id = @task AND concurrency_limit IS NULL)
         BEGIN
-            -- The server's limit must stay until the commit.
+            -- A lock names no limit: keep the resource's own limit from being removed before the commit.
             EXEC @code = sys.sp_getapplock @Resource = N'limits.sqlsem.{schema}', @LockMode = N'Shared', @LockOwner = N'Transaction',
                 @LockTimeout = 250, @DbPrincipal = @principal;
             IF @code < 0
@@ -322,8 +320,8 @@ BEGIN
 END;
 GO
 
--- Grant the rows that may be granted, in the transaction of a claim. Of requests for the same, none behind a blocked
--- one may be granted either.
+-- Mark the rows that are no longer blocked (waits, locks_pending); a claim grants them. Of requests of one kind, none
+-- behind a blocked one needs a test. Called in the transaction of a claim.
 IF OBJECT_ID(N'{schema}.poll_lock_queues') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_lock_queues AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.poll_lock_queues @queue nvarchar(400)
@@ -361,8 +359,8 @@ BEGIN
 END;
 GO
 
--- In the transaction of a claim: return the first of the blocked tasks that have all their locks, if it may start
--- (NULL: none); tasks that may not start leave the queues of their locks.
+-- Return the first blocked task whose locks can all be granted, if it may start (NULL: none). Tasks whose locks are
+-- free but that may not start leave the lock queues. Called in the transaction of a claim.
 IF OBJECT_ID(N'{schema}.next_blocked_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.next_blocked_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.next_blocked_task @queue nvarchar(400), @proxy bigint, @order int, @task bigint OUTPUT
@@ -419,9 +417,9 @@ BEGIN
 END;
 GO
 
--- Claim a blocked task that has all its locks; @task is NULL if there is none. Its locks are this member's from then
--- on, with this @requesting_id, under owner @row_owner. With @again (the first reply may have been lost) the claim of
--- the same @uid is found again. @answer = 1: a row for each lock, with the task in each.
+-- Claim a blocked task whose locks can all be granted; @task is NULL if there is none. Its locks then belong to this
+-- member, with @requesting_id and owner @row_owner. With @again (the first reply may have been lost) return the task
+-- that an earlier call with the same @uid has claimed. @answer = 1: return a row for each lock, with the task in each.
 IF OBJECT_ID(N'{schema}.claim_blocked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_blocked AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_blocked
@@ -456,8 +454,8 @@ BEGIN
             IF NOT EXISTS (SELECT 1 FROM {schema}.queue_proxy WHERE queue_name = @queue)
                 INSERT INTO {schema}.queue_proxy (queue_name) VALUES (LEFT(@queue, 255));
             BEGIN TRANSACTION;
-            UPDATE {schema}.queue_proxy WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;  -- so that claims take turns
-            -- The limits stay the same until the end of this transaction: as in pick_fair_task.
+            UPDATE {schema}.queue_proxy WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;  -- one claim at a time
+            -- Lock the limits of the queue, as pick_fair_task does: they cannot change before this transaction ends.
             SELECT @limited = 1 FROM {schema}.queue_setting WITH (HOLDLOCK) WHERE queue_name = @queue;
             IF @limited = 1
                 UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
@@ -487,8 +485,8 @@ BEGIN
                         request_uid = CONCAT(@row_uid, N'.', @number), granted_at = SYSUTCDATETIME(), waiter_lease_until = NULL
                     WHERE resource_id = @resource AND queue_position = @position AND member_id = @proxy AND revoked_at IS NULL;
                     SET @written = @@ROWCOUNT;
-                    -- Check again whether it may be granted: a reader ahead that has begun to upgrade since sees the
-                    -- grant, or this check sees that reader (begin_upgrade).
+                    -- Apply the rule again: either a reader ahead that has begun to upgrade meanwhile sees this grant,
+                    -- or the rule sees that reader (begin_upgrade).
                     SELECT @eligible = eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL);
                     SET @count = @count + @written * @eligible;
                 END;
@@ -508,7 +506,7 @@ BEGIN
                     SET @count = 0;
             END;
             IF @found IS NOT NULL AND @count = 0
-                ROLLBACK TRANSACTION;  -- it is just being revoked, or blocked
+                ROLLBACK TRANSACTION;  -- a row is being revoked, or is blocked again
             ELSE
             BEGIN
                 COMMIT TRANSACTION;
@@ -518,7 +516,7 @@ BEGIN
         BEGIN CATCH
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
-            -- Another session blocks this claim, or was faster: the task is checked the next time.
+            -- Another session blocks this claim, or was faster: the next claim tries again.
             IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222, 2601, 2627)
                 THROW;
         END CATCH;
@@ -533,7 +531,7 @@ BEGIN
         IF @name IS NULL
             BREAK;
         SET @number = @number + 1;
-        -- The wait is short: a waiter shares the lock for an instant. The lock only saves the waiters polls.
+        -- (A short wait: a waiter may share the lock for an instant, to test it. Without the lock, waiters poll.)
         IF APPLOCK_MODE(@principal, @name, N'Session') = N'NoLock'
             EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
                 @LockTimeout = 50, @DbPrincipal = @principal;
@@ -546,8 +544,8 @@ BEGIN
 END;
 GO
 
--- Check the owners that block the blocked tasks of a queue, as these tasks have no process that would check them: for 8
--- of many resources.
+-- Test the owners of rows that block the tasks of a queue, on 8 resources at most. (Elsewhere waiters make this test,
+-- but no process waits for the locks of a blocked task.)
 IF OBJECT_ID(N'{schema}.check_lock_holders') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_lock_holders AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_lock_holders @queue nvarchar(400)

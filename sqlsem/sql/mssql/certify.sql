@@ -1,4 +1,4 @@
--- sqlsem, what `sqlsem certify` asks SQL Server, in a schema that it makes and drops.
+-- sqlsem, the statements of `sqlsem certify` for SQL Server, in a schema that it creates and drops.
 
 -- name: facts
 SELECT f.name, f.value
@@ -19,7 +19,7 @@ CROSS APPLY (VALUES
 WHERE d.name = DB_NAME()
 
 -- name: hidden
--- Names that are not sent on, and their substitutes.
+-- Names that the report must not contain, and the placeholders for them.
 SELECT CAST(@@SERVERNAME AS nvarchar(300)), N'<server>'
 UNION ALL SELECT CAST(SERVERPROPERTY('MachineName') AS nvarchar(300)), N'<server>'
 UNION ALL SELECT CAST(ORIGINAL_LOGIN() AS nvarchar(300)), N'<login>'
@@ -33,7 +33,7 @@ DECLARE @kill nvarchar(40) = CONCAT(N'KILL ', CAST(? AS int));
 EXEC (@kill)
 
 -- name: create_inside
--- The holders inside: a witness beside the protocol.
+-- The present holders, recorded independently of sqlsem.
 CREATE TABLE {schema}.certify_inside (
     resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
     who         nvarchar(60) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -42,7 +42,7 @@ CREATE TABLE {schema}.certify_inside (
 )
 
 -- name: create_dead
--- The killed holders: their rows there count no more.
+-- The holders that were killed: their rows in certify_inside no longer count.
 CREATE TABLE {schema}.certify_dead (
     who nvarchar(60) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT certify_dead_pk PRIMARY KEY
 )
@@ -67,7 +67,7 @@ DELETE FROM {schema}.certify_inside WHERE resource_id = ? AND who = ?
 INSERT INTO {schema}.certify_dead (who) VALUES (?)
 
 -- name: read_counter
--- No hint: this is how a program reads that does not know sqlsem.
+-- Without a hint, like a program that does not know sqlsem.
 SELECT number FROM {schema}.certify_counter
 
 -- name: write_counter
@@ -101,7 +101,7 @@ COMMIT TRANSACTION
 EXEC {schema}.assert_holding @resource = ?, @position = ?
 
 -- name: create_guarded
--- In a schema of its own: tables of sqlsem's own schema cannot be guarded.
+-- The guarded table needs another schema: the tables of sqlsem's schema cannot be guarded.
 EXEC (N'CREATE SCHEMA {schema}_own');
 CREATE TABLE {schema}_own.guarded (number int NOT NULL CONSTRAINT guarded_pk PRIMARY KEY);
 CREATE TABLE {schema}_own.switched (number int NOT NULL CONSTRAINT switched_pk PRIMARY KEY);
@@ -163,7 +163,7 @@ ROLLBACK TRANSACTION;
 SELECT @number
 
 -- name: is_sql_server
--- 0: another server, which speaks T-SQL.
+-- 1: SQL Server; 0: another server that speaks T-SQL.
 SELECT CASE WHEN @@VERSION LIKE N'Microsoft SQL %' THEN 1 ELSE 0 END
 
 -- name: insert_guarded
@@ -176,16 +176,16 @@ UPDATE {schema}_own.guarded SET number = 2
 DELETE FROM {schema}_own.guarded
 
 -- name: output_guarded
--- Refused (334) if a table has triggers, for every login.
+-- Every login gets error 334 if the table has a trigger.
 INSERT INTO {schema}_own.guarded (number) OUTPUT inserted.number VALUES (3)
 
 -- name: merge_guarded
--- (As a text, as only the server can tell whether it accepts it.)
+-- (As a string, as not every server accepts MERGE.)
 EXEC (N'MERGE {schema}_own.guarded AS t USING (SELECT 5 AS number) AS s ON t.number = s.number
     WHEN MATCHED THEN UPDATE SET number = 6 WHEN NOT MATCHED THEN INSERT (number) VALUES (s.number);')
 
 -- name: bulk_guarded
--- A file of this host, which the server may not see. Triggers run only with this option.
+-- A file of this host, which the server may not see. (Without FIRE_TRIGGERS, BULK INSERT runs no trigger.)
 BULK INSERT {schema}_own.guarded FROM 'certify_file' WITH (FIRE_TRIGGERS, ROWTERMINATOR = '0x0a')
 
 -- name: bulk_past_guard
@@ -235,7 +235,7 @@ CREATE ROLE certify_user
 DROP ROLE IF EXISTS certify_user
 
 -- name: groups
--- Windows and Entra groups that are users of this database and that this login is in. A dbo needs no role: none for it.
+-- Windows and Entra groups of this login that are users of this database. None for dbo, which needs no role.
 SELECT DISTINCT p.name FROM sys.user_token AS t JOIN sys.database_principals AS p ON p.principal_id = t.principal_id
 WHERE p.type IN ('G', 'X') AND t.usage = N'GRANT OR DENY' AND DATABASE_PRINCIPAL_ID() <> 1
 
@@ -263,7 +263,7 @@ REVERT
 SELECT N'229'
 
 -- name: callers_settings
--- The settings that a calling session may have.
+-- Settings that a calling session may have.
 SELECT setting FROM (VALUES
     (N'SET QUOTED_IDENTIFIER OFF'), (N'SET ANSI_NULLS OFF'), (N'SET ANSI_PADDING OFF'), (N'SET ANSI_WARNINGS OFF'),
     (N'SET ARITHABORT OFF'), (N'SET CONCAT_NULL_YIELDS_NULL OFF'), (N'SET NUMERIC_ROUNDABORT ON'),
@@ -310,7 +310,7 @@ SET TRANSACTION ISOLATION LEVEL SNAPSHOT; BEGIN TRANSACTION
 SELECT CAST(max_workers_count AS int) FROM sys.dm_os_sys_info
 
 -- name: many_locks
--- This many locks of one session.
+-- Take this many locks in one session.
 SET NOCOUNT ON;
 DECLARE @number int = ?, @name nvarchar(255);
 WHILE @number > 0
@@ -356,8 +356,8 @@ FROM sys.databases WHERE name = N'tempdb'
 SELECT CAST(DATEDIFF_BIG(millisecond, '19700101', SYSUTCDATETIME()) AS float) / 1000
 
 -- name: collations
--- The ways to create a database, beside the default: with the collations that this server knows. On Azure SQL the
--- catalog has a collation of its own, and so it has in a contained database.
+-- Ways to create a database, beside the default: with collations that this server knows. (On Azure SQL, and in a
+-- contained database, the catalog has another collation than the database.)
 SELECT CONCAT(w.before, N'COLLATE ', w.name, w.behind) FROM (VALUES
     (N'', N'Latin1_General_100_CS_AS', N''), (N'', N'Latin1_General_100_BIN2', N''), (N'', N'Turkish_CI_AS', N''),
     (N'', N'Latin1_General_100_CI_AS_SC_UTF8', N''), (N'', N'Japanese_XJIS_140_CS_AS_KS_WS', N''),

@@ -13,7 +13,7 @@ EXEC {schema}.settings
 SELECT @@ERROR
 
 -- name: session
--- The client puts the number in.
+-- (The client fills in the number, as SET takes no parameter.)
 SET NOCOUNT ON; SET XACT_ABORT ON; SET ANSI_NULLS ON; SET QUOTED_IDENTIFIER ON; SET LOCK_TIMEOUT :lock_timeout;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED
 
@@ -115,8 +115,8 @@ EXEC {schema}.find_deadlock ?, @answer = 1
 EXEC {schema}.pin ?, ?, ?, 1
 
 -- name: database_identity
--- Of one server: the database. (tempdb is created again when a server starts, and every session sees it: so a copy
--- elsewhere differs.)
+-- The identity of the database on this running server. (tempdb is created again when a server starts: so a copy on
+-- another server has another identity.)
 SELECT CONCAT(@@SERVERNAME, N' ', DB_ID(), N' ', DB_NAME(), N' ',
               (SELECT CONVERT(nvarchar(40), create_date, 126) FROM sys.databases WHERE name = N'tempdb'))
 
@@ -205,8 +205,8 @@ EXEC {schema}.prune ?, 1
 EXEC {schema}.prune_operations ?, 1
 
 -- name: lock_tables
--- Before the schema scripts of an upgrade: locks all tables of the schema, at once or not at all. So no script waits
--- for an open transaction while other sessions wait behind it, and none deadlocks with one.
+-- Before the schema scripts of an upgrade, lock all tables of the schema at once, or none. So no script waits for an
+-- open transaction while other sessions wait behind the script, and no script deadlocks with one.
 SET LOCK_TIMEOUT 250;
 DECLARE @table nvarchar(300), @text nvarchar(600), @last int = 0, @before int;
 WHILE 1 = 1
@@ -222,7 +222,7 @@ BEGIN
 END
 
 -- name: script_patience
--- For each statement of a script, while all other sessions wait behind it: less than the shortest usual grace.
+-- All other sessions wait behind a script: so each of its statements waits for less than the shortest usual grace.
 SET LOCK_TIMEOUT 3000
 
 -- name: blockers
@@ -238,7 +238,7 @@ WHERE s.session_id <> @@SPID AND s.session_id IN (
 ORDER BY COALESCE(r.start_time, s.last_request_end_time)
 
 -- name: install_lock
--- (Any login can take it: before the first installation sqlsem has no role. Only installers wait for it.)
+-- (Any login can take this lock, as sqlsem has no role before its first installation. But only installers wait for it.)
 DECLARE @code int;
 EXEC @code = sys.sp_getapplock @Resource = N'install.sqlsem.{schema}', @LockMode = N'Exclusive', @LockOwner = N'Transaction',
     @LockTimeout = 120000, @DbPrincipal = N'public';
@@ -350,8 +350,8 @@ EXEC {schema}.list_schedules ?, ?
 SET NOCOUNT OFF; BEGIN TRANSACTION
 
 -- name: executed
--- The text may have ended the transaction; if it began one itself, it must have ended that. It may also have switched
--- off the statements behind it.
+-- The task's text may have ended the transaction, or left another one open. It may also have set NOEXEC, PARSEONLY or
+-- FMTONLY, which switch off later statements.
 SET NOEXEC OFF; SET PARSEONLY OFF; SET FMTONLY OFF;
 DECLARE @open int = @@TRANCOUNT; IF @open = 1 COMMIT TRANSACTION; IF @open > 1 ROLLBACK TRANSACTION; SELECT @open
 

@@ -1,21 +1,21 @@
 -- sqlsem, conversions for SQL Server: a reader becomes the writer, or a writer a reader, without a release. May be run
 -- again at any time. Described in docs/conversions.md.
 --
--- A reader that upgrades has the label 'upgrade' until all other holders have left. No request shares with that label,
--- so later requests wait. Readers behind that may enter already, or may just have found that they may, are granted
--- next, and until that is done the label is 'upgrade:new'; "once true it stays true" holds for them, and the upgrader
--- waits for them as well.
+-- A reader that upgrades has the access type 'upgrade' until all other holders have left. No request fits beside it, so
+-- each later request waits. But waiting readers behind it may already be eligible, and may have seen that: once
+-- eligible they must stay so. So begin_upgrade first sets the access type 'upgrade:new', grants these readers, and then
+-- sets 'upgrade'; the upgrading reader waits for them as well.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Begin the upgrade of a reader; a reader that is alone writes at once. With @try nothing is changed otherwise. May be
--- repeated.
---   0  it writes
---   1  begun: go on with upgrade
---  -1  not begun, or not completely: other readers hold or may hold (@try); or only a pause or a cap blocks readers
---      behind; or another upgrader is dead or being revoked: try again in a moment
+-- Begin the upgrade of a reader. A reader that is alone becomes the writer at once. With @try nothing is changed if it
+-- is not alone. May be repeated. Return:
+--   0  the reader is the writer
+--   1  begun: call upgrade
+--  -1  not begun, or not completely: there are or may be other holders (@try); or only a pause or a cap blocks readers
+--      behind it; or another upgrading reader is dead or being revoked. Call again in a moment
 --  -2  the row is gone: released, reaped or revoked
 --  -3  another reader is upgrading: each would wait for the other. Nothing was changed
 IF OBJECT_ID(N'{schema}.begin_upgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.begin_upgrade AS RETURN 0');
@@ -48,7 +48,7 @@ BEGIN
     BEGIN TRY
         IF @result IS NULL AND @access = N'read'
         BEGIN
-            -- First remove dead holders, which must not block the upgrade.
+            -- Test other upgrading readers first: a dead one must not block this upgrade.
             SELECT @other = MIN(queue_position) FROM {schema}.entry
             WHERE resource_id = @resource AND queue_position <> @position AND access_type IN (N'upgrade:new', N'upgrade');
             IF @other IS NOT NULL
@@ -78,7 +78,7 @@ BEGIN
                             WHERE resource_id = @resource AND queue_position <> @position
                               AND (queue_position < @position OR granted_at IS NOT NULL OR access_type = N'read'))
             BEGIN
-                -- (A reader behind that waits may be about to enter.)
+                -- (A waiting reader behind this one may be about to be granted.)
                 UPDATE {schema}.entry SET access_type = N'upgrade:new'
                 WHERE resource_id = @resource AND queue_position = @position AND access_type = N'read' AND revoked_at IS NULL;
                 IF @@ROWCOUNT = 0
@@ -92,11 +92,11 @@ BEGIN
 
         IF @result IS NULL AND @access = N'upgrade:new'
         BEGIN
-            -- From here on no request behind can find that it may enter. A reader that has found so before still
-            -- enters, whatever this label says: such readers fit (now, or except for the operator's pause or cap, which
-            -- they may not have seen yet). Waiting rows whose waiter lease is over are removed first, and with the row
-            -- its right to enter. (Blocked tasks hold nothing, so they are not granted: a claim checks again after it
-            -- has written its rows, and then sees this label.)
+            -- From here on no request behind finds itself eligible. But a reader that did so before may still be
+            -- granted: such a reader fits now, or would fit but for an operator's pause or cap, which it may not have
+            -- seen. Remove waiting rows whose waiter lease is over; grant the others. (A blocked task must hold
+            -- nothing, so its rows are not granted: a claim applies the rule again after it has written the rows, and
+            -- then sees this access type.)
             SET @now = SYSUTCDATETIME();
             SET @other = @position;
             WHILE @other IS NOT NULL
@@ -105,8 +105,8 @@ BEGIN
                 SELECT @other = MIN(queue_position) FROM {schema}.entry WITH (READCOMMITTEDLOCK)
                 WHERE resource_id = @resource AND queue_position > @before AND granted_at IS NULL AND waiter_lease_until < @now;
                 IF @other IS NOT NULL
-                    EXEC @code = {schema}.remove @resource, @other, N'cancelled', 1;  -- if that is so still
-                IF @other IS NOT NULL AND @code = -2  -- an open transaction has pinned it
+                    EXEC @code = {schema}.remove @resource, @other, N'cancelled', 1;  -- only if its waiter lease is still over
+                IF @other IS NOT NULL AND @code = -2  -- an open transaction has pinned the row
                     SET @result = -1;
             END;
             INSERT INTO @free (queue_position, held)
@@ -136,8 +136,8 @@ BEGIN
             END;
             IF EXISTS (SELECT 1 FROM @free WHERE held = 1 OR @try = 1)
                 SET @result = -1;
-            -- One by one: a transaction with several rows could meet another session that locks them the other way
-            -- round.
+            -- Grant them one by one: a transaction that locks several rows could meet another session that locks the
+            -- same rows in the opposite order.
             SET @other = 0;
             WHILE @result IS NULL
             BEGIN
@@ -164,14 +164,14 @@ BEGIN
             IF @code = 0
                 SET @result = 0;
         END;
-        IF @result = 1 AND @try = 1  -- a reader entered while the label changed
+        IF @result = 1 AND @try = 1  -- a reader was granted meanwhile
         BEGIN
             UPDATE {schema}.entry SET access_type = N'read'
             WHERE resource_id = @resource AND queue_position = @position AND access_type = N'upgrade';
             SET @result = -1;
             SET @let_in = 1;
         END;
-        IF @let_in = 1  -- readers may sleep on this row's wakeup lock, since the label changed
+        IF @let_in = 1  -- readers may sleep on this row's wakeup lock since its access type changed
             EXEC {schema}.rotate_wakeup_lock @position;
     END TRY
     BEGIN CATCH
@@ -183,7 +183,7 @@ BEGIN
     END CATCH;
     IF @result = 0
     BEGIN
-        -- As in wait.
+        -- (A member is removed together with its rows: see wait.)
         EXEC @sign = {schema}.touch_member @member;
         IF @sign = 0
             SET @result = -2;
@@ -194,9 +194,9 @@ BEGIN
 END;
 GO
 
--- Wait up to @timeout_ms until a reader that has begun to upgrade is alone and the writer, asleep in the engine's lock
--- queue wherever there is a lock to wait for.
---   0  it writes          -1  not yet (may come early: sleep a little, then call again); or its upgrade was ended
+-- Wait up to @timeout_ms until a reader that has begun to upgrade is alone, and so the writer. Wherever there is a lock
+-- to wait for, sleep in the engine's queue of that lock, and poll otherwise. Return:
+--   0  the reader is the writer   -1  not yet (may come early: sleep a little, then call again); or no longer upgrading
 --   1  call again at once
 --  -2  the row is gone: released, reaped or revoked
 IF OBJECT_ID(N'{schema}.upgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.upgrade AS RETURN 0');
@@ -228,8 +228,8 @@ BEGIN
                 SET @result = CASE WHEN @there IS NULL THEN -2 WHEN @access = N'write' THEN 0 ELSE -1 END;
                 BREAK;
             END;
-            -- Every other holder has granted_at, or is ahead and never saw the label; no further request can be
-            -- granted.
+            -- Wait for each row with granted_at, and for each row ahead, which can be granted without regard to this
+            -- one. No other row can be granted.
             SELECT @other = MIN(queue_position) FROM {schema}.entry WITH (READCOMMITTEDLOCK)
             WHERE resource_id = @resource AND queue_position <> @position
               AND (queue_position < @position OR granted_at IS NOT NULL);
@@ -242,7 +242,7 @@ BEGIN
             SET @left = DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline);
             IF @left <= 0
             BEGIN
-                -- Once in each call, check all other owners too (as wait does).
+                -- At the end of each call test the other owners, too, as wait does.
                 EXEC @code = {schema}.reap_dead_members @resource, @member;
                 SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
                 BREAK;
@@ -251,7 +251,8 @@ BEGIN
             EXEC @code = {schema}.wait_until_lock_free @name, 0;
             IF @code >= 0
             BEGIN
-                -- No session holds it: it was just released, or its owner has no session, or has died.
+                -- No session holds the lock: the row was released this instant, or its owner has no session, or has
+                -- died.
                 EXEC @code = {schema}.check_if_dead @resource, @other, @member;
                 IF @code > 0
                     CONTINUE;
@@ -260,17 +261,17 @@ BEGIN
                     SET @result = -1;
                 CONTINUE;
             END;
-            -- Poll now and then: another owner may have died, or this row may be revoked.
+            -- Sleep for 2 s at most: another owner may have died, or this row may have been revoked.
             SET @left = CASE WHEN @left < 2000 THEN @left ELSE 2000 END;
             EXEC @code = {schema}.wait_until_lock_free @name, @left;
-            IF @code IN (-2, -3)  -- the engine gave up; the caller has to sleep
+            IF @code IN (-2, -3)  -- the engine ended the wait; the client has to sleep
                 SET @result = -1;
         END;
     END TRY
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)  -- as in wait: not yet
+        IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)  -- return "not yet", as wait does
             THROW;
         SET @result = -1;
     END CATCH;
@@ -286,8 +287,8 @@ BEGIN
 END;
 GO
 
--- Change the access type of a granted row, and write its previous one to the history: 0, or -2 if the row is gone or
--- revoked, or its access type is not @was.
+-- Give a granted row another access type, and record the time under the old one. Return 0, or -2 if the row is gone or
+-- revoked, or has another access type than @was.
 IF OBJECT_ID(N'{schema}.convert_row') IS NULL EXEC (N'CREATE PROCEDURE {schema}.convert_row AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.convert_row
@@ -319,8 +320,8 @@ BEGIN
 END;
 GO
 
--- Free the wakeup lock of a row of this session, if it has the lock, and acquire it again behind the waiters that this
--- wakes. Without the lock the waiters poll from time to time: they lose only their sleep.
+-- Release the wakeup lock of a row of this session, and take it again after that has woken the waiters. (Without the
+-- lock the waiters poll.)
 IF OBJECT_ID(N'{schema}.rotate_wakeup_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.rotate_wakeup_lock AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.rotate_wakeup_lock @position bigint
@@ -338,10 +339,11 @@ BEGIN
 END;
 GO
 
--- Make a writer a reader, or end the upgrade of a reader, and wake the requests behind, which may be granted then: 0
--- done (or it reads already), -1 no such granted row of this requester. May be repeated. Waits (SET LOCK_TIMEOUT) for
--- an open transaction that has pinned the row. Takes the gate, although it blocks no request: if a begin_upgrade waits
--- for the gate and its caller was cut off, that runs first.
+-- Turn a writer into a reader, or end the upgrade of a reader, and wake the waiters behind that may now be eligible.
+-- Return 0 if done, or if the row is a reader's already; -1 if this requester has no such granted row. May be repeated.
+-- Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row. It takes the gate although it blocks no
+-- request: an earlier begin_upgrade of a client that no longer waits for it may still wait for the gate, and has to
+-- come first.
 IF OBJECT_ID(N'{schema}.downgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.downgrade AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.downgrade @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @answer bit = 0

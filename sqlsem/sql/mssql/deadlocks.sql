@@ -1,22 +1,24 @@
 -- sqlsem, deadlocks, for SQL Server. May be run again at any time, after routines.sql.
 --
--- An owner is one line of execution: a member and its owner (a thread, a task, a session). While it waits, it cannot
--- release anything. The search reads the rows of one instant:
---   1. Every waiting owner is suspected. An owner is cleared if it would be granted with only the suspected ones left.
---      Repeated until nothing changes: the rest are stuck.
---   2. Each stuck row points to the stuck rows in its way. Owners that reach each other and no other owner are a cycle.
---   3. The highest position that waits in a cycle is the youngest request; its owner has to give up.
--- READPAST: a row that another session has locked is changing, so it is in no deadlock, and the search must not wait
--- for it.
+-- An owner is a thread, asyncio task or session of a member, which can wait for only one thing at a time. (Columns and
+-- variables call it `who`.) An owner that waits cannot release anything. The search reads the rows of one instant:
+--   1. Suspect each owner that waits. Clear each owner whose requests could be granted if only suspected owners kept
+--   their
+--      rows. Repeat until nothing changes: the owners that are left are stuck.
+--   2. Each blocked row of a stuck owner points to the rows of stuck owners that block it. Owners that reach each other
+--      and no other owner are a cycle.
+--   3. The waiting row with the highest position in a cycle is the youngest request. Its owner is the victim.
+-- READPAST: a row that another session has locked is changing, so it is in no deadlock. The search must not wait for
+-- it.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
 -- Find the deadlock whose youngest request is this member's, if there is one: @victim is that request, @words describes
--- the shortest cycle through it. With @answer also one row for each owner of the cycle, that of the youngest request
--- first. `ahead` is the row with which an owner blocks the one before, `behind` the row for which it waits. Finds
--- nothing while an owner in the cycle may be dead: then that owner will be removed.
+-- the shortest cycle through it. With @answer return one row for each owner of the cycle, beginning with the owner of
+-- that request. `ahead`: the row by which the owner blocks the owner before it; `behind`: the row for which it waits.
+-- Finds none while a member of the cycle may be dead: its removal will end the deadlock.
 IF OBJECT_ID(N'{schema}.find_deadlock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.find_deadlock AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.find_deadlock
@@ -31,7 +33,7 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SET @victim = NULL;
     SET @words = NULL;
-    -- Most calls end here.
+    -- (Most calls end here.)
     IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN())
        OR NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                       WHERE member_id = @member AND owner IS NOT NULL AND revoked_at IS NULL GROUP BY owner
@@ -39,8 +41,8 @@ BEGIN
                           OR (COUNT(*) > 1 AND MAX(CASE WHEN granted_at IS NULL THEN 1 ELSE 0 END) = 1))
         RETURN 0;
 
-    -- By resource and position. idle: in step 1 it can be granted when all others have left; in step 2 no stuck row
-    -- waits behind it.
+    -- The rows of the search, by resource and position. idle: the row is not blocked (step 1); no stuck row waits
+    -- behind it (step 2).
     DECLARE @row TABLE (n int NOT NULL PRIMARY KEY, who int NOT NULL, member_id bigint NOT NULL, owner nvarchar(255) NULL,
                         resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, place int NOT NULL,
                         position bigint NOT NULL, access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -56,9 +58,9 @@ BEGIN
             @weight int, @granted int, @sum bigint, @low int, @changed int, @depth int, @count int, @start int,
             @one bigint, @blocker bigint, @waiter bigint, @size int, @step int, @text nvarchar(4000);
 
-    -- One statement. Only owners that wait and have two rows, and the rows that wait ahead of them: without these there
-    -- is no cycle. Bare participants, which may leave at any time, and rows that are being removed do not count. If a
-    -- member does not report its owners, each of its rows counts as an owner of its own.
+    -- Read the rows in one statement: of owners that wait and have two rows, and the rows that wait ahead of them.
+    -- Without these there is no cycle. Bare participants, which may leave at any time, and rows that are being removed
+    -- do not count. If a member does not name its owners, each of its rows counts as another owner's.
     WITH q AS (
         SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight,
                CASE WHEN granted_at IS NULL THEN 0 ELSE 1 END AS granted,
@@ -91,7 +93,8 @@ BEGIN
     CROSS APPLY {schema}.effective_settings(b.resource_id) AS o
     WHERE b.busy = 1 OR (b.waits = 1 AND b.queue_position < l.last_one);
 
-    -- 1. Down the queues, as long as that frees an owner: an owner is free when all of its rows can be granted.
+    -- 1. Go along the queues until that clears no further owner. An owner is cleared when all of its rows can be
+    -- granted.
     UPDATE @row SET stuck = 1 WHERE who IN (SELECT who FROM @row WHERE waits = 1);
     SET @changed = 1;
     WHILE @changed = 1
@@ -106,7 +109,7 @@ BEGIN
             FROM @row WHERE n > @before AND stuck = 1 AND waits = 1 AND idle = 0 ORDER BY n;
             IF @n = @before
                 BREAK;
-            IF @access = N'upgrade'  -- waits for all other holders, wherever they are in the queue
+            IF @access = N'upgrade'  -- waits for all other holders, at any position
                 SELECT @sum = COUNT(*), @low = 0 FROM @row
                 WHERE place = @place AND position <> @position AND granted = 1 AND stuck = 1;
             ELSE
@@ -114,7 +117,7 @@ BEGIN
                        @low = NULLIF(MIN(COALESCE(bound, 2147483647)), 2147483647) FROM @row
                 WHERE place = @place AND n < @n AND stuck = 1
                   AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access);
-            -- (No limit: NULL, under which nothing is less.)
+            -- (NULL: no limit.)
             SET @low = CASE WHEN @bound < COALESCE(@low, 2147483647) THEN @bound ELSE @low END;
             SET @low = CASE WHEN @cap >= @weight AND @cap < COALESCE(@low, 2147483647) THEN @cap ELSE @low END;
             IF @sum = 0 OR @low IS NULL OR @sum + @weight <= @low
@@ -126,11 +129,11 @@ BEGIN
             END;
         END;
     END;
-    UPDATE @row SET waits = CASE WHEN waits = 1 AND idle = 0 THEN 1 ELSE 0 END, idle = 0;  -- from here on: is blocked
+    UPDATE @row SET waits = CASE WHEN waits = 1 AND idle = 0 THEN 1 ELSE 0 END, idle = 0;  -- from here on `waits` means that the row is blocked
     IF NOT EXISTS (SELECT 1 FROM @row WHERE member_id = @member AND stuck = 1)
         RETURN 0;
 
-    -- Up the queues, to drop owners for which no stuck row waits: of the many behind a cycle usually all.
+    -- Go back along the queues, and drop owners for which no stuck row waits: usually the many behind a cycle.
     SET @changed = 1;
     WHILE @changed = 1
     BEGIN
@@ -159,7 +162,7 @@ BEGIN
         END;
     END;
 
-    -- 2. The wait-for graph, and a cycle in it with a row of this member.
+    -- 2. Build the wait-for graph, and find a cycle in it with a row of this member.
     INSERT INTO @edge (source, waiter, target, blocker)
     SELECT w.who, w.position, b.who, b.position
     FROM @row AS w JOIN @row AS b ON b.place = w.place
@@ -210,7 +213,7 @@ BEGIN
         END;
     END;
 
-    -- A dead owner does not block the others for long.
+    -- Find no cycle with a dead owner: its removal will end the deadlock.
     SET @one = 0;
     WHILE 1 = 1
     BEGIN
@@ -225,8 +228,8 @@ BEGIN
                          AND (lease_until IS NULL OR lease_until >= SYSUTCDATETIME()))
             SET @victim = NULL;
     END;
-    -- The engine may have read the rows one after the other. A row that is still there, unchanged, was there all the
-    -- time: so there was an instant with all of them.
+    -- The engine may have read the rows one after the other. So read them again: if all are there, unchanged, there was
+    -- an instant with all of them.
     IF EXISTS (SELECT 1 FROM @row AS r
                WHERE r.who IN (SELECT who FROM @down)
                  AND r.position IN (SELECT waiter FROM @edge UNION SELECT blocker FROM @edge)
@@ -238,7 +241,7 @@ BEGIN
     IF @victim IS NULL
         RETURN 0;
 
-    -- 3. The shortest way from the victim back to its owner.
+    -- 3. Find the shortest way from the victim's row back to its owner.
     SET @depth = 0;
     WHILE NOT EXISTS (SELECT 1 FROM @way WHERE target = @start)
     BEGIN
@@ -255,7 +258,7 @@ BEGIN
     END;
     SET @one = @start;
     SET @waiter = NULL;
-    SET @step = @depth;  -- which is the cycle's length
+    SET @step = @depth;  -- the length of the cycle
     WHILE @step > 0
     BEGIN
         SELECT @waiter = waiter, @blocker = blocker, @one = source FROM @way WHERE target = @one;

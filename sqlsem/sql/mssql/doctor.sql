@@ -1,4 +1,4 @@
--- sqlsem, what `sqlsem doctor` asks SQL Server. Nothing here needs the sqlsem tables, or changes anything.
+-- sqlsem, the statements of `sqlsem doctor` for SQL Server. None of them changes anything.
 
 -- name: server
 SELECT CAST(@@VERSION AS nvarchar(300)), CAST(SERVERPROPERTY('ProductVersion') AS nvarchar(60)),
@@ -26,7 +26,7 @@ SELECT CAST(encrypt_option AS nvarchar(40)) FROM sys.dm_exec_connections WHERE s
 SELECT CAST(max_workers_count AS int) FROM sys.dm_os_sys_info
 
 -- name: waiters
--- For operators and readers. The setting, the members, and the members with a waiting request.
+-- For operators and readers: setting max_server_waiters; the number of members, and of members with a waiting request.
 SELECT (SELECT MAX(TRY_CAST(value AS int)) FROM {schema}.setting WHERE name = N'max_server_waiters'),
        (SELECT COUNT(*) FROM {schema}.member WITH (NOLOCK)),
        (SELECT COUNT(DISTINCT member_id) FROM {schema}.entry WITH (NOLOCK) WHERE granted_at IS NULL)

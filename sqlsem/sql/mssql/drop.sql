@@ -1,5 +1,5 @@
--- sqlsem, for SQL Server: removes everything, the roles too unless they have members. One batch.
--- Guarded tables first: without the procedure that their triggers call, every write would fail.
+-- sqlsem, for SQL Server: removes everything, also the roles that have no members. One batch.
+-- Triggers of guarded tables come first: without the procedure that they call, every write would fail.
 DECLARE @drop nvarchar(600);
 WHILE EXISTS (SELECT 1 FROM sys.triggers AS t JOIN sys.sql_modules AS m ON m.object_id = t.object_id
               WHERE CHARINDEX(N'{schema}.check_guard @@PROCID, N''', m.definition) > 0)

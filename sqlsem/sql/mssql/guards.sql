@@ -2,13 +2,13 @@
 -- grant of the table's resource. May be run again at any time, after public.sql. Its limits:
 -- docs/howto/guarded-tables.md.
 --
--- The locks of a transaction show what it has pinned (pin). A note in the context of its session shows on which grants
--- a connection relies for a while (Grant.session). Any client can write that note, so it is not trusted: the trigger
--- pins the grants that it names, by the same rules. (The lock is acquired once more in either case: so it belongs to
--- this transaction, and lasts.)
+-- The locks of a transaction show which rows it has pinned (pin). A note in the session's context names the grant that
+-- a connection uses for a while (Grant.session). Any login may write that note, so the trigger does not trust it: it
+-- pins the named row itself, by the same rules as `pin`. (It takes the lock in either case, so that the lock lasts
+-- until this transaction ends.)
 
--- Return the note by which a connection relies on a grant for a while: the position and its owner, which changes at a
--- hand-over. No row: there is no such grant (any more).
+-- Return the note for a connection that uses a grant for a while: the position and its owner, which changes at a
+-- hand-over. No row: there is no such grant.
 IF OBJECT_ID(N'{schema}.session_entry') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_entry AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_entry @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255)
@@ -22,8 +22,8 @@ BEGIN
 END;
 GO
 
--- Check a write. The trigger of a guarded table calls this once for each statement, with its own number. An error that
--- it raises ends the transaction.
+-- Raise if the transaction has not pinned a grant of the resource, which ends the transaction. The trigger of a guarded
+-- table calls this once for each statement, with the trigger's number.
 IF OBJECT_ID(N'{schema}.check_guard') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_guard AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_guard @trigger int, @resource nvarchar(255)
@@ -35,8 +35,8 @@ BEGIN
     DECLARE @session nvarchar(4000) = CAST(SESSION_CONTEXT(N'sqlsem.{schema}.grants') AS nvarchar(4000)),
             @position bigint, @id nvarchar(255), @access nvarchar(64), @pinned bit, @kept bit = 0, @member bigint, @there int = 0,
             @code int, @tries int = 0, @table nvarchar(300), @message nvarchar(1000), @name nvarchar(255);
-    -- Only candidates, so NOLOCK: open transactions may have locked other rows. (And twice, as a page may be split just
-    -- now.)
+    -- Find candidates; each is tested below. (NOLOCK, as open transactions may have locked other rows. Two tries, as
+    -- such a read can miss a row while its page is split.)
     WHILE @position IS NULL AND @tries < 2
     BEGIN
         SET @tries = @tries + 1;
@@ -56,7 +56,7 @@ BEGIN
         SET @name = CONCAT(N'pin.sqlsem.{schema}.', @position);
         EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
-        -- (If the member is gone, its row stays until the end of this transaction, which has pinned it before.)
+        -- (If the member is gone, its row is still there: this transaction has pinned it.)
         IF @code >= 0
             SELECT @there = 1, @access = t.access_type
             FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
@@ -80,7 +80,8 @@ GO
 
 -- Guarding of tables, with the caller's rights ---------------------------------------------------------------------
 
--- List the guards, one a table. guard_table writes the text of each trigger, which ends with the resource.
+-- Return the guards, one for each table. (guard_table has written the text of each trigger, which ends with the
+-- resource.)
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.guards;
 GO
@@ -98,7 +99,7 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Return the table of a name, in this database.
+-- Return the id of a table of this database, by its name.
 IF OBJECT_ID(N'{schema}.find_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.find_table AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.find_table @table nvarchar(600), @id int OUTPUT
@@ -117,7 +118,7 @@ BEGIN
 END;
 GO
 
--- Guard a table: 1, or 0 if this resource guards it already.
+-- Guard a table. Return 1, or 0 if this resource guards it already.
 IF OBJECT_ID(N'{schema}.guard_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.guard_table AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.guard_table @table nvarchar(600), @resource nvarchar(400), @answer bit = 0
@@ -143,7 +144,7 @@ BEGIN
         EXEC {schema}.escape_control_chars @message OUTPUT;
         EXEC {schema}.raise_error 50000, @message;
     END;
-    -- It waits for running writers, and all others wait for it: so it must not wait for long.
+    -- (CREATE TRIGGER waits for running writers, and all other sessions wait for it: so bound the wait.)
     IF @@LOCK_TIMEOUT = -1
         SET LOCK_TIMEOUT 5000;
     IF @trigger IS NULL
@@ -165,7 +166,7 @@ BEGIN
 END;
 GO
 
--- Remove the guard of a table: 1, or 0 if there was none.
+-- Remove the guard of a table. Return 1, or 0 if there was none.
 IF OBJECT_ID(N'{schema}.unguard_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.unguard_table AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.unguard_table @table nvarchar(600), @answer bit = 0

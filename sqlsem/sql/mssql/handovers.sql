@@ -1,12 +1,12 @@
--- sqlsem, hand-overs for SQL Server: a holder hands a lock over, and a session with the token adopts it, with the same
--- position and fence, without a gap. May be run again at any time. Described in docs/handover.md; PostgreSQL's
--- handovers.sql explains how a row has one owner at every moment.
+-- sqlsem, hand-overs of locks, for SQL Server: a holder hands its lock over, and the client with the token adopts it,
+-- with the same position and fence and without a gap. May be run again at any time. Described in docs/handover.md;
+-- PostgreSQL's handovers.sql explains how a row has one owner at each moment.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Return the hash of a token, which is all that is stored of it.
+-- Return the hash of a token, as table handover stores it.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.token_hash;
 GO
@@ -26,8 +26,9 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Hand rows of a member over, all or none, to the member that shows the token of @hash within @ttl_ms, as login @to
--- (NULL: the giver's). @positions: a JSON list. 0 done, -1 one of them is not held (any more). May be repeated.
+-- Hand over rows of a member, all or none. A client that presents the token of @hash within @ttl_ms, as login @to
+-- (NULL: the giver's login), can adopt them. @positions: a JSON list. Return 0 if done, -1 if one of the rows is not
+-- held. May be repeated.
 IF OBJECT_ID(N'{schema}.hand_over_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.hand_over_rows AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.hand_over_rows
@@ -64,7 +65,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         SET @now = SYSUTCDATETIME();
-        -- First wait, for a second at most and before any row is locked, for a transaction that has pinned a row
+        -- Wait, before this call locks any row, and for a second at most, for transactions that have pinned a row
         -- (assert_holding).
         SET @position = -1;
         WHILE 1 = 1
@@ -82,7 +83,7 @@ BEGIN
                 THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
         END;
         SET @now = SYSUTCDATETIME();
-        -- A heartbeat, and a lock: until the commit no session can take the giver for dead, and remove its rows.
+        -- Record a heartbeat. The UPDATE also locks the giver: until the commit no session can reap it.
         UPDATE {schema}.member
         SET heartbeat_at = @now, lease_until = DATEADD(millisecond, lease_ms, @now)
         WHERE member_id = @member AND login = @me;
@@ -90,8 +91,8 @@ BEGIN
         SELECT @host = host, @pid = COALESCE(pid, session_id), @program = program FROM {schema}.member WHERE member_id = @member;
         IF @count > 0 AND @wanted > 0
         BEGIN
-            -- Displays show the process that handed the rows over. The transit member belongs to no login: no session
-            -- can renew or release it without the token.
+            -- Register the member in transit, with the giver's process, for displays, and without a login: its rows
+            -- cannot be renewed or released without the token.
             INSERT INTO {schema}.member (beacon, session_id, host, pid, program, login, grace_ms, lease_ms, lease_until)
             VALUES (NULL, NULL, @host, @pid, @program, N'', 0, @ttl_ms, DATEADD(millisecond, @ttl_ms, @now));
             SET @transit = SCOPE_IDENTITY();
@@ -149,7 +150,7 @@ BEGIN
         IF @tries = 0
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
     END CATCH;
-    -- The waiters wake, find a row with a lease, and poll it from time to time.
+    -- Release the wakeup locks: the waiters wake, find rows with a lease, and poll from then on.
     SET @position = -1;
     WHILE @done = 1
     BEGIN
@@ -213,7 +214,7 @@ BEGIN
         ELSE
         BEGIN
             BEGIN TRANSACTION;
-            -- The first of several members that adopt it gets it; the others check again.
+            -- (Of several members that adopt the token at once, the first one succeeds; the others read it again.)
             UPDATE {schema}.handover
             SET adopted_at = SYSUTCDATETIME(), adopted_by = @member, adopted_uid = @uid,
                 adopter = (SELECT CONCAT(m.host, N':', COALESCE(m.pid, m.session_id), N' ', m.program)
@@ -223,7 +224,8 @@ BEGIN
                 ROLLBACK TRANSACTION;
             ELSE
             BEGIN
-                -- A session that finds the lease expired deletes this row first, too: only one of the two sessions can.
+                -- Delete the member in transit: a session that finds its lease expired has to delete it, too, so only
+                -- one of the two sessions succeeds.
                 DELETE FROM {schema}.member WHERE member_id = @transit AND lease_until >= SYSUTCDATETIME();
                 SET @lock = @@ROWCOUNT;
                 UPDATE {schema}.member
@@ -253,7 +255,7 @@ BEGIN
                 END
                 ELSE
                 BEGIN
-                    ROLLBACK TRANSACTION;  -- an operator has revoked a part of it, so no member gets the rest
+                    ROLLBACK TRANSACTION;  -- an operator has revoked one of the rows, so no member gets the others
                     SET @code = -3;
                 END;
             END;
@@ -281,7 +283,7 @@ BEGIN
         ORDER BY queue_position;
         IF @one = @before
             BREAK;
-        -- The wait is short: a waiter shares the lock for an instant. The lock only saves the waiters polls.
+        -- (A short wait: a waiter may share the lock for an instant, to test it. Without the lock, waiters poll.)
         SET @name = CONCAT(N'entry.sqlsem.{schema}.', @one);
         EXEC @lock = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 50, @DbPrincipal = @principal;
@@ -303,8 +305,8 @@ GO
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Hand over the locks that this session holds on a resource (or one of its positions): the session that adopts the
--- token within @ttl_seconds, as login @to_login (left out: this one), holds them from then on.
+-- Hand over the rows that this session holds on a resource (or one position). A session that adopts the token within
+-- @ttl_seconds, as login @to_login (by default this login), holds them from then on.
 IF OBJECT_ID(N'{schema}.hand_over') IS NULL EXEC (N'CREATE PROCEDURE {schema}.hand_over AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.hand_over
@@ -340,7 +342,7 @@ BEGIN TRY
     END;
     IF @count = 1
     BEGIN
-        -- (In a text of its own, as an engine that speaks T-SQL on top of PostgreSQL knows only PostgreSQL's function.)
+        -- (As a string: an engine that speaks T-SQL on top of PostgreSQL does not know CRYPT_GEN_RANDOM.)
         IF @@VERSION LIKE N'%PostgreSQL%'
             SET @random = REPLACE(CONCAT(NEWID(), NEWID()), N'-', N'');
         ELSE
@@ -371,8 +373,8 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Adopt the locks of a token: from now on they are this session's (or a lease's), which has to release them. Of several
--- locks under one token the first one is returned; all are this session's, under the same requesting_id.
+-- Adopt the rows of a token for this session (or with a lease); `release` ends them. If the token is for several locks,
+-- the first one is returned, and all get the same requesting_id.
 IF OBJECT_ID(N'{schema}.adopt') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adopt AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.adopt
@@ -433,8 +435,8 @@ GO
 
 -- Release on commit ---------------------------------------------------------------------------------------------
 
--- Write a commit marker in the transaction whose commit releases a lock, after the transaction has pinned the lock.
--- Only the lock's process knows the marker.
+-- Store a marker: the commit of this transaction releases a lock, which the transaction has pinned before. Only the
+-- process of the lock's owner knows the marker, and deletes it when it sees it.
 IF OBJECT_ID(N'{schema}.release_on_commit') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_on_commit AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.release_on_commit @marker varchar(64)
@@ -446,8 +448,7 @@ BEGIN
         THROW 50001, N'sqlsem: release_on_commit needs an open transaction, whose commit shall release the lock; BEGIN TRANSACTION first', 1;
     IF DATALENGTH(@marker) < 1 OR @marker IS NULL
         THROW 50000, N'sqlsem: release_on_commit needs a marker of 1 to 64 characters', 1;
-    -- (The rows are removed when the lock's process has seen them: a login that has left thousands is doing something
-    -- else.)
+    -- (A login with thousands of markers misuses this procedure.)
     IF (SELECT COUNT(*) FROM (SELECT TOP (10000) 1 AS one FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                               WHERE login = ORIGINAL_LOGIN()) AS d) >= 10000
         THROW 50000, N'sqlsem: this login has 10000 releases on commit that are not done, the most; the oldest are deleted after a day', 1;
@@ -455,7 +456,7 @@ BEGIN
 END;
 GO
 
--- Return whether that transaction has been committed. Does not wait for it.
+-- Return 1 if the transaction with this marker has committed. Does not wait for it.
 IF OBJECT_ID(N'{schema}.is_committed') IS NULL EXEC (N'CREATE PROCEDURE {schema}.is_committed AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.is_committed @marker varchar(64), @answer bit = 0
@@ -472,8 +473,7 @@ BEGIN
 END;
 GO
 
--- Delete a marker, as its lock is released, or no process waits for it any more. Also deletes some markers of dead
--- processes.
+-- Delete a marker whose lock is released, or for which no process waits any more; and some markers of dead processes.
 IF OBJECT_ID(N'{schema}.delete_commit_marker') IS NULL EXEC (N'CREATE PROCEDURE {schema}.delete_commit_marker AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.delete_commit_marker @marker varchar(64)

@@ -1,17 +1,17 @@
 -- sqlsem, runs once per period, for SQL Server. May be run again at any time, after public.sql.
 --
--- A run holds the mutex 'once:<name>'. It counts for the time at which it was granted (granted_at), by the server's
--- clock: a period is done when a run is done that was granted in it, or later. So only times are stored. A clock that
--- steps back runs nothing twice, and requests for periods of another length are answered as well. Periods are multiples
--- of a length since 1970 in UTC, moved by an offset.
+-- A run holds the mutex 'once:<name>'. It belongs to the period in which it was granted (granted_at), by the server's
+-- clock. A period is done when a run that was granted in it, or later, is done. So only times are stored: no run is
+-- repeated if the clock goes back, and callers may ask with another length of period. Periods are multiples of a length
+-- since 1970 in UTC, moved by an offset.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Return whether a run may begin in the period of a time: the time at which the row at @position was granted, or else
--- now. 1 it may, 0 the period is done, -1 there is no such row (any more). Times and periods are compared as whole
--- milliseconds since 1970.
+-- Return 1 if no run is done for a period: that in which the row at @position was granted, or without @position the
+-- present one. 0: a run is done; -1: there is no such row. Times and periods are compared as whole milliseconds since
+-- 1970.
 IF OBJECT_ID(N'{schema}.once_due') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_due AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.once_due
@@ -40,8 +40,8 @@ BEGIN
 END;
 GO
 
--- Record that the run of a row is done, for the period in which the row was granted: 0; -1 if the row is not held (any
--- more). May be repeated.
+-- Record a run as done, for the period in which its row was granted. Return 0, or -1 if the row is not held. May be
+-- repeated.
 IF OBJECT_ID(N'{schema}.mark_once') IS NULL EXEC (N'CREATE PROCEDURE {schema}.mark_once AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.mark_once
@@ -58,7 +58,7 @@ BEGIN
     DECLARE @holding int, @code int = -1, @resource nvarchar(255) = CONCAT(N'once:', @name), @at datetime2(6);
     BEGIN TRY
         BEGIN TRANSACTION;
-        -- Pinned until the commit: no other run begins before this one is recorded.
+        -- Pin the row: no other run begins before this one is recorded.
         EXEC @holding = {schema}.pin @resource, @position, @requesting_id;
         IF @holding = 1
         BEGIN
@@ -88,7 +88,7 @@ BEGIN
 END;
 GO
 
--- Return the time and the login of the last run; and the server's time.
+-- Return the last run, with its times and its login; and the server's time.
 IF OBJECT_ID(N'{schema}.once_last') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_last AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.once_last @name nvarchar(400)
@@ -101,8 +101,8 @@ BEGIN
 END;
 GO
 
--- Forget the last run: the name may run again in this period. Only for the login that ran it last, and for operators. 0
--- done, -1 there was nothing to forget.
+-- Delete the record of the last run, so that the name may run again in this period. Allowed to the login of the last
+-- run, and to operators. Return 0, or -1 if there was none.
 IF OBJECT_ID(N'{schema}.once_forget') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_forget AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.once_forget @name nvarchar(400), @answer bit = 0
@@ -121,7 +121,7 @@ BEGIN TRY
             ORIGINAL_LOGIN());
         EXEC {schema}.raise_error 50000, @message;
     END;
-    -- (Only that run, not one that was done meanwhile.)
+    -- (done_at is compared: a run that was done meanwhile stays.)
     DELETE FROM {schema}.once_run WHERE once_name = @name AND login = @by AND done_at = @done_at;
     IF @@ROWCOUNT > 0
     BEGIN
@@ -144,7 +144,7 @@ GO
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Check a period, in ms.
+-- Raise for an invalid period; return it in ms.
 IF OBJECT_ID(N'{schema}.check_period') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_period AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_period
@@ -173,9 +173,10 @@ BEGIN
 END;
 GO
 
--- Begin a run once per period; waits up to @timeout_ms for a run that is under way, as that may fail. Return code:
---   0, 1 this session has the run, and ends it: once_done after success; otherwise release N'once:...', @position
---   2 the period is done: there is nothing to do     -1, -2, -3 as of acquire
+-- Begin a run that is due once per period; wait up to @timeout_ms for a run that is under way, as it may fail. Return
+-- code:
+--   0, 1 this session has to run it, and then to call once_done; or, if it failed, release N'once:...', @position
+--   2 the run of this period is done     -1, -2, -3 as of acquire
 IF OBJECT_ID(N'{schema}.once_begin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_begin AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.once_begin
@@ -222,8 +223,8 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- End the run with success: the period is done, and the lock released. 0; -1 if the lock was lost before, and the
--- period is not done.
+-- Record that the run has succeeded, so that the period is done, and release the lock. Return 0; or -1 if the lock was
+-- lost, and nothing is recorded.
 IF OBJECT_ID(N'{schema}.once_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_done AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.once_done @name nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL

@@ -1,11 +1,11 @@
--- sqlsem, the overview for SQL Server: all rows of one instant, for displays. May be run again at any time. It only
--- reads: it delays no session that acquires or releases a lock.
+-- sqlsem, the overview for SQL Server: the whole state, for displays. May be run again at any time. It only reads, and
+-- delays no session that acquires or releases a lock.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Return the settings of resources and the logins that made them, in addition to `resources`.
+-- Return the settings of resources, and the logins that made them, which `resources` does not show.
 IF OBJECT_ID(N'{schema}.resource_settings') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resource_settings AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.resource_settings
@@ -18,11 +18,10 @@ BEGIN
 END;
 GO
 
--- Return everything but the rows of entries, in several results; their first columns name the kind of the rows.
--- batches: open ones, failed ones that were not begun again, and ones with an unfinished callback; without bodies.
--- holds: the newest that ended regularly, among the last 200 requests of each of the 200 resources with the most
--- demand.
--- rates: as the procedure rates returns them, of the 200 with the most waiters, or the last used ones.
+-- Return the whole state except the rows of entries, in several results; their first column names the kind of row.
+-- batches: batches that are open, that have failed and have no successor, or whose callback has not finished; without
+-- bodies. holds: the holds that ended normally, of the last 200 requests of each of the 200 resources with the most
+-- waiters. rates: the rows of the procedure rates, of the 200 rates with the most waiters, then with the latest use.
 IF OBJECT_ID(N'{schema}.overview') IS NULL EXEC (N'CREATE PROCEDURE {schema}.overview AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.overview
@@ -168,9 +167,10 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Return the numbers of estimate; NULL if it returns no row. Simulates the queue 100 times, as `sqlsem why` does (which
--- also goes on where this gives up). In each play a holder stays as long as one of the recent holds that were longer,
--- and a waiter is granted as soon as the rule allows it. Each row of the queue is simulated in all plays at once.
+-- Return the numbers of `estimate`; NULL if it returns no row. Simulate the queue 100 times, like `sqlsem why` (which
+-- also estimates what this leaves out). A holder stays for as long as one of the recent holds that were longer, and a
+-- waiter is granted as soon as the rule allows it. Each row of the queue is simulated in all simulations (@play) at
+-- once.
 IF OBJECT_ID(N'{schema}.simulate_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.simulate_queue AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.simulate_queue
@@ -189,10 +189,10 @@ BEGIN
         place int NOT NULL PRIMARY KEY, access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL, concurrency_limit bigint NOT NULL,
         weight bigint NOT NULL, state nvarchar(10) NOT NULL, held float NULL, remaining_ms float NULL, kind nvarchar(1100) NOT NULL);
     DECLARE @hold TABLE (place int NOT NULL PRIMARY KEY, held float NOT NULL, kind nvarchar(1100) NOT NULL);
-    -- For the current row: the lengths of similar holds, in order; and the time of its grant.
+    -- Of the current row: the durations of similar holds, in order; and the time of its grant.
     DECLARE @like TABLE (rank int NOT NULL PRIMARY KEY, held float NOT NULL);
     DECLARE @enter TABLE (rank int NOT NULL PRIMARY KEY, play int NOT NULL, enters float NOT NULL);
-    -- Luck: the error of the mean of all further holds in this play, in standard deviations.
+    -- luck: the error of the means in this simulation, in standard deviations.
     DECLARE @play TABLE (play int NOT NULL PRIMARY KEY, luck float NOT NULL);
     DECLARE @stay TABLE (place int NOT NULL, play int NOT NULL, leaves float NOT NULL, PRIMARY KEY (play, place));
     SELECT @low = NULL, @likely = NULL, @high = NULL, @held_low = NULL, @held_high = NULL, @holds = NULL;
@@ -219,7 +219,7 @@ BEGIN
     FROM {schema}.member AS m WITH (NOLOCK)
     WHERE m.member_id IN (SELECT t.member_id FROM {schema}.entry AS t WITH (NOLOCK)
                           WHERE t.resource_id = @resource AND t.queue_position <= @queue_position);
-    -- (A dead owner has no time left, and neither has a row that leaves without a grant.)
+    -- (0 ms remain for a dead owner, and for a row that leaves without a grant.)
     INSERT INTO @row (place, access_type, concurrency_limit, weight, state, held, remaining_ms, kind)
     SELECT ROW_NUMBER() OVER (ORDER BY t.queue_position), t.access_type, COALESCE(t.concurrency_limit, 2147483647),
            COALESCE(t.weight, 1), CASE WHEN t.revoked_at IS NULL AND h.holds = 0 THEN N'waits' ELSE N'holds' END,
@@ -236,7 +236,7 @@ BEGIN
     LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id
     WHERE t.queue_position <= @queue_position;
     SET @rows = @@ROWCOUNT;
-    -- Random numbers that are the same each time, so that the displayed numbers do not jump.
+    -- The random numbers are the same in each call, so that displayed estimates do not jump.
     INSERT INTO @play (play, luck)
     SELECT u.play, SQRT(-2 * LOG(u.one)) * COS(2 * PI() * u.other)
     FROM (SELECT n.play,
@@ -261,7 +261,7 @@ BEGIN
         IF @state = N'waits'
         BEGIN
             SET @held = 0;
-            -- In each play, the last row that leaves it no room, together with the rows that stay longer.
+            -- In each simulation the row enters when there is room for it beside the rows that stay for longer.
             DELETE FROM @enter;
             INSERT INTO @enter (rank, play, enters)
             SELECT ROW_NUMBER() OVER (ORDER BY e.enters, e.play), e.play, e.enters
@@ -281,9 +281,9 @@ BEGIN
         IF @place < @rows
         BEGIN
             SELECT @doubt = CASE WHEN AVG(held) > 0 THEN STDEVP(held) / AVG(held) / SQRT(COUNT(*)) ELSE 0 END FROM @like;
-            -- The further length of a hold: one of the similar holds that were longer. Between any two of these lies
-            -- the same share of the plays, and as much below the first and above the last of them; a hold that has
-            -- lasted longer than all goes on lasting. (As in sqlsem/insight/estimates.py.)
+            -- A hold lasts as long as one of the similar holds that were longer. Each gap between two of these gets the
+            -- same share of the simulations, and so do the gaps below the first and above the last. A hold that has
+            -- lasted longer than all of them lasts for ever. (As in sqlsem/insight/estimates.py.)
             INSERT INTO @stay (place, play, leaves)
             SELECT @place, d.play,
                    CASE WHEN @state = N'waits' THEN d.enters + d.lasts * EXP(@doubt * d.luck)
@@ -308,7 +308,7 @@ BEGIN
         SET @holds = NULL;
         RETURN 0;
     END;
-    -- With a straight line between two values: the nearer its rank, the more a value counts.
+    -- Quantiles, interpolated between the two values with the nearest ranks.
     SELECT @low = SUM(CASE WHEN ABS(rank - 10.9) < 1 THEN enters * (1 - ABS(rank - 10.9)) ELSE 0 END),
            @likely = SUM(CASE WHEN ABS(rank - 50.5) < 1 THEN enters * (1 - ABS(rank - 50.5)) ELSE 0 END),
            @high = SUM(CASE WHEN ABS(rank - 90.1) < 1 THEN enters * (1 - ABS(rank - 90.1)) ELSE 0 END)
@@ -319,9 +319,10 @@ BEGIN
 END;
 GO
 
--- Estimate the grant of a waiting request, in seconds from now: in eight of ten cases between low and high; and the
--- length of such holds, in eight of ten cases, with the number of known holds. No row if it does not wait, the resource
--- is paused, fewer than five holds are known, or more than 60 requests are ahead of it.
+-- Estimate when a waiting request will be granted, in seconds from now: likely, and low and high, with eight of ten
+-- cases in between. held_low, held_high: how long such locks are held, in eight of ten cases; holds: the number of
+-- holds from which that is known. No row if the request does not wait, the resource is paused, fewer than five holds
+-- are known, or more than 60 requests are ahead of it.
 IF OBJECT_ID(N'{schema}.estimate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.estimate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.estimate @queue_position bigint
@@ -341,10 +342,10 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Explain why a request waits: one row for each row that blocks it, from the head of the queue on (or one without, if
--- there is none); none if there is no such request. goes_on_at: the row for which the owner of that row waits itself;
--- ask about it next. The codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for rows that wait
--- no more. If enough is known, the reason also says when it will be granted; estimate returns that as numbers.
+-- Return why a request waits: one row for each row that blocks it, from the head of the queue on, or one row without a
+-- blocker; no row if there is no such request. goes_on_at: the position at which the blocker's owner waits itself, for
+-- the next call. The codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for a request that no
+-- longer waits. The reason also says when the request will be granted, if `estimate` can tell.
 IF OBJECT_ID(N'{schema}.why') IS NULL EXEC (N'CREATE PROCEDURE {schema}.why AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.why @queue_position bigint
@@ -375,7 +376,7 @@ BEGIN TRY
     FROM {schema}.row_states(@resource) AS h
     JOIN {schema}.entry AS t WITH (NOLOCK) ON t.resource_id = h.resource_id AND t.queue_position = h.queue_position
     LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id;
-    -- The dead members, by the rule of `entries`.
+    -- Mark rows of dead members, by the rule of `entries`.
     UPDATE @entry SET state = N'dead'
     WHERE state <> N'dead' AND member_id IN (
         SELECT m.member_id FROM {schema}.member AS m WITH (NOLOCK)
@@ -410,7 +411,7 @@ BEGIN TRY
         FROM {schema}.resource WITH (NOLOCK) WHERE resource_id = @resource;
         IF @cap IS NULL
             SELECT @cap = cap, @cap_by = cap_by, @pattern = prefix + N'*' FROM {schema}.pattern_of(@resource);
-        -- If the cap alone leaves such a request no room, look for the other blockers without the cap.
+        -- (If the cap is below the request's weight, compute the blockers without the cap.)
         SET @usable = CASE WHEN @cap >= @weight THEN @cap ELSE 2147483647 END;
         SELECT TOP (1) @edge = a.queue_position
         FROM (SELECT e.queue_position, SUM(COALESCE(e.weight, 0)) OVER (ORDER BY e.queue_position ROWS UNBOUNDED PRECEDING) AS load,

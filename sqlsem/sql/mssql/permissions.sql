@@ -8,14 +8,13 @@
 --   {schema}_operator  caps, pauses, revokes, reaps, acquires locks, cancels and retries tasks, sees all; puts no tasks
 -- end of feature: operate
 --   {schema}_reader    sees the queue, the history, the tasks, the settings
--- Only operators and readers have a right to any table. Bare participants need INSERT, SELECT and DELETE on
--- {schema}.{table}, and to be in {schema}_locks, which contains all of the above: the application locks belong to it.
--- (The database's owner may do anything. Users that have other rights to sqlsem's objects when this is run are added to
--- it.)
--- (The words of the catalog have a collation of their own, and on Azure SQL its names another one: COLLATE where they
--- meet names of this database.)
--- Roles belong to the database. A login that may not create them gets the tables all the same; an administrator runs
--- this.
+-- Only operators and readers have a right to any table. Application locks belong to role {schema}_locks, of which the
+-- roles above are members. Bare participants need INSERT, SELECT and DELETE on {schema}.{table}, and membership of
+-- {schema}_locks. (Users with other rights to sqlsem's objects become members of it when this script is run. The owner
+-- of the database may do anything.)
+-- (COLLATE: the catalog has another collation than the names of this database, on Azure SQL even a third one.)
+-- Roles belong to the database. If the installing login may not create roles, the tables are created nevertheless, and
+-- an administrator runs this script.
 
 DECLARE @do TABLE (number int IDENTITY NOT NULL PRIMARY KEY, statement nvarchar(600) NOT NULL);
 DECLARE @right TABLE (what nvarchar(10) NOT NULL, object_name sysname NOT NULL, role_name sysname NOT NULL);
@@ -43,7 +42,7 @@ BEGIN
     WHERE NOT EXISTS (SELECT 1 FROM sys.database_role_members AS m
                       WHERE m.role_principal_id = DATABASE_PRINCIPAL_ID(N'{schema}_locks')
                         AND m.member_principal_id = DATABASE_PRINCIPAL_ID(r.name));
-    -- Users with rights but without a role must keep their access to the locks.
+    -- Users with rights but without a role become members, to keep their access to the locks.
     INSERT INTO @do (statement)
     SELECT DISTINCT CONCAT(N'ALTER ROLE {schema}_locks ADD MEMBER ', QUOTENAME(p.name))
     FROM sys.database_permissions AS g JOIN sys.database_principals AS p ON p.principal_id = g.grantee_principal_id
@@ -100,7 +99,7 @@ FROM (VALUES
              (N'batch_part_failed', N'uo'), (N'batch_resume', N'uo'), (N'batch_callback_ended', N'uo'),
              (N'list_batches', N'uor'), (N'abandon_batch', N'o'),
              -- end of feature: batches
-             -- (A worker needs some of these for the locks of its tasks, which it holds and releases.)
+             -- (A worker needs some of these, as it holds and releases the locks of its tasks.)
              (N'register_member', N'upwo'), (N'reattach_member', N'upwo'), (N'heartbeat', N'upwo'), (N'deregister_member', N'upwo'), (N'warm_up', N'upwo'),
              (N'prune', N'upwo'), (N'prune_operations', N'upwo'), (N'settings', N'upwor'), (N'register', N'uo'),
              (N'register_all', N'uo'), (N'wait', N'uo'), (N'poll_waiters', N'uo'), (N'release', N'uwo'), (N'cancel', N'uo'),
@@ -152,14 +151,14 @@ BEGIN
 END;
 GO
 
--- From now on the application locks belong to a role, if no session can have any of the old ones: no member, no row.
--- Until the end of this transaction no member can register; a session that is just registering checks again. (Otherwise
--- the next run of this script does it.)
+-- Let the application locks belong to role {schema}_locks, if no session can have one that belongs to public: there is
+-- no member and no row. No member can register before this transaction ends, and a session that is registering tests
+-- the principal again (register_member). (Otherwise a later run of this script does it.)
 BEGIN TRANSACTION;
 DECLARE @rows bigint;
 IF DATABASE_PRINCIPAL_ID(N'{schema}_locks') IS NOT NULL AND {schema}.lock_principal() = N'public'
    AND NOT EXISTS (SELECT 1 FROM {schema}.member WITH (NOLOCK)) AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (NOLOCK))
-   -- (If everybody has rights to sqlsem's objects, everybody needs the locks.)
+   -- (Not if role public has rights to sqlsem's objects: then all users need the locks.)
    AND NOT EXISTS (SELECT 1 FROM sys.database_permissions AS g
                    WHERE g.grantee_principal_id = DATABASE_PRINCIPAL_ID(N'public') AND g.state IN ('G', 'W')
                      AND g.permission_name IN (N'EXECUTE', N'INSERT', N'CONTROL')

@@ -1,11 +1,11 @@
 -- sqlsem, priorities for SQL Server. May be run again at any time, also while locks are held. PostgreSQL's
--- priorities.sql explains why grants still follow from the rule alone, and why no request starves.
+-- priorities.sql explains priority entries, and why no request starves.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Return the resources whose requests have priorities, and the seconds of waiting that one step of priority is worth.
+-- Return the resources with priorities, and the seconds of waiting that one step of priority is worth.
 IF OBJECT_ID(N'{schema}.priorities') IS NULL EXEC (N'CREATE PROCEDURE {schema}.priorities AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.priorities
@@ -17,8 +17,8 @@ BEGIN
 END;
 GO
 
--- The time by which an entry is sorted in a priority queue: the time of its request, less the ageing for each step of
--- priority.
+-- Return the time by which an entry is sorted in a priority queue: the time of its request, less the ageing for each
+-- step of priority.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.preceding_request;
 DROP FUNCTION IF EXISTS {schema}.priority_rank;
@@ -29,8 +29,8 @@ BEGIN
     RETURN DATEADD(millisecond, -CAST(@ms % 1000 AS int), DATEADD(second, -CAST(@ms / 1000 AS int), @at));
 END;
 GO
--- The priority entry right before another one, if there is any, and the number of entries ahead. A request without an
--- entry (@place NULL) comes after all of its own rank.
+-- Return the entry right before one in a priority queue, if there is any, and the number of entries ahead. A request
+-- without an entry (@place NULL) comes after all of its own rank.
 CREATE FUNCTION {schema}.preceding_request(@line nvarchar(255), @place bigint, @at datetime2(6), @priority int, @ageing int)
 RETURNS TABLE AS RETURN (
     SELECT TOP (1) r.queue_position AS before, COUNT(*) OVER () AS ahead
@@ -47,12 +47,12 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Request a resource with priorities, or poll; @place: the priority entry that an earlier call has returned. Results:
---   @granted = 1    @position is the granted position, and the entry is removed
---   @granted = 0    @position is the entry; @before the one right before it, if any; @ahead entries are ahead
---   no @position    nothing is left: @try, and it was not free; or the entry is gone
--- With the @uid of a call whose answer was lost it finds the result of that call. With @attended_ms an entry is removed
--- after this time if its waiter_lease_until was not moved on.
+-- Request a resource with priorities, or poll for the entry @place that an earlier call has returned. The result:
+--   @granted = 1    @position is the granted row; the entry is removed
+--   @granted = 0    @position is the entry; @before and @ahead: see preceding_request
+--   no @position    with @try: the resource is not free; else: the entry is gone
+-- With the @uid of a call whose reply was lost, return the result of that call. @attended_ms: the waiter lease of the
+-- entry.
 IF OBJECT_ID(N'{schema}.acquire_by_priority') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire_by_priority AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.acquire_by_priority
@@ -94,7 +94,7 @@ BEGIN
         SET @gate = @other;
         SET @other = @swap;
     END;
-    -- Most polls end here, without the gate, under which no liveness check runs.
+    -- Most polls end in this block, without the gate. (Owners are not tested under the gate.)
     IF @place IS NOT NULL
         SELECT @own = queue_position, @at = requested_at FROM {schema}.entry
         WHERE resource_id = @line AND queue_position = @place AND member_id = @member AND revoked_at IS NULL;
@@ -133,7 +133,7 @@ BEGIN
                 THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
             SELECT @position = queue_position, @granted = CASE WHEN revoked_at IS NULL THEN 1 ELSE 0 END FROM {schema}.entry
             WHERE request_uid = @uid AND resource_id = @resource AND member_id = @member;
-            IF @position IS NOT NULL AND @granted = 0  -- revoked since, and its owner has its grace
+            IF @position IS NOT NULL AND @granted = 0  -- the row was revoked since, and its owner has its grace
             BEGIN
                 SET @position = NULL;
                 COMMIT TRANSACTION;
@@ -172,14 +172,14 @@ BEGIN
                 BEGIN
                     EXEC {schema}.register @member, @requesting_id, @owner, @uid_place, 0, @line, N'read', 100, @class, @note, 0,
                         @position OUTPUT, @dummy OUTPUT, @attended_ms = @attended_ms, @ranked = 1;
-                    IF @attended_ms IS NOT NULL  -- only for a waiting row the waiter lease is checked
+                    IF @attended_ms IS NOT NULL  -- the waiter lease is only tested of waiting rows
                         UPDATE {schema}.entry SET granted_at = NULL WHERE resource_id = @line AND queue_position = @position;
                 END;
             END;
             COMMIT TRANSACTION;
             IF @position IS NOT NULL OR @looked = 1
                 BREAK;
-            -- A try failed: are the owners ahead alive?
+            -- The try failed: test the owners ahead, and try once more.
             SET @looked = 1;
             IF @before IS NOT NULL
                 EXEC @code = {schema}.check_if_dead @line, @before, @member;

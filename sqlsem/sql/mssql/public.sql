@@ -4,7 +4,8 @@
 --
 -- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50004 not held, 50008 no limit
 -- is set, or requests depend on it.
--- An open transaction is refused before XACT_ABORT is set, so that the refusal leaves it as it is.
+-- A call inside an open transaction is refused before XACT_ABORT is set, so that the error does not end the
+-- transaction.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -19,7 +20,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @message nvarchar(1000), @white nvarchar(40);
-    -- Characters that databases compare differently, or do not show.
+    -- White space and control characters: databases compare them differently, or do not show them.
     SET @white = CONCAT(N' ', NCHAR(160), NCHAR(5760), NCHAR(8192), NCHAR(8193), NCHAR(8194), NCHAR(8195), NCHAR(8196),
         NCHAR(8197), NCHAR(8198), NCHAR(8199), NCHAR(8200), NCHAR(8201), NCHAR(8202), NCHAR(8232), NCHAR(8233),
         NCHAR(8239), NCHAR(8287), NCHAR(12288));
@@ -39,8 +40,7 @@ BEGIN
 END;
 GO
 
--- Raise an error for names that sqlsem uses itself, and for patterns. (RESERVED of the Python client is the same
--- table.)
+-- Raise for a name that sqlsem uses itself, and for a pattern. (RESERVED of the Python client is the same table.)
 IF OBJECT_ID(N'{schema}.check_not_reserved') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_not_reserved AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_not_reserved @resource nvarchar(400)
@@ -64,7 +64,7 @@ BEGIN
 END;
 GO
 
--- In milliseconds; NULL stays NULL.
+-- Return a lease in milliseconds; NULL for NULL. Raise for an invalid one.
 IF OBJECT_ID(N'{schema}.check_lease') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_lease AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_lease @seconds float, @lease_ms int OUTPUT
@@ -83,7 +83,7 @@ BEGIN
 END;
 GO
 
--- Check the arguments of a request; @access becomes the value that the table stores.
+-- Raise for invalid arguments of a request; @access becomes the value that the table stores.
 IF OBJECT_ID(N'{schema}.check_request') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_request AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_request
@@ -97,7 +97,7 @@ BEGIN
     IF @own = 0
         EXEC {schema}.check_not_reserved @resource;
     EXEC {schema}.check_name N'requesting_id', @requesting_id;
-    -- The bar, because = ignores blanks at the end.
+    -- (N'|' is appended because = ignores blanks at the end.)
     SET @word = CONCAT(LOWER(@access COLLATE Latin1_General_100_BIN2), N'|');
     SET @order = CASE WHEN LEFT(@word, 6) = N'stage:' THEN TRY_CAST(SUBSTRING(@access, 7, 94) AS bigint) END;
     SET @word = CASE WHEN @word IN (N'write|', N'writer|') THEN N'write'
@@ -140,8 +140,8 @@ BEGIN
     SET @name = CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session'));
     IF @name IS NOT NULL
         RETURN 0;
-    -- A session can see itself without any permission, though not on every engine at all times; so it is recorded
-    -- above.
+    -- (Each session may see itself. But some engines do not show it at all times, so the name is kept in
+    -- SESSION_CONTEXT.)
     SELECT @since = login_time FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
     SET @name = CONCAT(N'spid ', @@SPID, N' ',
                        STUFF(CONVERT(nvarchar(23), COALESCE(@since, GETDATE()), 121), 11, 1, N'T'));
@@ -165,14 +165,14 @@ BEGIN
     SET @member = NULL;
     IF @lease_ms IS NULL
     BEGIN
-        -- Waits for no lock of another session: the beacon tells which row is this session's.
+        -- (READPAST: wait for no other session. The beacon shows which row is this session's.)
         SELECT TOP (1) @member = member_id FROM {schema}.member WITH (INDEX (member_session), READPAST, ROWLOCK, READCOMMITTEDLOCK)
         WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND login = ORIGINAL_LOGIN()
-          -- Not so after a connection pool has reset the session.
+          -- (Not after a connection pool has reset the session.)
           AND APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', beacon), N'Session') = N'Exclusive';
         IF @member IS NOT NULL
             RETURN 0;
-        -- Sessions end without notice. The earlier session with this session's number has surely ended.
+        -- Remove members of ended sessions: an earlier session with this session's number has surely ended.
         WHILE 1 = 1
         BEGIN
             SET @before = @old;
@@ -197,8 +197,8 @@ BEGIN
 END;
 GO
 
--- Sleep, at most 999 ms. In a text of its own, as an engine that speaks T-SQL on top of PostgreSQL has no WAITFOR. -1
--- if the maximum number of sessions waits (take_waiter_slot).
+-- Sleep for @ms, at most 999. (Not by WAITFOR on an engine that speaks T-SQL on top of PostgreSQL, which does not have
+-- it.) Return 0, or -1 if the maximum number of sessions waits (take_waiter_slot).
 IF OBJECT_ID(N'{schema}.client_sleep') IS NULL EXEC (N'CREATE PROCEDURE {schema}.client_sleep AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.client_sleep @ms int
@@ -218,7 +218,7 @@ BEGIN
 END;
 GO
 
--- Release all that a requester has on a resource: 0 done, -1 nothing there.
+-- Release one row of a requester, or all of its rows on a resource (@position NULL). Return 0, or -1 if there was none.
 IF OBJECT_ID(N'{schema}.release_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_rows AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.release_rows
@@ -230,9 +230,8 @@ BEGIN
             @who nvarchar(400) = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')));
     IF @who IS NULL
         EXEC {schema}.session_name @who OUTPUT;
-    -- Only candidates: release checks each of them. The query passes rows that other sessions have locked (a bare row,
-    -- which becomes visible with its commit; a row that is being removed), as no caller must wait for others here. A
-    -- given position needs no query.
+    -- Find candidates; release tests each of them. (READPAST: no caller must wait here for rows that other sessions
+    -- have locked, such as a bare participant's before its commit, or a row that is being removed.)
     IF @position IS NULL
         SELECT @one = MIN(queue_position), @last = MAX(queue_position)
         FROM {schema}.entry WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE resource_id = @resource AND requesting_id = @who;
@@ -246,7 +245,7 @@ BEGIN
                                  ORDER BY queue_position) END;
     END;
     IF @result < 0
-        EXEC {schema}.check_name N'resource', @resource;  -- nothing there: is that a valid name at all?
+        EXEC {schema}.check_name N'resource', @resource;  -- no row: perhaps the name is invalid
     RETURN @result;
 END;
 GO
@@ -255,8 +254,8 @@ GO
 -- Acquiring and releasing --------------------------------------------------------------------------------------
 
 -- feature: priorities
--- Do acquire for a resource with priorities (priorities.sql). The locks of a session belong to it alone, so no other
--- caller depends on a session that waits here, unless it holds other locks.
+-- Do `acquire` for a resource with priorities (priorities.sql). Only sessions that hold other locks search for
+-- deadlocks: no other caller can wait for this session.
 IF OBJECT_ID(N'{schema}.session_acquire_by_priority') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_acquire_by_priority AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_acquire_by_priority
@@ -271,7 +270,7 @@ BEGIN
             @owner nvarchar(255) = ORIGINAL_LOGIN(), @left int, @slice int, @pause int, @since datetime2(6), @outcome nvarchar(16),
             @line nvarchar(255) = LEFT(N'priority:' + @resource, 255), @message nvarchar(1000), @slot int, @slept int = 0;
     BEGIN TRY
-        WHILE @result IS NULL  -- once, or again if a priority entry was lost while this session was suspended
+        WHILE @result IS NULL  -- once; again if the priority entry was lost while this session was suspended
         BEGIN
             EXEC {schema}.session_member NULL, @member OUTPUT;
             IF @try = 0 AND EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK, INDEX (entry_member)) WHERE member_id = @member)
@@ -305,7 +304,7 @@ BEGIN
                     SET @result = CASE WHEN @place IS NULL THEN 0 ELSE 1 END;
                     BREAK;
                 END;
-                IF @number = 50005  -- an operator has removed the member: once more as a new one
+                IF @number = 50005  -- an operator has removed the member: try once more with a new one
                     BREAK;
                 IF @number = 0 AND @position IS NULL
                 BEGIN
@@ -323,7 +322,7 @@ BEGIN
                     SET @result = -1;
                     BREAK;
                 END;
-                -- A twentieth of the time that it has waited, more if other entries are ahead of it.
+                -- Pause for a twentieth of the time waited so far, and longer if other entries are ahead.
                 SET @pause = CASE WHEN DATEDIFF(second, @since, SYSUTCDATETIME()) >= 5 THEN 250
                                   ELSE 5 + CAST(DATEDIFF_BIG(millisecond, @since, SYSUTCDATETIME()) AS int) / 20 END
                              * CASE WHEN @before IS NULL THEN 1 WHEN @ahead > 2 THEN 3 ELSE @ahead + 1 END;
@@ -350,7 +349,7 @@ BEGIN
                 EXEC {schema}.cancel @member, @uid, N'cancelled';
         END TRY
         BEGIN CATCH
-            -- The first error says more. The priority entry goes soon, as its waiter lease is not renewed.
+            -- (Report the first error. The priority entry is removed when its waiter lease ends.)
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
         END CATCH;
@@ -365,7 +364,7 @@ END;
 GO
 -- end of feature: priorities
 
--- Acquire a lock for this session (or for a lease); waits up to @timeout_ms for it. Return code:
+-- Acquire a lock for this session (or for a lease); wait up to @timeout_ms for it. Return code:
 --   0 granted at once   1 granted after waiting   -1 timeout   -2 revoked by an operator   -3 deadlock victim
 IF OBJECT_ID(N'{schema}.acquire') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire AS RETURN 0');
 GO
@@ -384,7 +383,7 @@ BEGIN TRY
         SET IMPLICIT_TRANSACTIONS OFF;
     END;
     SET NOCOUNT, XACT_ABORT ON;
-    SET LOCK_TIMEOUT 3000;  -- the open transaction of another session must not delay this one beyond its timeout
+    SET LOCK_TIMEOUT 3000;  -- another session's open transaction must not delay this call beyond its timeout
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(),
             -- NULL: for ever
@@ -395,15 +394,14 @@ BEGIN TRY
             @slice int = CASE WHEN @timeout_ms BETWEEN 0 AND 99 THEN 100 WHEN @timeout_ms BETWEEN 100 AND 2999 THEN @timeout_ms ELSE 3000 END,
             @pause int, @attended_ms int, @others bit, @looked datetime2(6), @victim bigint, @words nvarchar(4000),
             @began datetime2(6), @since datetime2(6) = SYSUTCDATETIME(), @outcome nvarchar(16), @slept int = 0;
-    -- The session's member is that of an earlier acquire. (Not so after a connection pool has reset the session.)
+    -- Use the member of an earlier acquire. (There is none after a connection pool has reset the session.)
     SELECT @position = NULL, @fence = NULL, @member = m.member_id,
            @requesting_id = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')))
     FROM (SELECT 1 AS one) AS o
     OUTER APPLY (SELECT TOP (1) t.member_id FROM {schema}.member AS t
                  WHERE t.session_id = @@SPID AND t.pid IS NULL AND t.lease_ms IS NULL AND t.login = ORIGINAL_LOGIN()
                    AND APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', t.beacon), N'Session') = N'Exclusive') AS m;
-    -- Every request that is not plainly in order (as in register) is checked there, and so is a session's first
-    -- request.
+    -- Check the first request of a session, and each request that is not valid at first sight (as in register).
     IF @member IS NULL OR @lease_seconds IS NOT NULL OR @priority IS NOT NULL
        OR DATALENGTH(@resource) > 510 OR DATALENGTH(@requesting_id) > 510 OR COALESCE(DATALENGTH(@access), 0) <> 10
        OR @access COLLATE Latin1_General_100_BIN2 <> N'write' OR @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @weight > @limit
@@ -438,7 +436,7 @@ BEGIN TRY
     END;
 
     BEGIN TRY
-        WHILE @result IS NULL  -- once, or again if a row was lost while this session was suspended
+        WHILE @result IS NULL  -- once; again if the row was lost while this session was suspended
         BEGIN
             IF @member IS NULL OR @uid IS NULL
             BEGIN
@@ -465,11 +463,11 @@ BEGIN TRY
                 SET @fence = @position;
                 RETURN 0;
             END;
-            IF @number = 50005  -- the lease is over, or an operator has removed the member: once more as a new one
+            IF @number = 50005  -- the lease is over, or an operator has removed the member: try once more with a new one
                 SET @member = NULL;
             IF @number <> 0
             BEGIN
-                -- An open transaction keeps the gate, or a row. That counts as waiting too.
+                -- An open transaction keeps the gate, or a row: this counts as waiting.
                 SELECT @position = NULL, @uid = NULL;
                 IF @deadline <= SYSUTCDATETIME()
                     SET @result = -1;
@@ -484,8 +482,8 @@ BEGIN TRY
                 SET @result = -1;
                 BREAK;
             END;
-            -- This session releases no other lock of its own while it waits here. (Rows that other sessions have locked
-            -- are being changed, and not counted.)
+            -- Test if the request would wait for rows of this session, which releases none while it waits. (READPAST:
+            -- rows that other sessions have locked are being changed, and do not count.)
             IF @lease_ms IS NULL AND @weight + (
                    SELECT COALESCE(SUM(CAST(t.weight AS bigint)), 0) FROM {schema}.entry AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                    WHERE t.resource_id = @resource AND t.queue_position < @position AND t.member_id = @member
@@ -500,7 +498,7 @@ BEGIN TRY
                 EXEC {schema}.find_deadlock @member, @victim OUTPUT, @words OUTPUT;
                 BREAK;
             END;
-            -- Only an owner with other rows can block others meanwhile.
+            -- (Only an owner with other rows can block others while it waits.)
             SET @others = 0;
             IF @lease_ms IS NULL AND EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                                              WHERE t.member_id = @member AND t.queue_position <> @position)
@@ -529,14 +527,14 @@ BEGIN TRY
                 BEGIN CATCH
                     IF @@TRANCOUNT > 0
                         ROLLBACK TRANSACTION;
-                    -- Another session had locked rows, or locked them in another order: no deadlock of requests, and
-                    -- nothing is lost.
+                    -- Another session has locked rows, perhaps in another order. (That is no deadlock of requests: wait
+                    -- on.)
                     IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
                         THROW;
                     SET @code = -1;
                 END CATCH;
-                -- It cannot wait elsewhere, as a program can: so it is refused, but once it has begun to wait it may go
-                -- on.
+                -- (No slot is free. A program waits in its own process then, but a session cannot: so the request is
+                -- refused, unless it has begun to wait.)
                 IF @code = 2 AND @slept = 0
                     THROW 50002, N'sqlsem: busy: as many sessions wait on this server as may (setting max_server_waiters); try again later', 1;
                 IF @code = 2
@@ -547,7 +545,7 @@ BEGIN TRY
                     SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);
                     IF @left <= 0
                         BREAK;
-                    -- wait came back early: there is nothing to wait for in the engine's lock queue (a lease, a pause).
+                    -- wait has returned early: there was no lock to wait for (a lease, a pause).
                     IF DATEDIFF_BIG(millisecond, @began, SYSUTCDATETIME()) < @slice
                     BEGIN
                         SET @pause = CASE WHEN @pause > @left THEN @left ELSE @pause END;
@@ -570,7 +568,7 @@ BEGIN TRY
                 SET @result = 1;
                 IF @lease_ms IS NOT NULL
                 BEGIN
-                    -- The grant stands only while the member exists.
+                    -- (The grant is valid only if the member still exists.)
                     UPDATE {schema}.member
                     SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
                     WHERE member_id = @member;
@@ -613,7 +611,7 @@ BEGIN TRY
                 EXEC {schema}.deregister_member @member;
         END TRY
         BEGIN CATCH
-            -- The first error says more. The row goes soon, as its waiter lease is not renewed.
+            -- (Report the first error. The row is removed when its waiter lease ends.)
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
         END CATCH;
@@ -645,7 +643,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Acquire a lock if it is free: 0, else -1 and nothing is left in the queue.
+-- Acquire a lock if that is possible at once (code 0); else leave nothing in the queue (code -1).
 IF OBJECT_ID(N'{schema}.[try]') IS NULL EXEC (N'CREATE PROCEDURE {schema}.[try] AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.[try]
@@ -665,9 +663,9 @@ BEGIN
 END;
 GO
 
--- Extend a lease, by @lease_seconds or by as much as before: 0 still held, -1 gone. Without a lease it writes a
--- heartbeat of the session, and returns the same; on the session's own connection it keeps a gateway from closing an
--- idle one.
+-- Renew a lease, by @lease_seconds or by as much as before. Return 0 if the lock is still held, -1 if not. For a row
+-- without a lease, write a heartbeat of the session, and return the same. (This also keeps a gateway from closing an
+-- idle connection.)
 IF OBJECT_ID(N'{schema}.renew') IS NULL EXEC (N'CREATE PROCEDURE {schema}.renew AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.renew
@@ -689,7 +687,7 @@ BEGIN TRY
     EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
     IF @requesting_id IS NULL
         EXEC {schema}.session_name @requesting_id OUTPUT;
-    -- (A session that has pinned the row has no lock on it, and so does not wait for itself here.)
+    -- (A pin does not lock the row, so this reads a row that the session itself has pinned.)
     SELECT @member = m.member_id, @beacon = m.beacon, @lease = m.lease_ms
     FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
@@ -729,7 +727,7 @@ BEGIN TRY
         IF @@ROWCOUNT = 0
             RETURN -1;
     END;
-    -- Checked after the lease is renewed.
+    -- (The row is read after the renewal: from then on no session reaps it.)
     SET @code = -1;
     SELECT @code = 0 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
     WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NOT NULL AND revoked_at IS NULL;
@@ -744,8 +742,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- In the caller's own transaction: raise an error if the lock is not held; otherwise it stays held until that
--- transaction ends.
+-- Raise if the lock is not held; else keep it held until the caller's transaction ends. Runs in that transaction.
 IF OBJECT_ID(N'{schema}.assert_holding') IS NULL EXEC (N'CREATE PROCEDURE {schema}.assert_holding AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
@@ -754,7 +751,7 @@ BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @holding int, @message nvarchar(1000);
-    -- In manual commit mode the transaction begins with the first statement that reads a table.
+    -- (In manual commit mode the transaction begins with the first statement that reads a table.)
     IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2
         SELECT @holding = 0 FROM {schema}.entry WHERE queue_position < 0;
     IF @@TRANCOUNT = 0
@@ -777,10 +774,9 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Return whether a row, also a bare one, may be granted, by committed rows: 1 it may enter (from now on for good), 0
--- not yet, -1 there is no such row (any more). entries is no answer to that: it shows uncommitted changes, which may be
--- undone. Waits a second at most for an open transaction that changes a row ahead; while that is open the answer is 0.
--- Changes nothing.
+-- Return 1 if a row, also a bare participant's, may be granted, 0 if not yet, -1 if it is not there. (1 stays true
+-- until the row is released.) Changes nothing, and reads committed rows, unlike `entries`. Waits a second at most for
+-- an open transaction that changes a row ahead, and then returns 0.
 IF OBJECT_ID(N'{schema}.may_enter') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_enter AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.may_enter @resource nvarchar(400), @position bigint, @answer bit = 0
@@ -789,7 +785,7 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET LOCK_TIMEOUT 1000;
-    -- (Under SNAPSHOT, too: the rule reads with READCOMMITTEDLOCK.)
+    -- (The caller may be under SNAPSHOT: the rule reads with READCOMMITTEDLOCK.)
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @code int = -1, @access nvarchar(64), @limit int, @weight int;
     EXEC {schema}.check_name N'resource', @resource;
@@ -811,7 +807,7 @@ BEGIN
 END;
 GO
 
--- The queue of one resource or of all: its holders and waiters.
+-- Return the queue of one resource or of all: holders and waiters.
 IF OBJECT_ID(N'{schema}.status') IS NULL EXEC (N'CREATE PROCEDURE {schema}.status AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.status @resource nvarchar(400) = NULL
@@ -832,8 +828,8 @@ GO
 -- feature: operate
 -- Operators (and reap, in routines.sql) ------------------------------------------------------------------------
 
--- Set the limit of a resource, or of all resources whose names begin so ('tenant:*'): an upper bound on every declared
--- limit, and the limit of requests that declare none; NULL: none.
+-- Set the limit of a resource, or of all whose names begin with a prefix ('tenant:*'): an upper bound on declared
+-- limits, and the limit of requests that declare none. NULL: remove it.
 IF OBJECT_ID(N'{schema}.set_limit') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_limit AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_limit @resource nvarchar(400), @limit int
@@ -863,7 +859,7 @@ BEGIN CATCH
 END CATCH;
 GO
 
--- Stop granting requests until resume. Holders keep their locks.
+-- Grant no more requests until resume. Holders keep their locks.
 IF OBJECT_ID(N'{schema}.pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pause AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.pause @resource nvarchar(400)

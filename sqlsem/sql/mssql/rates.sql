@@ -1,16 +1,15 @@
--- sqlsem, rates, for SQL Server: a maximum of use in a window of time. May be run again at any time, after public.sql.
+-- sqlsem, rates, for SQL Server: limits of use in a window of time. May be run again at any time, after public.sql.
 --
--- A request for a rate waits in the queue of a mutex, resource N'rate:' and its name. The one at the head takes its
--- cost as soon as that is available, and leaves. Use is recorded by hundredths of each window (slots). A slot counts
--- until all of it is out of the window, so in no stretch of time of that length the limit is exceeded; at the worst a
--- request waits for a hundredth of the window too long. Every use counts for every window that any request has declared
--- for the rate.
--- Different limits all count: a limit (and a burst) counts from each request that declares it until that request is out
--- of the window. Until then every request keeps it, and the lowest limit of a window decides. An operator's limit (cap)
--- always counts.
--- With a burst there is a bucket besides, which leaks evenly (GCRA):
+-- Requests that wait for a rate wait in the queue of a mutex, resource N'rate:' and the rate's name. The first one
+-- takes its tokens as soon as there is room for them, and leaves. Use is recorded in slots, a hundredth of each window.
+-- A slot counts until all of it is out of the window: so no period as long as the window exceeds the limit, and a wait
+-- is at most a hundredth of the window too long. Each take counts for every window that any client has declared for the
+-- rate. If requests declare different limits, all of them are in force: a limit (or burst) binds every request from the
+-- take that declares it until that take is out of the window. The lowest limit of a window decides. An operator's limit
+-- (cap) is always in force.
+-- A rate with a burst also has a bucket, which leaks evenly (GCRA):
 -- https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
--- Times are of the server's clock. If that has stepped back, use in its future counts as used now.
+-- Times are of the server's clock. If the clock has gone back, use that is now in the future counts as used now.
 --
 -- @windows: [{"limit": 100, "ms": 60000}, ...]. Needs compatibility level 130 or later.
 
@@ -18,7 +17,7 @@ SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
--- Microseconds since 1970.
+-- Return the server's time, in microseconds since 1970.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.clock_us;
 GO
@@ -33,8 +32,8 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Raise an error for an invalid name of a rate: so no client uses, or returns, the rate of starts of a work queue
--- (task_may_start).
+-- Raise for a name that is no rate's. (Starts of tasks are counted in the same tables, under other names: no client may
+-- use or return them.)
 IF OBJECT_ID(N'{schema}.check_rate_name') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_rate_name AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_rate_name @resource nvarchar(400)
@@ -51,7 +50,7 @@ BEGIN
 END;
 GO
 
--- Raise an error for an invalid rate.
+-- Raise for invalid arguments of a take.
 IF OBJECT_ID(N'{schema}.check_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_rate @resource nvarchar(400), @cost bigint, @windows nvarchar(1000), @burst bigint
@@ -84,7 +83,7 @@ BEGIN
 END;
 GO
 
--- Correct times that a clock which stepped back has left in the future: that use counts as used now.
+-- If the clock has gone back, let use that is now in the future count as used now.
 IF OBJECT_ID(N'{schema}.drop_future_slots') IS NULL EXEC (N'CREATE PROCEDURE {schema}.drop_future_slots AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.drop_future_slots @resource nvarchar(255), @now bigint
@@ -105,8 +104,8 @@ BEGIN
 END;
 GO
 
--- Create a window that does not exist yet. It begins with the recent use that another window shows, dated no earlier
--- than the use was.
+-- Insert a window that does not exist yet. It begins with the recent use of another window, recorded no earlier than it
+-- happened.
 IF OBJECT_ID(N'{schema}.begin_window') IS NULL EXEC (N'CREATE PROCEDURE {schema}.begin_window AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.begin_window @resource nvarchar(255), @window_ms bigint, @limit bigint, @now bigint
@@ -114,8 +113,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @message nvarchar(1000);
-    -- Every use writes to all windows of a rate. So their number is limited, and windows in force for no request go
-    -- first.
+    -- At most 40 windows, as each take writes to all of them. Delete those first that are no longer in force.
     IF (SELECT COUNT(*) FROM {schema}.rate_window WHERE resource_id = @resource) >= 40
     BEGIN
         DELETE w FROM {schema}.rate_window AS w
@@ -134,11 +132,11 @@ BEGIN
         END;
     END;
     DECLARE @other bigint, @slot_ms bigint = (@window_ms + 99) / 100, @other_slot_ms bigint;
-    -- The shortest of the longer windows, or else the longest window.
+    -- Copy from the shortest of the longer windows, or else from the longest.
     SELECT TOP (1) @other = window_ms FROM {schema}.rate_window WHERE resource_id = @resource
     ORDER BY CASE WHEN window_ms < @window_ms THEN 1 ELSE 0 END, ABS(window_ms - @window_ms);
     SET @other_slot_ms = (@other + 99) / 100;
-    -- (Old slots of this window belong to a time that is over.)
+    -- (Slots of an earlier window of this length no longer count.)
     DELETE FROM {schema}.rate_slot WHERE resource_id = @resource AND window_ms = @window_ms;
     INSERT INTO {schema}.rate_slot (resource_id, window_ms, slot, login, used)
     SELECT @resource, @window_ms, o.slot, o.login, SUM(o.used)
@@ -151,8 +149,9 @@ BEGIN
 END;
 GO
 
--- The windows of a rate that are in force for a request now: its own (@windows), windows that other requests have
--- declared and used within the window, and windows with a limit of an operator. fixed: the limit that does not lapse.
+-- Return the windows of a rate that are in force for a request now: the declared ones (@windows); windows that earlier
+-- takes have declared, while those takes are in the window; and windows with an operator's limit. fixed: the limit
+-- without the limits of earlier takes, which lapse.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.windows_in_force;
 GO
@@ -175,8 +174,8 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Record use now for all windows of a rate, by @waits requests that had to wait for it. (Negative: return use of this
--- login at that time, and no more than that.) @windows, @burst: as the request has declared them.
+-- Record use now, in all windows of a rate. @waits: how many of its requests had to wait. Negative use returns tokens:
+-- of this login's use at @then, and no more than that. @windows, @burst: the declared limits of the request.
 IF OBJECT_ID(N'{schema}.use_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.use_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.use_rate
@@ -185,9 +184,9 @@ AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @now bigint = @now_us / 1000, @leaked bigint,
-            -- (Any worker of its queue returns the start of a task.)
+            -- (Starts of tasks belong to no login, as any worker of the queue may return them.)
             @login nvarchar(128) = CASE WHEN @resource LIKE N'rate:%' THEN ORIGINAL_LOGIN() ELSE N'' END;
-    SET @leaked = CASE WHEN @then < @now THEN @now_us - @then * 1000 ELSE 0 END;  -- since then, in microseconds
+    SET @leaked = CASE WHEN @then < @now THEN @now_us - @then * 1000 ELSE 0 END;  -- microseconds since @then, in which the bucket leaks
     DECLARE @use TABLE (window_ms bigint NOT NULL PRIMARY KEY, used bigint NOT NULL, advance decimal(38, 0) NOT NULL, most bigint NULL);
     INSERT INTO @use (window_ms, used, advance, most)
     SELECT u.window_ms, u.used,
@@ -206,11 +205,11 @@ BEGIN
         returned = w.returned - CASE WHEN u.used < 0 THEN u.used ELSE 0 END,
         waits = w.waits + @waits,
         full_us = CASE WHEN w.full_us IS NULL THEN NULL
-                       -- (A debt ends after ten windows at the latest.)
+                       -- (A debt is paid after ten windows at the latest.)
                        WHEN @used > 0 AND CASE WHEN w.full_us < @now_us THEN @now_us ELSE w.full_us END + u.advance > @now_us + 10000 * w.window_ms
                        THEN @now_us + 10000 * w.window_ms
                        WHEN @used > 0 THEN CASE WHEN w.full_us < @now_us THEN @now_us ELSE w.full_us END + CAST(u.advance AS bigint)
-                       -- (The use that has leaked since then cannot be returned.)
+                       -- (Tokens that have leaked since cannot be returned.)
                        WHEN u.advance > @leaked AND w.full_us - u.advance + @leaked > @now_us THEN w.full_us - CAST(u.advance AS bigint) + @leaked
                        WHEN u.advance > @leaked AND w.full_us > @now_us THEN @now_us
                        ELSE w.full_us END
@@ -240,9 +239,8 @@ BEGIN
 END;
 GO
 
--- The current use of a window, and the ms until @cost is available: its slots leave it one after the other, with the
--- limits that were declared with them, until there is enough room. @fixed: the limit that does not lapse, if there is
--- one.
+-- Return the current use of a window, and the ms until there is room for @cost: slots leave the window one after the
+-- other, with the limits that were declared with them. @fixed: the limit without these, if there is one.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.window_use;
 GO
@@ -251,7 +249,7 @@ CREATE FUNCTION {schema}.window_use(@resource nvarchar(255), @window_ms bigint, 
            COALESCE(MAX(CASE WHEN f.staying + @cost > @fixed OR f.staying + @cost > f.lowest
                              THEN (f.slot + 1) * ((@window_ms + 99) / 100) + @window_ms - @now ELSE 0 END), 0) AS wait_ms
     FROM (SELECT s.slot, s.used,
-                 -- With this slot and all that leave after it.
+                 -- The use of this slot and of all later ones.
                  SUM(s.used) OVER (ORDER BY s.slot DESC ROWS UNBOUNDED PRECEDING) AS staying,
                  MIN(COALESCE(s.lowest, 9223372036854775807)) OVER (ORDER BY s.slot DESC ROWS UNBOUNDED PRECEDING) AS lowest
           FROM (SELECT slot, SUM(used) AS used, MIN(COALESCE(rate_limit, 9223372036854775807)) AS lowest FROM {schema}.rate_slot
@@ -262,9 +260,9 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Take from a rate, in a transaction that has the gate of its resource (or another lock that all users of the rate
--- take): @wait_ms, the ms to wait (0: it was taken), and @taken_ms, the time of the use, by the server's clock. Takes
--- nothing if @only_look is 1. @waits: 1 if the request has waited until now.
+-- Take from a rate. @wait_ms: 0 if the tokens were taken, else the ms to wait. @taken_ms: the time of the take, by the
+-- server's clock. The caller's transaction has the gate of the resource (or another lock that every taker takes).
+-- @only_look = 1: take nothing. @waits: 1 if the request has waited until now.
 IF OBJECT_ID(N'{schema}.take_tokens') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_tokens AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_tokens
@@ -276,8 +274,7 @@ BEGIN
     DECLARE @us bigint = {schema}.clock_us(), @window_ms bigint, @limit bigint, @seen bigint, @message nvarchar(1000), @fixed bigint, @by nvarchar(128);
     DECLARE @force TABLE (window_ms bigint NOT NULL PRIMARY KEY, fixed bigint NULL, rate_limit bigint NOT NULL, burst bigint NULL, full_us bigint NULL);
     SET @taken_ms = @us / 1000;
-    -- (Locks all windows of the rate, not only those that a condition finds: prune must not delete them before the use
-    -- is written there.)
+    -- (Lock all windows of the rate: prune must not delete one before the use is written there.)
     SELECT @seen = MAX(seen_ms) FROM {schema}.rate_window WITH (UPDLOCK, ROWLOCK) WHERE resource_id = @resource;
     IF @seen > @taken_ms
         EXEC {schema}.drop_future_slots @resource, @taken_ms;
@@ -319,7 +316,7 @@ BEGIN
         WHEN f.burst < @cost THEN (
             SELECT (MAX(COALESCE(s.slot, 0)) + 1) * ((f.window_ms + 99) / 100) + f.window_ms - @taken_ms FROM {schema}.rate_slot AS s
             WHERE s.resource_id = @resource AND s.window_ms = f.window_ms AND s.burst < @cost)
-        -- How long before the moment at which the bucket is empty again this cost is available.
+        -- The bucket has room for the cost before it is empty again, at full_us.
         WHEN f.full_us - CAST(FLOOR(CAST(f.burst - @cost AS decimal(19, 0)) * f.window_ms * 1000 / f.rate_limit) AS bigint) > @us
         THEN (f.full_us - CAST(FLOOR(CAST(f.burst - @cost AS decimal(19, 0)) * f.window_ms * 1000 / f.rate_limit) AS bigint) - @us + 999) / 1000
         END, 0) AS wait_ms) AS b;
@@ -332,10 +329,11 @@ BEGIN
 END;
 GO
 
--- Take from a rate, for the request at the head of the queue. @code:
---   0 taken (and the caller's row is removed)   1 not enough is available, for @wait_ms at least
---   -1 other requests wait ahead, or an operator has paused the rate   -2 the caller's row is gone
--- @position: the caller's row in the queue of @resource, if it has one; without it, it takes only if no request waits.
+-- Take from a rate, for the first request in its queue. @code:
+--   0 taken (and the caller's row is released)   1 not enough room, for @wait_ms at least
+--   -1 others wait before the caller, or an operator has paused the rate   -2 the caller's row is gone
+-- @position: the caller's row in the queue of @resource, if it has one; without a row, it takes only if the queue is
+-- empty.
 IF OBJECT_ID(N'{schema}.take_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_rate
@@ -410,9 +408,9 @@ BEGIN
 END;
 GO
 
--- Adjust the cost of a use of this login at @taken_ms by @more (less: negative). More counts as used now, and may
--- exceed the limit; then no request takes anything until enough of it is out of the window, or the bucket of a burst
--- has room, after ten windows at the latest. Less is returned, if it counts still, and no more than this login took
+-- Correct the cost of this login's take at @taken_ms by @more. A positive @more counts as used now, and may exceed the
+-- limit: then no request is served until enough of it is out of the window, or the bucket of a burst has room, after
+-- ten windows at the latest. A negative @more is returned, as far as it still counts, and no more than this login took
 -- then.
 IF OBJECT_ID(N'{schema}.adjust_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adjust_rate AS RETURN 0');
 GO
@@ -454,8 +452,8 @@ BEGIN
 END;
 GO
 
--- For operators: reset a rate. All use, debts and declared limits are deleted; an operator's limits and the counters
--- stay. 0 done, -1 there is no such rate.
+-- Reset a rate: delete all use, debts and declared limits, but not the operator's limits and the counters. Return 0, or
+-- -1 if there is no such rate. For operators.
 IF OBJECT_ID(N'{schema}.reset_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reset_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.reset_rate @resource nvarchar(400), @answer bit = 0
@@ -500,8 +498,8 @@ BEGIN
 END;
 GO
 
--- For operators: set the maximum use of a rate in a window of this length, whatever programs declare; it is also the
--- limit of requests that declare none. NULL: remove it. 0 done, -1 there was none to remove.
+-- Set an operator's limit of a rate in a window of this length: an upper bound on declared limits, and the limit of
+-- requests that declare none. NULL: remove it. Return 0, or -1 if there was none to remove. For operators.
 IF OBJECT_ID(N'{schema}.set_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_rate AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_rate @resource nvarchar(400), @window_ms bigint, @limit bigint, @answer bit = 0
@@ -556,7 +554,7 @@ BEGIN
 END;
 GO
 
--- A rate's windows, as the procedure rates returns them.
+-- Return the windows of a rate, as the procedure rates does.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.windows_of;
 GO
@@ -581,8 +579,8 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Return every rate's windows, or those of one, with the current use; the counters of use, returned use and waits since
--- the window was first declared; and the seconds until there is room for 1 more. (Waits for no request, and delays
+-- Return the windows of all rates, or of one, with the current use; the counters of use, returned use and waits since
+-- the window was first declared; and the seconds until there is room for one more. (Waits for no request, and delays
 -- none.)
 IF OBJECT_ID(N'{schema}.rates') IS NULL EXEC (N'CREATE PROCEDURE {schema}.rates AS RETURN 0');
 GO
@@ -604,11 +602,11 @@ GO
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Take from a rate, in the order of the requests; waits up to @timeout_ms. All requests together get at most @limit in
--- any @per_ms. @more_windows: further windows, as [{"limit": 1000, "ms": 3600000}]. @limit and @per_ms NULL: an
+-- Take from a rate: at most @limit in any @per_ms, by all clients together. Wait up to @timeout_ms, in the order of
+-- requests. @more_windows: further windows, such as [{"limit": 1000, "ms": 3600000}]. @limit and @per_ms NULL: the
 -- operator's limits. Return code:
---   0 taken at once   1 taken after waiting   -1 timeout   -2 an operator revoked its position in the queue
--- @taken_ms is a parameter of adjust.
+--   0 taken at once   1 taken after waiting   -1 timeout   -2 its row in the queue was revoked by an operator
+-- @taken_ms: the moment of the take, for `adjust`.
 IF OBJECT_ID(N'{schema}.take') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take
@@ -681,7 +679,7 @@ BEGIN
         END TRY
         BEGIN CATCH
             IF @@TRANCOUNT > 0
-                ROLLBACK TRANSACTION;  -- the first error says more; the row goes with the session
+                ROLLBACK TRANSACTION;  -- (report the first error; the row ends with the session)
         END CATCH;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
@@ -690,7 +688,8 @@ BEGIN
 END;
 GO
 
--- Adjust the cost of an earlier take (@cost, at @taken_ms): less is returned, more counts as used now.
+-- Report the actual cost of a take, of @cost at @taken_ms. If it is less, the difference is returned; if it is more,
+-- the difference counts as used now.
 IF OBJECT_ID(N'{schema}.adjust') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adjust AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.adjust @rate nvarchar(400), @taken_ms bigint, @cost bigint, @actual bigint

@@ -2343,8 +2343,8 @@ BEGIN
 END;
 GO
 
--- Remove operations that are older than history_days, or beyond history_rows, at most @maximum in one call. Returns their
--- number.
+-- Remove operations that are older than history_days, or beyond history_rows, at most @maximum in one call. Returns
+-- their number.
 IF OBJECT_ID(N'{schema}.prune_operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_operations AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.prune_operations @maximum int, @answer bit = 0
@@ -2372,9 +2372,9 @@ BEGIN
 END;
 GO
 
--- Remove history that is older than setting history_days or beyond history_rows: among the oldest @maximum rows. Positions
--- jump by up to 10,000 when the server restarts. So if no more rows than that are kept, the rows are counted; a larger
--- number is estimated by their positions, as a count would read them all. Returns the number removed.
+-- Remove history that is older than setting history_days or beyond history_rows: among the oldest @maximum rows.
+-- Positions jump by up to 10,000 when the server restarts. So if no more rows than that are kept, the rows are counted;
+-- a larger number is estimated by their positions, as a count would read them all. Returns the number removed.
 IF OBJECT_ID(N'{schema}.prune') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.prune @maximum int, @answer bit = 0

@@ -337,8 +337,8 @@ CREATE TABLE {schema}.task (
     ended_at        datetime2(6) NULL,
     error           nvarchar(max) NULL,
     result          nvarchar(max) NULL,
-    -- For a task with locks (blocked_tasks.sql) ready_at is the end of time (the year 9999), so that claims of tasks without
-    -- locks skip it.
+    -- For a task with locks (blocked_tasks.sql) ready_at is the end of time (the year 9999), so that claims of tasks
+    -- without locks skip it.
     lock_count      int NULL,           -- how many; NULL: none
     locks_pending   int NULL,           -- how many are not granted yet; NULL: none is enqueued
     enqueue_locks_at datetime2(6) NULL, -- when its locks may be enqueued

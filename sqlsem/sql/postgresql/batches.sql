@@ -1,8 +1,8 @@
 -- sqlsem, the batches, for PostgreSQL. May be run again at any time, after tasks.sql.
 --
 -- One advisory lock (class + 4, hash of the name) serializes all decisions about the batches of a name. A routine takes
--- the lock in a statement of its own before it reads anything. So if several parts end at the same instant, one of them
--- is the last.
+-- the lock in a statement of its own before it reads anything. So if several parts end at the same instant, exactly one
+-- of them is the last.
 -- A part, and the callback, belongs to the member that runs it. When the member is gone, recover_batches marks the part
 -- as failed and the callback as pending.
 
@@ -44,8 +44,8 @@ END
 $$;
 
 -- Return true if this login may run and end the callback of a batch. Putters, operators and the login that stored the
--- callback may. A callback of kind local or session is known to a program or session only, which the caller must be
--- (p_own). The logins that take part in the batch may run such a callback, too.
+-- callback may. Only a program or a session has the callbacks of kind local and session: the caller must be one that
+-- does (p_own). Such a callback may also be run by the logins that run parts of the batch.
 CREATE OR REPLACE FUNCTION {schema}.may_run_callback(p_batch bigint, p_own boolean) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -58,8 +58,8 @@ AS $$
                        OR EXISTS (SELECT FROM {schema}.batch_part AS p WHERE p.batch_id = p_batch AND p.login = session_user))))
 $$;
 
--- Test the members that run parts or callbacks of a name's batches (NULL: of all), except p_mine. If a member is dead,
--- its parts have failed, and its callbacks are pending again. Return the batches in which parts failed so.
+-- Test the members that run parts or callbacks of the batches of a name (NULL: of all names), except p_mine. Parts of a
+-- dead member fail, and its callbacks become pending again. Return the batches in which parts have failed.
 CREATE OR REPLACE FUNCTION {schema}.recover_batches(p_name varchar, p_mine bigint) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -67,7 +67,7 @@ DECLARE
     v_member bigint;
     v_batch  record;
 BEGIN
-    -- All callers test the members in one order, and before they lock a name: so two calls cannot wait for each other.
+    -- Test the members in one order, and before this call locks a name: so two calls never wait for each other.
     FOR v_member IN
         SELECT p.member_id FROM {schema}.batch_part AS p JOIN {schema}.batch AS r ON r.batch_id = p.batch_id
         WHERE p.status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
@@ -92,7 +92,7 @@ BEGIN
         IF p_name IS NOT NULL THEN
             PERFORM {schema}.lock_batch(p_name);
         ELSIF NOT pg_try_advisory_xact_lock({schema}.lock_class(4), hashtext(v_batch.batch_name)) THEN
-            CONTINUE;  -- another session decides about this name just now
+            CONTINUE;  -- another session has locked this name
         END IF;
         UPDATE {schema}.batch AS r SET callback_status = 'pending', callback_uid = NULL
         WHERE r.batch_id = v_batch.batch_id AND r.callback_status = 'running'
@@ -123,7 +123,7 @@ BEGIN
 END
 $$;
 
--- Check the names of the parts (a JSON array, or a list with commas), and return them as JSON.
+-- Raise for invalid names of parts (a JSON array, or a list with commas); return them as JSON.
 CREATE OR REPLACE FUNCTION {schema}.check_parts(p_name text, p_part text, p_parts text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -164,16 +164,16 @@ END
 $$;
 
 -- Start a part, in the newest batch of the name or in a new one. p_parts: JSON, the names of all parts. code:
---   started      id and attempt tell which; previous is the batch that expired by this start, if there is one
---   running      refused: the part runs already, and its process lives
+--   started      the batch is id, the part's attempt is attempt; previous: the batch that this start let expire, if any
+--   running      refused: the part runs already, and its process is alive
 --   in_callback  refused: the part was the last one; the process that runs the callback is missing, but its grace is
 --                not over
 --   differs      refused: the batch has other parts
--- A new batch begins when there is none, or the newest one has succeeded or was abandoned, or its window is over. Until
--- then each start joins the batch. A start repeats a part that has failed, and also one that has succeeded: the batch
--- then waits for it.
--- The last part of a batch that has succeeded joins it again for as long as the callback has not ended well and no
--- living process runs the callback: that process has failed, and the repeated part continues the batch.
+-- A start joins the newest batch of the name. It begins a new batch if there is none, or if the newest one has
+-- succeeded, was abandoned, or is older than its window. A start repeats a part that has failed, and also a part that
+-- has succeeded: the batch then waits for it.
+-- After a batch has succeeded, its last part can join it once more while the callback has not finished, and no living
+-- process runs the callback: the process that ran it has failed, and the repeated part continues the batch.
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.start_part(
     p_member bigint, p_name varchar, p_part varchar, p_parts text, p_window_ms bigint, p_owner varchar, p_uid varchar,
@@ -200,7 +200,7 @@ BEGIN
     v_now := clock_timestamp();
     SELECT * INTO v_batch FROM {schema}.batch AS r WHERE r.batch_name = p_name ORDER BY r.batch_id DESC LIMIT 1;
     id := v_batch.batch_id;
-    -- The login that opened a batch decides its window: another login must not end the batch early.
+    -- Only the login that opened a batch can change its window: another login must not end the batch early.
     v_window := CASE WHEN v_batch.opened_by IS DISTINCT FROM session_user THEN v_batch.window_ms ELSE p_window_ms END;
     SELECT * INTO v_part FROM {schema}.batch_part AS p WHERE p.batch_id = v_batch.batch_id AND p.part = p_part;
     v_same := ARRAY(SELECT p.part::text FROM {schema}.batch_part AS p WHERE p.batch_id = v_batch.batch_id
@@ -271,16 +271,16 @@ END
 $$;
 
 -- End a part: 'succeeded' or 'failed'. code:
---   succeeded  the part counts
---   failed     as requested
+--   succeeded  recorded
+--   failed     recorded
 --   late       the part took longer than the window, or the batch is over (expired, abandoned): the part has failed
 --   lost       the part is no longer this member's: the member was found dead meanwhile
--- is_last is true if this part was the last one to succeed. With callback_attempt, this member has claimed the callback
--- and runs it.
+-- is_last is true if this part was the last one to succeed. If callback_attempt is not NULL, this member has claimed
+-- the callback, and has to run it.
 -- May be repeated with the same p_uid. 'failed' after 'succeeded' returns the callback that the first call claimed, if
 -- there is one.
--- With p_callback_kind the caller has the callback at hand, and so can claim one of kind local or session, too. If its
--- login may not run the callback (may_run_callback), the callback is pending until a login that may resumes it.
+-- With p_callback_kind the caller has a callback of kind local or session itself, and so can claim one. If its login
+-- may not run the callback (may_run_callback), the callback stays pending until another login resumes it.
 CREATE OR REPLACE FUNCTION {schema}.end_part(
     p_member bigint, p_name varchar, p_part varchar, p_uid varchar, p_outcome varchar, p_error text, p_owner varchar,
     p_callback_kind varchar, p_callback_body text, OUT code varchar, OUT id bigint, OUT is_last boolean,
@@ -353,9 +353,9 @@ BEGIN
 END
 $$;
 
--- Claim a callback that no member runs: of the name's oldest batch with a pending one, or of batch p_batch, whose
--- callback may also have failed. id is NULL if there is none that this login may run (may_run_callback). p_own: the
--- caller has a callback at hand for the kinds local and session.
+-- Claim a callback that no member runs: the pending one of the name's oldest batch; or that of batch p_batch, also if
+-- it has failed. id is NULL if there is none that this login may run (may_run_callback). p_own: the caller has the
+-- callbacks of kind local and session.
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.claim_callback(
     p_member bigint, p_name varchar, p_batch bigint, p_owner varchar, p_uid varchar, p_own boolean,
@@ -403,9 +403,9 @@ BEGIN
 END
 $$;
 
--- Abandon a batch, by its number, or the newest batch of a name: one that is open or has failed, or whose callback is
--- pending or has failed. The next start of a part begins a new batch. Return the number; NULL if there is no batch to
--- abandon. For operators.
+-- Abandon batch p_batch, or the newest batch of a name, if it is open or has failed, or its callback is pending or has
+-- failed. The next start of a part begins a new batch. Return the number; NULL if there is no batch to abandon. For
+-- operators.
 CREATE OR REPLACE FUNCTION {schema}.abandon_batch(p_name varchar, p_batch bigint DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -442,8 +442,8 @@ $$;
 
 -- Views for people ---------------------------------------------------------------------------------------------
 
--- Batches, newest first, one row a part. The text of a callback is shown to putters, operators and readers, and to the
--- login that stored it.
+-- Return the batches, newest first, one row a part. Putters, operators, readers and the login that stored a callback
+-- see its text.
 CREATE OR REPLACE FUNCTION {schema}.list_batches(
     p_name varchar DEFAULT NULL, p_batch bigint DEFAULT NULL, p_maximum integer DEFAULT 20)
 RETURNS TABLE (batch_id bigint, batch_name varchar, status varchar, window_seconds float, opened_at timestamptz,
@@ -484,7 +484,7 @@ AS $$
     FROM {schema}.batch_part AS p WHERE p.batch_id = p_batch AND p.status = ANY (p_states)
 $$;
 
--- Call recover_batches for a session, and warn the session of the parts that have failed.
+-- Do recover_batches for a session, and warn the session of the parts that have failed.
 CREATE OR REPLACE FUNCTION {schema}.session_recover_batches(p_name text, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -498,8 +498,8 @@ BEGIN
 END
 $$;
 
--- The functions that sessions call run with the caller's rights: the caller's login can see when this session began.
--- Functions of the same name that begin with session_ do the work.
+-- Sessions call functions that run with the caller's rights, as the caller's login can see when this session began.
+-- Each calls a function session_…, which runs with the owner's rights and does the work.
 CREATE OR REPLACE FUNCTION {schema}.session_part_start(
     name text, part text, parts text, window_seconds double precision, p_owner text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -546,8 +546,7 @@ BEGIN
 END
 $$;
 
--- Start a part for this session; return the number of the batch. If the session ends before the part, the part has
--- failed.
+-- Start a part for this session; return the number of the batch. If the session ends before the part, the part fails.
 -- Call it outside a transaction: an open one would keep all other parts of the batch waiting until it ends.
 CREATE OR REPLACE FUNCTION {schema}.batch_part_start(name text, part text, parts text, window_seconds double precision)
 RETURNS bigint
@@ -585,11 +584,11 @@ BEGIN
 END
 $$;
 
--- End this session's part as succeeded. With is_last = 1 it was the last part: the session has the callback to run, and
--- then calls batch_callback_ended (a warning says so if only another login may run it).
--- outcome: 'succeeded'; or 'late': the part took longer than the window, or the batch was abandoned, and the part does
--- not count.
--- If all other parts have ended, a warning names the parts that have failed. May be part of the caller's transaction.
+-- End this session's part as succeeded. If is_last = 1, it was the last part: the session has to run the callback, and
+-- then to call batch_callback_ended. (A warning is raised if only another login may run the callback.)
+-- outcome: 'succeeded'; or 'late': the part does not count, as it took longer than the window, or the batch was
+-- abandoned. If all other parts have ended, a warning names the parts that have failed. May be part of the caller's
+-- transaction.
 CREATE OR REPLACE FUNCTION {schema}.batch_part_done(name text, part text, OUT is_last integer, OUT outcome text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -639,7 +638,7 @@ BEGIN
 END
 $$;
 
--- Claim a callback that no session runs: 1 if this session has one to run now, else 0.
+-- Claim a callback that no session runs. Return 1 if this session has to run one now, else 0.
 CREATE OR REPLACE FUNCTION {schema}.batch_resume(name text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -648,8 +647,8 @@ BEGIN
 END
 $$;
 
--- End the callback that this session runs (of several: the one that it claimed last), well or with an error. Return the
--- number of the batch.
+-- End the callback that this session runs (of several, the one that it claimed last), with an error if it failed.
+-- Return the number of the batch.
 CREATE OR REPLACE FUNCTION {schema}.batch_callback_ended(name text, error text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

@@ -8,29 +8,31 @@
 -- Invariant: a blocked task holds nothing. The transaction that claims it grants its rows, and makes them the worker's;
 -- the one that ends the attempt deletes them. So no held lock is ever without an owner, whatever dies, and a blocked
 -- task can block others only by its position in a queue. It keeps a position only while it can use it:
---   * Only claims renew the lease. If no worker was free to start anything for LEASE, a waiter behind such a row
---     removes the member with its rows, like a dead member's. The tasks enqueue their locks again at the next claim.
+--   * Only claims renew the lease. If no worker was free to start a task for a minute, a waiter behind such a row
+--     removes the proxy member with its rows, like any dead member. At the next claim the tasks enqueue their locks
+--     again.
 --   * A task whose locks are free but that may not start (a lower order was opened, a limit is reached) leaves the lock
 --     queues, and enqueues again when it may.
---   * A task enqueues its locks when its time has come, its order is the lowest that is open, and its limits and rates
---     have room. So a waiter behind a blocked task waits for locks and a free worker only.
--- A task that has lost one of its rows (an operator revoked it) leaves the other queues, too, and enqueues again. A
--- trigger (on_task_blocked) notes each statement that ends an attempt or removes a blocked task, so no statement can
--- bypass it.
+--   * A task enqueues its locks only when its time has come, its order is the lowest open one, and its limits and rates
+--     have room. So a waiter behind a blocked task waits only for locks and for a free worker.
+-- If an operator revokes one of its rows, the task leaves the other queues, too, and enqueues its locks again. A
+-- trigger (on_task_blocked) does the same for each statement that ends an attempt or removes a blocked task.
 --
--- locks_pending: how many of the rows still wait; NULL: the task is not in the lock queues. A row that no row ahead
--- blocks stays so, except for a pause or another limit: so a claim checks all rows again.
--- Order of locks: the queue's row of queue_proxy, which one claim at a time has; members; gates, without waiting; tasks,
--- skipping locked ones; rows of the queue.
+-- locks_pending: how many of its rows are still blocked; NULL: the task is in no lock queue. A row that is no longer
+-- blocked can be blocked again only by a pause or a new limit, so a claim tests all rows again.
+-- Order of locks: the queue's row of queue_proxy, which only one claim at a time has locked; members; gates, without
+-- waiting; tasks, skipping locked ones; rows of the lock queues.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
+-- Return ready_at of a task with locks: a time that no other claim reaches.
 CREATE OR REPLACE FUNCTION {schema}.end_of_time() RETURNS timestamptz
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT '9999-01-01 00:00:00+00'::pg_catalog.timestamptz $$;
 
--- Until the transaction ends no limit set on the server is removed; false while a removal is under way.
+-- Keep operators from removing the limit of a resource, until the transaction ends. Return false if one is doing so
+-- now.
 CREATE OR REPLACE FUNCTION {schema}.block_limit_removal() RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -42,7 +44,8 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Raise for locks that cannot be: a list of {"resource": …, "access": …, "limit": …, "weight": …}, each resource once.
+-- Raise for invalid locks of a task. p_locks: [{"resource": …, "access": …, "limit": …, "weight": …}, …], each resource
+-- once.
 CREATE OR REPLACE FUNCTION {schema}.check_locks(p_locks jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -77,8 +80,7 @@ BEGIN
 END
 $$;
 
--- Raise for tasks with locks from a login that may not take locks. (Not if a schedule puts them: it was checked when it
--- was saved.)
+-- Raise if a login that may not take locks puts tasks with locks. (A schedule is checked when it is saved.)
 CREATE OR REPLACE FUNCTION {schema}.check_may_lock(p_tasks jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -90,7 +92,7 @@ BEGIN
 END
 $$;
 
--- Store the locks that tasks were put with.
+-- Store the locks of tasks that were just put.
 CREATE OR REPLACE FUNCTION {schema}.store_task_locks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -103,11 +105,11 @@ AS $$
     JOIN {schema}.task AS t ON t.put_uid = p_uid || '.' || a.ordinal
 $$;
 
--- Delete the rows of a task that belong to this member. Rows that the member handed over, and adopted again, are no
--- longer the task's.
--- A row that an open transaction has pinned stays with its owner, which finds it later. The proxy member never looks
--- for its rows, so the deletion waits for pinned ones.
--- p_claim: the beginning of the uids of rows that were claimed with the task; NULL: the task is in the lock queues.
+-- Delete the rows of a task that belong to this member. (Rows that the member has handed over and adopted again no
+-- longer belong to the task.)
+-- A row that an open transaction has pinned stays with its owner, which releases it later. The proxy member has no
+-- process that would do so: if p_member is the proxy, wait for pinned rows.
+-- p_claim: the beginning of the uids of the rows that a claim has granted; NULL: the task is in the lock queues.
 CREATE OR REPLACE FUNCTION {schema}.end_task_rows(p_task bigint, p_member bigint, p_claim text, p_outcome text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -158,7 +160,8 @@ BEGIN
 END
 $$;
 
--- An attempt at a task with locks has ended, by whatever statement; or a blocked task is removed, or pending again.
+-- Delete the rows of a task with locks when an attempt ends, by whatever statement, or when the blocked task is
+-- cancelled or becomes pending anew. A pending task becomes a blocked one.
 CREATE OR REPLACE FUNCTION {schema}.on_task_blocked() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -180,7 +183,7 @@ END
 $$;
 DO $$
 BEGIN
-    -- Only once: it locks the table.
+    -- Create the trigger only once: that locks the table.
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'on_task_blocked' AND tgrelid = '{schema}.task'::regclass) THEN
         CREATE TRIGGER on_task_blocked BEFORE UPDATE OF status ON {schema}.task FOR EACH ROW
             WHEN (OLD.lock_count IS NOT NULL AND OLD.status IS DISTINCT FROM NEW.status)
@@ -189,7 +192,7 @@ BEGIN
 END
 $$;
 
--- A blocked task is deleted by hand.
+-- Delete the rows of a blocked task that is deleted by hand.
 CREATE OR REPLACE FUNCTION {schema}.on_task_removed() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -208,13 +211,14 @@ BEGIN
 END
 $$;
 
--- Return the proxy member of a queue, with a lease renewed of late. The caller has locked the queue's row of queue_proxy.
+-- Return the proxy member of a queue: renew the lease of p_member, or register a new one if p_member is gone. The
+-- caller has locked the queue's row of queue_proxy.
 CREATE OR REPLACE FUNCTION {schema}.proxy_member(p_queue varchar, p_member bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    v_lease constant integer := 60000;  -- ms; LEASE above
+    v_lease constant integer := 60000;  -- ms
 BEGIN
     UPDATE {schema}.member SET heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + v_lease * interval '1 millisecond'
     WHERE member_id = p_member AND lease_until < clock_timestamp() + v_lease * interval '0.875 millisecond';
@@ -222,12 +226,12 @@ BEGIN
         RETURN p_member;
     END IF;
     PERFORM {schema}.check_origin();
-    -- It belongs to no login: only these routines can renew it or release its rows.
+    -- The proxy has no login: only these routines can renew its lease or release its rows.
     INSERT INTO {schema}.member (program, login, grace_ms, lease_ms, lease_until)
     VALUES ('blocked tasks', '', 0, v_lease, clock_timestamp() + v_lease * interval '1 millisecond')
     RETURNING member_id INTO p_member;
     UPDATE {schema}.queue_proxy AS p SET member_id = p_member WHERE p.queue_name = p_queue;
-    -- The rows in the lock queues went with the member before.
+    -- The rows in the lock queues were removed with the earlier proxy.
     UPDATE {schema}.task_lock AS l SET queue_position = NULL, waits = false
     FROM {schema}.task AS t
     WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_pending IS NOT NULL
@@ -238,8 +242,8 @@ BEGIN
 END
 $$;
 
--- Return true if the limits and rates of a queue, and of this key, have room for one more task. p_asked: tasks in the
--- lock queues count, too.
+-- Return true if the limits and rates of a queue, and of this key, have room for one more task. p_asked: count also the
+-- tasks that are in the lock queues.
 CREATE OR REPLACE FUNCTION {schema}.has_room(p_queue varchar, p_key varchar, p_asked boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -271,8 +275,7 @@ BEGIN
 END
 $$;
 
--- Put the rows of blocked tasks into the queues of their locks: the first of the tasks that lack only their locks.
--- Return their number.
+-- Enqueue the locks of blocked tasks that lack nothing else, of up to 100 tasks. Return the number of these tasks.
 CREATE OR REPLACE FUNCTION {schema}.enqueue_locks(p_queue varchar, p_proxy bigint, p_order integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -297,8 +300,8 @@ BEGIN
             v_full := v_full || v_task.task_key::text;
             CONTINUE;
         END IF;
-        -- No gate is waited for, as other sessions may wait for the locks of this transaction. A limit of the server
-        -- must stay.
+        -- Try the gates without waiting, as other sessions may wait for locks of this transaction. If a lock names no
+        -- limit, the resource's own limit must not be removed now.
         CONTINUE WHEN NOT (
             SELECT bool_and(pg_try_advisory_xact_lock({schema}.lock_class(0), g.key)
                             AND (g.named OR {schema}.block_limit_removal()))
@@ -313,7 +316,7 @@ BEGIN
                     v_lock.weight, p_proxy, left(format('task %s of %s', v_task.task_id, p_queue), 255),
                     format('blocked %s.%s.%s', v_task.task_id, v_lock.number, pg_current_xact_id()), v_task.note)
             RETURNING queue_position INTO v_position;
-            DELETE FROM {schema}.low_water WHERE resource_id = v_lock.resource_id AND mark > v_position;  -- numbers went back
+            DELETE FROM {schema}.low_water WHERE resource_id = v_lock.resource_id AND mark > v_position;  -- the numbers went back
             UPDATE {schema}.task_lock SET queue_position = v_position, waits = true
             WHERE task_id = v_task.task_id AND number = v_lock.number;
         END LOOP;
@@ -325,7 +328,8 @@ BEGIN
 END
 $$;
 
--- Grant the rows that may be granted. Among requests of one kind, none behind a blocked one may be granted either.
+-- Mark the rows that are no longer blocked (waits, locks_pending); a claim grants them. Of requests of one kind, none
+-- behind a blocked one needs a test.
 CREATE OR REPLACE FUNCTION {schema}.poll_lock_queues(p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -347,7 +351,7 @@ BEGIN
             EXIT WHEN NOT (SELECT a.eligible FROM {schema}.eligibility(v_kind.resource_id, v_one.queue_position, v_kind.access_type,
                                                                  v_kind.concurrency_limit, v_kind.weight, NULL) AS a);
             PERFORM FROM {schema}.task AS t WHERE t.task_id = v_one.task_id AND t.status = 'pending' FOR UPDATE OF t SKIP LOCKED;
-            CONTINUE WHEN NOT FOUND;  -- it is just being removed
+            CONTINUE WHEN NOT FOUND;  -- another session is claiming or removing the task
             UPDATE {schema}.task_lock SET waits = false WHERE task_id = v_one.task_id AND number = v_one.number;
             UPDATE {schema}.task SET locks_pending = locks_pending - 1 WHERE task_id = v_one.task_id;
         END LOOP;
@@ -355,8 +359,8 @@ BEGIN
 END
 $$;
 
--- Return the first blocked task whose locks can all be granted, locked, if it may start. Other such tasks leave the lock
--- queues.
+-- Return and lock the first blocked task whose locks can all be granted, if it may start. Tasks whose locks are free
+-- but that may not start leave the lock queues.
 CREATE OR REPLACE FUNCTION {schema}.next_blocked_task(p_queue varchar, p_proxy bigint, p_order integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -372,9 +376,8 @@ BEGIN
         ORDER BY t.task_order, t.task_priority DESC, t.task_id
         FOR UPDATE OF t SKIP LOCKED
     LOOP
-        -- The state of its rows stays true to the end of this transaction: no session removes a row, and a reader ahead
-        -- does not begin to upgrade (begin_upgrade). A row that another session is removing or upgrading is not waited
-        -- for.
+        -- Lock its rows: until this transaction ends no session removes one, and no reader ahead begins to upgrade
+        -- (begin_upgrade). Skip a row that another session is removing or upgrading.
         PERFORM FROM {schema}.task_lock AS l
         JOIN {schema}.{table} AS t ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
         WHERE l.task_id = v_task.task_id AND t.member_id = p_proxy
@@ -403,9 +406,9 @@ END
 $$;
 
 -- Claim a blocked task whose locks can all be granted; task_id is NULL if there is none, or another claim is under way.
--- From then on its locks are this member's: [[resource, position, access, limit, weight], …], with this requesting_id,
--- and p_row_owner as their owner in that process. With p_again (the first reply may have been lost) the claim of the
--- same p_uid is found again.
+-- Its locks then belong to this member, with p_requesting_id, and with p_row_owner as owner in that process. locks:
+-- [[resource, position, access, limit, weight], …]. With p_again (the first reply may have been lost) return the task
+-- that an earlier call with the same p_uid has claimed.
 CREATE OR REPLACE FUNCTION {schema}.claim_blocked(
     p_member bigint, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean, p_requesting_id varchar, p_row_owner varchar,
     OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar, OUT attempt integer,
@@ -425,7 +428,7 @@ BEGIN
                    WHERE r.member_id = p_member AND r.claim_uid = p_uid AND t.lock_count IS NOT NULL);
     END IF;
     IF v_task IS NULL THEN
-        -- (The member is not read yet: if no task is blocked, this costs no more.)
+        -- (This test comes first, so that it is all that a claim costs in a queue without blocked tasks.)
         IF NOT EXISTS (SELECT FROM {schema}.task AS t WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending'
                        AND t.lock_count IS NOT NULL) THEN
             RETURN;
@@ -440,12 +443,13 @@ BEGIN
         IF NOT FOUND OR NOT {schema}.block_first_limit() THEN
             RETURN;
         END IF;
-        -- The limits stay true until the end of this transaction: as in pick_fair_task.
+        -- Lock the limits of the queue, as pick_fair_task does: they cannot change before this transaction ends.
         PERFORM FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE SKIP LOCKED;
         IF NOT FOUND AND EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue) THEN
             RETURN;
         END IF;
-        -- Exclusive: a registration of this member that is under way must not write a low-water mark above these rows.
+        -- Take the member's lock exclusively: no registration of this member may write a low-water mark above these
+        -- rows meanwhile.
         IF NOT pg_try_advisory_xact_lock({schema}.lock_class(7), {schema}.lock_key(p_member)) THEN
             RETURN;
         END IF;
@@ -460,7 +464,7 @@ BEGIN
             p_queue, (SELECT coalesce(t.task_key, '') FROM {schema}.task AS t WHERE t.task_id = v_task), 0, 0, true) THEN
             RETURN;
         END IF;
-        -- (Their positions may be lower than the positions that this member got since.)
+        -- (The rows may be below the member's low-water mark.)
         DELETE FROM {schema}.low_water AS l WHERE l.resource_id = {schema}.member_key(p_member);
         UPDATE {schema}.{table} AS t
         SET member_id = p_member, requesting_id = p_requesting_id, owner = p_row_owner,
@@ -479,7 +483,8 @@ BEGIN
     FROM {schema}.task AS t WHERE t.task_id = v_task;
     v_lease := (SELECT m.lease_ms FROM {schema}.member AS m WHERE m.member_id = p_member);
     FOR v_lock IN SELECT l.queue_position FROM {schema}.task_lock AS l WHERE l.task_id = v_task AND v_lease IS NULL LOOP
-        -- (A waiter shares the lock for an instant, to test if it is free. The lock only saves waiters from polling.)
+        -- (A waiter may share the lock for an instant, to test if it is free: so try several times. Without the lock,
+        -- waiters poll.)
         FOR v_try IN 1..20 LOOP
             EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(v_lock.queue_position));
             PERFORM pg_sleep(0.001);
@@ -491,8 +496,8 @@ BEGIN
 END
 $$;
 
--- Test the holders that block blocked tasks of a queue, on 16 resources at most: no process waits for these locks and
--- would test them.
+-- Test the owners of rows that block the tasks of a queue, on 16 resources at most. (Elsewhere waiters make this test,
+-- but no process waits for the locks of a blocked task.)
 CREATE OR REPLACE FUNCTION {schema}.check_lock_holders(p_queue varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

@@ -13,7 +13,7 @@ CROSS JOIN LATERAL (VALUES
 WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
 
 -- name: hidden
--- Words that are not sent on, and the placeholders for them.
+-- Words that the report must not contain, and the placeholders for them.
 SELECT pg_catalog.host(pg_catalog.inet_server_addr()), '<server>'
 UNION ALL SELECT session_user::pg_catalog.text, '<login>'
 UNION ALL SELECT pg_catalog.current_database()::pg_catalog.text, '<database>'
@@ -25,7 +25,7 @@ SELECT pg_catalog.pg_backend_pid()
 SELECT pg_catalog.pg_terminate_backend(%s)
 
 -- name: create_inside
--- The holders inside: a witness beside the protocol.
+-- The present holders, recorded independently of sqlsem.
 CREATE TABLE {schema}.certify_inside (
     resource_id pg_catalog.text NOT NULL,
     who         pg_catalog.text NOT NULL,
@@ -85,7 +85,7 @@ COMMIT
 CALL {schema}.assert_holding(%s, %s)
 
 -- name: create_guarded
--- A schema of its own: the tables of sqlsem's own schema cannot be guarded.
+-- The guarded table needs another schema: the tables of sqlsem's schema cannot be guarded.
 CREATE SCHEMA {schema}_own;
 CREATE TABLE {schema}_own.guarded (number integer NOT NULL PRIMARY KEY)
 
@@ -117,7 +117,7 @@ DELETE FROM {schema}_own.guarded
 TRUNCATE {schema}_own.guarded
 
 -- name: merge_guarded
--- (In a text, as only a server of version 15 or later knows it.)
+-- (As a string, as servers before version 15 do not know MERGE.)
 DO 'BEGIN EXECUTE ''MERGE INTO {schema}_own.guarded AS t USING (SELECT 5 AS number) AS s
     ON t.number OPERATOR(pg_catalog.=) s.number WHEN MATCHED THEN UPDATE SET number = 6
     WHEN NOT MATCHED THEN INSERT (number) VALUES (s.number)''; END'
@@ -134,7 +134,7 @@ UPDATE {schema}.handover SET given_at = given_at OPERATOR(pg_catalog.-) '30 days
 SELECT {schema}.renew(%s, %s)
 
 -- name: reset
--- The statement of a pooler before it lends the session to another program.
+-- The statement that a pooler runs before another program gets the session.
 DISCARD ALL
 
 -- name: hand_over
@@ -175,7 +175,7 @@ RESET ROLE
 SELECT '42501'
 
 -- name: callers_settings
--- The settings that a calling session may have.
+-- Settings that a calling session may have.
 SELECT s.setting FROM (VALUES
     ('SET search_path = pg_temp'::pg_catalog.text),
     ('SET standard_conforming_strings = off'),
@@ -207,7 +207,7 @@ SELECT pg_catalog.pg_advisory_lock(pg_catalog.hashtext('{schema}'::pg_catalog.te
 SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtext('{schema}'::pg_catalog.text))
 
 -- name: log_counters
--- Flushes of the log (not known), and bytes of it, since the server began.
+-- The number of flushes of the log (not known), and its bytes, since the server was started.
 SELECT NULL::pg_catalog.int8, pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')
 
 -- name: dead_rows
@@ -226,7 +226,7 @@ SELECT pg_catalog.pg_postmaster_start_time()::pg_catalog.text
 SELECT pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp())
 
 -- name: collations
--- How databases may be created, beside the default.
+-- Ways to create a database, beside the default.
 SELECT 'LOCALE ''C'' TEMPLATE template0'
 UNION ALL
 SELECT 'LOCALE_PROVIDER icu ICU_LOCALE ''tr'' LOCALE ''C'' ENCODING ''UTF8'' TEMPLATE template0'

@@ -17,7 +17,7 @@ SELECT name, value FROM {schema}.settings()
 SELECT pg_catalog.pg_backend_pid()
 
 -- name: session
-SELECT pg_catalog.set_config('lock_timeout', %(lock_timeout)s, false),  -- (Since versions 14 and 17.)
+SELECT pg_catalog.set_config('lock_timeout', %(lock_timeout)s, false),  -- (The others exist from versions 14 and 17 on.)
        CASE WHEN pg_catalog.current_setting('idle_session_timeout', true) IS NOT NULL
             THEN pg_catalog.set_config('idle_session_timeout', '0', false) END,
        CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
@@ -42,7 +42,7 @@ SELECT known, positions, revoked FROM {schema}.heartbeat(%s)
 SELECT {schema}.deregister_member(%s)
 
 -- name: register
--- (A function among the columns is called without a detour over a table of its results.)
+-- (A function among the columns is faster than in FROM, which stores its rows first.)
 SELECT (r).queue_position, (r).granted
 FROM (SELECT {schema}.register(
           %s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean,
@@ -59,9 +59,9 @@ FROM {schema}.acquire_by_priority(%s::bigint, %s::varchar, %s::varchar, %s::varc
 -- end of feature: priorities
 
 -- name: wait
--- The writes of a wait are for displays, and a crash of the server may undo them. A crash may undo a release, too: the
--- client repeats it.
--- (In one column, as the client reads each.)
+-- synchronous_commit off: the writes of a wait are for displays, and a crash of the server may undo them. It may undo a
+-- release, too: the client repeats it.
+-- (In one column, as the client reads all columns.)
 SELECT CASE WHEN pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL
             THEN {schema}.wait(%s::varchar, %s::bigint, %s::integer) END
 
@@ -251,7 +251,7 @@ SELECT pg_catalog.to_regclass('{schema}.installer'::pg_catalog.text) IS NOT NULL
 LOCK TABLE {schema}.installer IN SHARE ROW EXCLUSIVE MODE
 
 -- name: install_begin
--- Sessions that wait for locks pause from here on (is_upgraded).
+-- From here on waiting sessions pause (is_upgraded).
 SELECT pg_catalog.setval('{schema}.installer_backend_pid_seq'::pg_catalog.regclass, pg_catalog.pg_backend_pid()::bigint, true)
 
 -- name: install_end
@@ -281,10 +281,10 @@ WHERE a.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid() AND a.pid OPERAT
 ORDER BY a.xact_start LIMIT 5
 
 -- name: lock_tables
--- Before the schema scripts of an upgrade, lock all tables of the schema at once, or none. A script that locked some of
--- them first and others later could deadlock with a transaction that holds the others and waits for the first. A
--- running transaction begins with the members or with the queue, so the attempts begin with either in turn. No
--- transaction waits behind the upgrade for longer than a moment.
+-- Before the schema scripts of an upgrade, lock all tables of the schema at once, or none. (A script that locked one
+-- after another could deadlock with a transaction that has one of them and waits for another.) Transactions begin with
+-- table member or with the queue, so the attempts begin with either table in turn. No transaction waits behind the
+-- upgrade for longer than a moment.
 DO $$
 DECLARE
     v_before pg_catalog.text := pg_catalog.current_setting('lock_timeout');

@@ -1,9 +1,9 @@
 -- sqlsem, conversions for PostgreSQL: a reader becomes the writer, a writer becomes a reader, without releasing the
 -- lock. May be run again at any time. Described in docs/conversions.md.
 --
--- A reader that wants to write has the access type 'upgrade' until all others have left. No request fits beside it, so
--- each later request waits. Some readers behind it may enter already, or may just have seen that they may: the
--- statement before grants them. For them "once true it stays true" holds, and the upgrading reader waits for them as
+-- A reader that upgrades has the access type 'upgrade' until all other holders have left. No request fits beside it, so
+-- each later request waits. But waiting readers behind it may already be eligible, and may have seen that: once
+-- eligible they must stay so. So begin_upgrade grants these readers first, and the upgrading reader waits for them as
 -- well.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
@@ -28,11 +28,11 @@ AS $$
 $$;
 
 
--- Begin the upgrade of a reader; a reader that is alone is the writer at once. With p_try nothing is changed if it is
--- not alone. May be repeated.
---   0  it writes
---   1  begun: go on with upgrade
---  -1  not begun: others are inside (p_try); or only a pause or a cap holds back readers behind it; or another
+-- Begin the upgrade of a reader. A reader that is alone becomes the writer at once. With p_try nothing is changed if it
+-- is not alone. May be repeated. Return:
+--   0  the reader is the writer
+--   1  begun: call upgrade
+--  -1  not begun: there are other holders (p_try); or only a pause or a cap blocks readers behind it; or another
 --      upgrading reader is dead or being revoked. Call again in a moment
 --  -2  the row is gone: released, reaped or revoked
 --  -3  another reader is upgrading: each would wait for the other. Nothing was changed
@@ -75,16 +75,16 @@ BEGIN
         END IF;
     END IF;
     LOOP
-        -- The rows between this reader and a reader behind must not leave before this commits: that reader would see
-        -- its way free while this transaction takes it for blocked.
+        -- Lock the rows between this reader and the readers behind it, so that none leaves before this commits:
+        -- otherwise a reader would find itself eligible that this transaction takes for blocked.
         PERFORM FROM {schema}.{table}
         WHERE resource_id = p_resource AND access_type <> 'read' AND queue_position > p_position
           AND queue_position < (SELECT max(queue_position) FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
                                 WHERE access_type = 'read' AND granted_at IS NULL)
         ORDER BY queue_position FOR KEY SHARE;
         -- feature: queue
-        -- A blocked task holds nothing, so it is not granted: it goes on waiting. A claim of such a task that is under
-        -- way comes first, and the task is then inside. From here on no claim finds its way free.
+        -- A blocked task must hold nothing, so its rows are not granted. Lock them: a claim of such a task that is
+        -- under way ends first, and its rows are granted then; any later claim finds them blocked.
         PERFORM FROM {schema}.{table}
         WHERE resource_id = p_resource AND access_type = 'read' AND granted_at IS NULL AND queue_position > p_position
           AND member_id IN (SELECT p.member_id FROM {schema}.queue_proxy AS p)
@@ -103,14 +103,14 @@ BEGIN
           -- feature: queue
           AND NOT EXISTS (SELECT FROM {schema}.queue_proxy AS p WHERE p.member_id = r.member_id)
           -- end of feature: queue
-          AND coalesce(load + weight <= declared, true);  -- (also rows without a live client: they are removed as such)
+          AND coalesce(load + weight <= declared, true);  -- (also rows of dead members: they are reaped later)
         SELECT queue_position INTO v_other FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
         WHERE queue_position <> p_position AND (queue_position < p_position OR granted_at IS NOT NULL) LIMIT 1;
         IF v_other IS NULL AND v_free IS NULL THEN
             RETURN CASE WHEN {schema}.convert_row(p_resource, p_position, 'read', 'write', 'upgraded') THEN 0 ELSE -2 END;
         END IF;
         EXIT WHEN NOT p_try;
-        -- Dead owners must not make a try fail.
+        -- Test the owners: a dead one must not make a try fail.
         IF v_again OR NOT {schema}.reap_dead_members(p_resource, v_row.member_id) THEN
             RETURN -1;
         END IF;
@@ -128,10 +128,10 @@ END
 $$;
 
 
--- Wait up to p_timeout_ms until a reader that has begun to upgrade is alone and the writer. Sleep in the engine's lock
--- queue wherever there is a lock to wait for.
---   0  it writes          -1  not yet; or the row does not upgrade any more
---   1  call again at once: other sessions should see what was written
+-- Wait up to p_timeout_ms until a reader that has begun to upgrade is alone, and so the writer. Wherever there is a
+-- lock to wait for, sleep in PostgreSQL's queue of that lock, and poll otherwise. Return:
+--   0  the reader is the writer   -1  not yet; or the row no longer upgrades
+--   1  call again at once: this transaction has written something that other sessions should see
 --  -2  the row is gone: released, reaped or revoked
 CREATE OR REPLACE FUNCTION {schema}.upgrade(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_timeout_ms integer) RETURNS integer
@@ -156,7 +156,8 @@ BEGIN
         RETURN CASE v_row.access_type WHEN 'write' THEN 0 ELSE -1 END;
     END IF;
     LOOP
-        -- A holder has granted_at, or is ahead and never saw this request. No other request can be granted.
+        -- Wait for each row with granted_at, and for each row ahead, which can be granted without regard to this one.
+        -- No other row can be granted.
         SELECT queue_position INTO v_other FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807)
         WHERE queue_position <> p_position AND (queue_position < p_position OR granted_at IS NOT NULL) LIMIT 1;
         IF v_other IS NULL THEN
@@ -167,10 +168,10 @@ BEGIN
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
-            -- Once a call, test all other owners, too (as wait does).
+            -- At the end of each call test the other owners, too, as wait does.
             RETURN CASE WHEN {schema}.reap_dead_members(p_resource, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
-        -- An upgrade of the tables must not wait long for this transaction (as in wait).
+        -- Sleep for 2 s at most: an upgrade of the tables waits for this transaction (see wait).
         v_left := least(v_left, 2000);
         IF v_again AND {schema}.is_upgraded() THEN
             RETURN -1;
@@ -178,8 +179,7 @@ BEGIN
         v_again := true;
         v_key := {schema}.lock_key(v_other);
         IF {schema}.is_free({schema}.lock_class(2), v_key) THEN
-            -- No session holds the lock: the row was released this instant, or its owner has no session, or its owner
-            -- died.
+            -- No session holds the lock: the row was released this instant, or its owner has no session, or has died.
             IF {schema}.check_if_dead(p_resource, v_other, v_row.member_id) THEN
                 RETURN 1;
             END IF;
@@ -193,12 +193,12 @@ END
 $$;
 
 
--- Make a writer a reader, or end a reader's upgrade, and wake the waiters behind that this may let in. Return 0 if done
--- (or the row reads already), -1 if this requester has no such granted row. May be repeated.
+-- Turn a writer into a reader, or end the upgrade of a reader, and wake the waiters behind that may now be eligible.
+-- Return 0 if done, or if the row is a reader's already; -1 if this requester has no such granted row. May be repeated.
 -- Waits (lock_timeout) for an open transaction that has pinned the row. Afterwards the session calls
 -- retake_wakeup_lock.
--- A downgrade blocks no request, and yet takes the gate: a begin_upgrade whose caller was cut off while it waited there
--- comes first.
+-- It takes the gate although a downgrade blocks no request: an earlier begin_upgrade of a client that no longer waits
+-- for it may still wait for the gate, and has to come first.
 CREATE OR REPLACE FUNCTION {schema}.downgrade(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -230,8 +230,8 @@ END
 $$;
 
 
--- Take the wakeup lock of a row of this session's member again, behind the waiters that its release woke. Without the
--- lock the waiters poll from time to time: they lose nothing but their sleep.
+-- Take the wakeup lock of a row of this session's member again, after its release has woken the waiters. (Without the
+-- lock the waiters poll.)
 CREATE OR REPLACE FUNCTION {schema}.retake_wakeup_lock(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

@@ -1,17 +1,19 @@
 -- sqlsem, deadlocks, for PostgreSQL. May be run again at any time, after routines.sql.
 --
--- An owner is one line of execution: a member and its thread, task or session. (Columns and variables call it `who`.)
--- An owner that waits cannot release anything. The search reads the rows of one instant:
---   1. Suspect each owner that waits. Clear each owner that could be granted if only the suspected ones stayed. Repeat
---      until nothing changes: the owners that are left are stuck.
---   2. Each stuck row points to the stuck rows in its way. Owners that reach each other and no other owner are a cycle.
---   3. The highest position that waits in a cycle is the youngest request. Its owner has to give up.
+-- An owner is a thread, asyncio task or session of a member, which can wait for only one thing at a time. (Columns and
+-- variables call it `who`.) An owner that waits cannot release anything. The search reads the rows of one instant:
+--   1. Suspect each owner that waits. Clear each owner whose requests could be granted if only suspected owners kept
+--   their
+--      rows. Repeat until nothing changes: the owners that are left are stuck.
+--   2. Each blocked row of a stuck owner points to the rows of stuck owners that block it. Owners that reach each other
+--      and no other owner are a cycle.
+--   3. The waiting row with the highest position in a cycle is the youngest request. Its owner is the victim.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- A row as the search sees it: n numbers the rows by resource and position, `who` the owners, from 1; room is the
--- limit that the row and an operator allow, were the row granted.
+-- A row of the search. n: its number, in the order of resource and position; who: the number of its owner, from 1;
+-- room: the limit for this row, its own or the operator's.
 DO $$
 BEGIN
     IF to_regtype('{schema}.deadlock_row') IS NULL THEN
@@ -22,8 +24,8 @@ BEGIN
 END
 $$;
 
--- Return true if a member can be in a deadlock at all: one of its owners waits and has another row, for which some
--- request waits. Nearly always there is none, and nothing else is read.
+-- Return true if a member can be in a deadlock at all: one of its owners waits, and has another row for which some
+-- request waits. That is rare, so most searches end here.
 CREATE OR REPLACE FUNCTION {schema}.may_be_in_deadlock(p_member bigint) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -42,10 +44,10 @@ AS $$
                                 OR w.queue_position <> mine.queue_position AND w.access_type = 'upgrade')))
 $$;
 
--- The rows among which a deadlock of this member would be: one statement, one instant. It reads only owners that have
--- two rows and wait, and owners that wait ahead of such a row: without them there is no cycle. Bare participants, which
--- may leave at any time, and rows that are being removed do not count. `busy`: the row's owner has two rows and waits.
--- A client may search among the rows by itself.
+-- Return the rows that a deadlock of this member could consist of, in one statement, and so of one instant: the rows of
+-- owners that have two rows and wait (`busy`), and of owners that wait ahead of such a row. There is no cycle without
+-- them. Rows of bare participants, which may leave at any time, and rows that are being removed do not count. (A client
+-- may search these rows for a deadlock itself.)
 CREATE OR REPLACE FUNCTION {schema}.deadlock_rows(p_member bigint)
 RETURNS TABLE (queue_position bigint, resource_id varchar, member_id bigint, owner varchar, access_type varchar,
                concurrency_limit integer, weight integer, granted boolean, cap integer, waits boolean)
@@ -68,8 +70,8 @@ AS $$
     WHERE {schema}.may_be_in_deadlock(p_member) AND (b.busy OR b.waits AND b.queue_position < b.last_busy)
 $$;
 
--- Return the data that name these members to a client, or no rows if one of them may be dead: a dead member does not
--- hold up others for long.
+-- Return host, process and session of these members; but no rows if one of them may be dead, as its removal will end
+-- the deadlock.
 CREATE OR REPLACE FUNCTION {schema}.live_members(p_members bigint[], p_mine bigint)
 RETURNS TABLE (member_id bigint, host varchar, pid integer, session_id integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -91,10 +93,10 @@ BEGIN
 END
 $$;
 
--- The deadlock whose youngest request is this member's, if there is one: the shortest cycle through that request, one
--- row for each owner, beginning with the request's own. `ahead` is the row by which an owner blocks the one before,
--- `behind` the row for which it waits. Return nothing if a member of the cycle may be dead: its removal will end the
--- deadlock.
+-- Return the deadlock whose youngest request is this member's, if there is one: the shortest cycle through that
+-- request, one row for each owner, beginning with the owner of the request. `ahead`: the row by which the owner blocks
+-- the owner before it; `behind`: the row for which it waits. No rows if a member of the cycle may be dead: its removal
+-- will end the deadlock.
 CREATE OR REPLACE FUNCTION {schema}.find_deadlock(p_member bigint)
 RETURNS TABLE (step integer, member_id bigint, host varchar, pid integer, session_id integer, owner varchar,
                ahead_resource varchar, ahead_position bigint, ahead_granted boolean,
@@ -105,12 +107,12 @@ AS $$
 DECLARE
     v_rows     {schema}.deadlock_row[];
     v_row      {schema}.deadlock_row;
-    v_idle     boolean[];  -- of each row: nothing blocks it any more (1.), no stuck row waits behind it (2.)
-    v_left     integer[];  -- of each owner: its rows that are not idle; it is stuck while there are some
+    v_idle     boolean[];  -- of each row: not blocked (step 1); no stuck row waits behind it (step 2)
+    v_left     integer[];  -- of each owner: the number of its rows that are not idle; above 0: stuck
     v_none     boolean[];
     v_changed  boolean;
     v_resource varchar;
-    v_label    varchar[];  -- along one queue: the labels met, and the weight and the lowest limit of each
+    v_label    varchar[];  -- along one queue: access types so far, with weight and lowest limit of each
     v_load     bigint[];
     v_low      integer[];
     v_at       integer;
@@ -121,13 +123,13 @@ DECLARE
     v_back     integer[];
     v_seen     integer[] := '{}';
     v_victim   {schema}.deadlock_row;
-    v_reached  integer[] := '{}';  -- owners; and from which, by which row that waits behind which
+    v_reached  integer[] := '{}';  -- owners reached; and from which owner, by which rows
     v_from     integer[] := '{}';
     v_waiter   integer[] := '{}';
     v_blocker  integer[] := '{}';
-    v_found    integer[];  -- of them, the owners of the last level
+    v_found    integer[];  -- the owners of the last level
     v_front    {schema}.deadlock_row[];  -- their rows
-    v_rest     {schema}.deadlock_row[];  -- of owners that are not reached yet
+    v_rest     {schema}.deadlock_row[];  -- the rows of owners that are not reached yet
 BEGIN
     WITH r AS (
         SELECT row_number() OVER (ORDER BY b.resource_id, b.queue_position)::integer,
@@ -138,12 +140,13 @@ BEGIN
         ORDER BY 1
     )
     SELECT array_agg(r::{schema}.deadlock_row) INTO v_rows FROM r;
-    IF v_rows IS NULL THEN  -- most calls end here
+    IF v_rows IS NULL THEN  -- (most calls end here)
         RETURN;
     END IF;
     v_none := array_fill(false, ARRAY[cardinality(v_rows)]);
 
-    -- 1. Down the queues, as long as that frees an owner: an owner is free when all of its rows can be granted.
+    -- 1. Go along the queues until that clears no further owner. An owner is cleared when all of its rows can be
+    -- granted.
     v_idle := v_none;
     SELECT array_agg(w.waiting ORDER BY w.who) INTO v_left
     FROM (SELECT r.who, count(*) FILTER (WHERE r.waits) AS waiting FROM unnest(v_rows) AS r GROUP BY r.who) AS w;
@@ -159,7 +162,7 @@ BEGIN
             END IF;
             CONTINUE WHEN v_left[v_row.who] = 0;
             IF v_row.waits AND NOT v_idle[v_row.n] THEN
-                IF v_row.access_type = 'upgrade' THEN  -- waits for all others inside, wherever they stand
+                IF v_row.access_type = 'upgrade' THEN  -- waits for all other holders, at any position
                     v_idle[v_row.n] := NOT EXISTS (
                         SELECT FROM unnest(v_rows) AS o
                         WHERE o.resource_id = v_resource AND o.n <> v_row.n AND o.granted AND v_left[o.who] > 0);
@@ -182,12 +185,12 @@ BEGIN
         END LOOP;
         EXIT WHEN NOT v_changed;
     END LOOP;
-    -- From here on: the rows of the stuck, and `waits` says that a row is blocked.
+    -- From here on there are only rows of stuck owners, and `waits` means that the row is blocked.
     SELECT array_agg(ROW(r.n, r.who, r.member_id, r.owner, r.resource_id, r.queue_position, r.access_type, r.concurrency_limit,
                          r.room, r.weight, r.granted, r.waits AND NOT v_idle[r.n])::{schema}.deadlock_row ORDER BY r.n)
     INTO v_rows FROM unnest(v_rows) AS r WHERE v_left[r.who] > 0;
 
-    -- Up the queues, to leave aside the owners for which no request waits: usually all of the many behind a cycle.
+    -- Go back along the queues, and leave out owners for which no request waits: usually the many behind a cycle.
     v_idle := v_none;
     SELECT array_agg(coalesce(w.number, 0) ORDER BY u.who) INTO v_left
     FROM generate_series(1, cardinality(v_left)) AS u (who)
@@ -198,7 +201,7 @@ BEGIN
         FOR v_row IN SELECT * FROM unnest(v_rows) AS r ORDER BY r.n DESC LOOP
             IF v_resource IS DISTINCT FROM v_row.resource_id THEN
                 v_resource := v_row.resource_id;
-                v_label := '{}';  -- of the blocked further down
+                v_label := '{}';  -- access types of the blocked rows behind
             END IF;
             CONTINUE WHEN v_left[v_row.who] = 0;
             IF NOT v_idle[v_row.n] AND v_label <@ ARRAY[v_row.access_type] AND 'write' <> ALL (v_label)
@@ -219,8 +222,8 @@ BEGIN
     END LOOP;
     SELECT array_agg(r ORDER BY r.n) INTO v_rows FROM unnest(v_rows) AS r WHERE v_left[r.who] > 0;
 
-    -- 2. The edges: which owner waits for which. A blocked row of access write leads to all the stuck rows ahead of it,
-    --    so the rows behind it need not point past it. The edges are few, however long the queue is.
+    -- 2. The edges: which owner waits for which. A blocked row of access write points to all rows ahead of it, so rows
+    --    behind it need not point past it. So there are few edges, however long the queue is.
     SELECT array_agg(w.who), array_agg(b.who) INTO v_source, v_target
     FROM (SELECT *, min(r.n) OVER queue AS first, max(r.n) OVER queue AS last,
                  max(r.n) FILTER (WHERE r.waits AND r.access_type = 'write')
@@ -231,7 +234,7 @@ BEGIN
     JOIN unnest(v_rows) AS b ON b.n = k.n
     WHERE w.waits AND CASE WHEN w.access_type = 'upgrade' THEN b.granted AND b.n <> w.n
                            ELSE w.access_type = 'write' OR b.access_type <> w.access_type END;
-    -- A cycle with a request of this member as its youngest: every owner that this one reaches also reaches this one.
+    -- Find a cycle of this member's owners: every owner that such an owner reaches also reaches it.
     FOR v_who IN SELECT DISTINCT r.who FROM unnest(v_rows) AS r WHERE r.waits AND r.member_id = p_member LOOP
         CONTINUE WHEN v_who = ANY (v_seen);
         WITH RECURSIVE down (who) AS (
@@ -257,7 +260,7 @@ BEGIN
         RETURN;
     END IF;
 
-    -- 3. The shortest way from the victim back to its owner: by levels, and in each by position.
+    -- 3. Find the shortest way from the victim's row back to its owner: breadth first, each level by position.
     v_front := ARRAY[v_victim];
     WHILE v_victim.who <> ALL (v_reached) LOOP
         SELECT array_agg(f.who), v_from || array_agg(f.source), v_waiter || array_agg(f.waiter), v_blocker || array_agg(f.blocker)
@@ -290,7 +293,8 @@ BEGIN
 END
 $$;
 
--- The same in words, for a session that waits: the position to give up, and why. NULLs if there is no deadlock.
+-- Describe the deadlock of a waiting session: victim is the position to give up, words the reason. NULLs if there is
+-- none.
 CREATE OR REPLACE FUNCTION {schema}.describe_deadlock(p_member bigint, OUT victim bigint, OUT words text)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

@@ -20,15 +20,15 @@ LEFT JOIN pg_catalog.pg_proc AS p ON p.pronamespace OPERATOR(pg_catalog.=) n.oid
 GROUP BY n.oid
 
 -- name: settings
--- The settings of connections that do not set their own, unlike sqlsem's; and the keepalive of this connection.
+-- The server's defaults for connections (sqlsem's connections set their own); and the keepalive of this connection.
 SELECT s.reset_val, pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('tcp_keepalives_idle'),
        pg_catalog.current_setting('tcp_keepalives_interval'), pg_catalog.current_setting('tcp_keepalives_count'),
        (SELECT t.setting FROM pg_catalog.pg_settings AS t WHERE t.name OPERATOR(pg_catalog.=) 'tcp_user_timeout'::pg_catalog.text)
 FROM pg_catalog.pg_settings AS s WHERE s.name OPERATOR(pg_catalog.=) 'default_transaction_isolation'::pg_catalog.text
 
 -- name: locks
--- The number of locks for which the server's table has room at least, and the number of locks in it. (Locks on the fast
--- path are not in it, nor locks of serializable transactions.)
+-- The number of locks for which the server's table of locks has room at least, and the number of locks in it.
+-- (Fast-path locks and locks of serializable transactions are not in that table.)
 SELECT pg_catalog.current_setting('max_locks_per_transaction')::bigint
        OPERATOR(pg_catalog.*) (pg_catalog.current_setting('max_connections')::bigint
                                OPERATOR(pg_catalog.+) pg_catalog.current_setting('max_prepared_transactions')::bigint),
@@ -58,8 +58,8 @@ SELECT pg_catalog.date_part('epoch'::pg_catalog.text, pg_catalog.clock_timestamp
 SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_try_advisory_lock(%(key)s::bigint)
 
 -- name: beacon_look
--- Asked on a second connection: is it another backend, does the first one still hold its lock, and does that keep this
--- one out?
+-- Run on a second connection: its backend; if the first connection still holds its lock; and if that lock blocks this
+-- connection.
 SELECT pg_catalog.pg_backend_pid(),
        EXISTS (SELECT FROM pg_catalog.pg_locks AS l
                WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory'::pg_catalog.text AND l.granted AND l.pid OPERATOR(pg_catalog.=) %(pid)s::integer

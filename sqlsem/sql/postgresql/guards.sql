@@ -1,15 +1,15 @@
 -- sqlsem, guarded tables, for PostgreSQL: a trigger refuses each write of a transaction that has not asserted a grant
 -- of the table's resource. May be run again at any time, after routines.sql. Its limits: docs/howto/guarded-tables.md.
 --
--- A setting notes the rows that a transaction has pinned (note_pin), another setting the grant that a connection relies
--- on for a while (Grant.session). Any login may write both, so the trigger believes neither: it pins the named rows
--- once more, by the same rules as `pin`. A forged note gains no more than a call of `pin`.
+-- One setting names the rows that a transaction has pinned (note_pin); another names the grant that a connection uses
+-- for a while (Grant.session). Any login may write these settings, so the trigger does not trust them: it pins the
+-- named rows itself, by the same rules as `pin`. So a forged note gains no more than a call of `pin`.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- Return the note by which a connection relies on a grant for a while: the position and its owner, which changes at a
--- hand-over. NULL: there is no such grant (any more).
+-- Return the note for a connection that uses a grant for a while: the position and its owner, which changes at a
+-- hand-over. NULL: there is no such grant.
 CREATE OR REPLACE FUNCTION {schema}.session_entry(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -18,7 +18,8 @@ AS $$
       AND member_id IS NOT NULL AND granted_at IS NOT NULL
 $$;
 
--- The trigger of guarded tables, once for each statement. Its argument is the resource.
+-- Raise if the transaction has not pinned a grant of the resource. The trigger of guarded tables, once for each
+-- statement; its argument is the resource.
 CREATE OR REPLACE FUNCTION {schema}.check_guard() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -33,14 +34,14 @@ BEGIN
     IF v_pinned ~ E'^\\d+( \\d{1,18}:[0-9a-f]{32})+$' AND split_part(v_pinned, ' ', 1) = pg_current_xact_id()::text THEN
         v_positions := ARRAY(SELECT split_part(p, ':', 1)::bigint FROM unnest((string_to_array(v_pinned, ' '))[2:]) AS u (p));
     ELSE
-        v_pinned := '';  -- of another transaction, or text that a login wrote itself
+        v_pinned := '';  -- the note is another transaction's, or a login has written it
     END IF;
     v_asserted := v_positions;
     IF v_session ~ E'^\\d{1,18}:\\d{1,18}( \\d{1,18}:\\d{1,18})*$' THEN
         v_positions := v_positions || ARRAY(SELECT split_part(p, ':', 1)::bigint FROM unnest(string_to_array(v_session, ' ')) AS u (p));
     END IF;
-    -- The writer comes first, in case a reader's grant is named, too. A row that is there, and pinned from now on, was
-    -- never lost.
+    -- Prefer a writer's grant, in case a reader's is named, too. (A row that is there, and is pinned now, was not lost
+    -- since.)
     SELECT t.queue_position, t.access_type INTO v_row
     FROM {schema}.{table} AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = TG_ARGV[0] AND t.queue_position = ANY (v_positions) AND t.granted_at IS NOT NULL
@@ -71,8 +72,8 @@ $$;
 
 -- Adding and removing guards: with the caller's rights --------------------------------------------------------------
 
--- A table and all tables that inherit from it, also partitions of partitions. (A statement fires only the statement
--- triggers of the table that it names.)
+-- Return a table and all tables that inherit from it, also partitions of partitions. (A statement fires only the
+-- statement triggers of the table that it names.)
 CREATE OR REPLACE FUNCTION {schema}.table_and_partitions(p_table regclass) RETURNS SETOF regclass
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -81,7 +82,7 @@ AS $$
     SELECT relation::regclass FROM member ORDER BY relation = p_table DESC, relation
 $$;
 
--- The guards, one for each table.
+-- Return the guards, one for each table.
 CREATE OR REPLACE FUNCTION {schema}.guards()
 RETURNS TABLE (relation regclass, resource_id text, trigger_name name, fires boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
@@ -91,8 +92,7 @@ AS $$
     FROM pg_trigger AS t WHERE t.tgfoid = '{schema}.check_guard()'::regprocedure
 $$;
 
--- Guard a table with its partitions, or partitions that were added since; return how many triggers were made or
--- enabled.
+-- Guard a table and its partitions, also those added since; return the number of triggers that were created or enabled.
 CREATE OR REPLACE FUNCTION {schema}.guard_table(p_table regclass, p_resource text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -140,7 +140,7 @@ BEGIN
 END
 $$;
 
--- Remove the guards of a table and its partitions; return how many there were.
+-- Remove the guards of a table and its partitions; return the number of removed triggers.
 CREATE OR REPLACE FUNCTION {schema}.unguard_table(p_table regclass) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -170,7 +170,7 @@ BEGIN
 END
 $$;
 
--- The guarded tables, without the partitions of guarded ones, and their faults.
+-- Return the guarded tables, without partitions of guarded tables, and the problems of their guards.
 CREATE OR REPLACE FUNCTION {schema}.guarded_tables()
 RETURNS TABLE (schema_name name, table_name name, resource_id text, problem text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp

@@ -1,27 +1,28 @@
 -- sqlsem, hand-overs of locks, for PostgreSQL: a holder hands its lock over, and the client with the token adopts it,
 -- with the same position and fence and without a gap. May be run again at any time. Described in docs/handover.md.
 --
--- Between the two the rows belong to a member in transit, which lives by a lease. If no client adopts them in time,
--- they are reaped like all rows whose lease is over. So at each moment a row has one owner: the giver until hand_over
--- commits, then the member in transit, under which no client can work, and the adopter from the commit of adopt on.
--- A row gets another requesting_id and uid each time: a late release or a repeated call of the owner before finds
--- nothing.
+-- From hand_over to adopt the rows belong to a member in transit, which lives by a lease. If no client adopts them in
+-- time, they are reaped like all rows whose lease is over. So a row has one owner at each moment: the giver until
+-- hand_over commits, then the member in transit, for which no client can act, and the adopter from the commit of adopt
+-- on. Each time the row gets another requesting_id and uid: so a late release or a repeated call of an earlier owner
+-- finds no row.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- A token of 244 random bits.
+-- Return a new token, of 244 random bits.
 CREATE OR REPLACE FUNCTION {schema}.new_token() RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT 'sqlsem-' || replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', '') $$;
 
+-- Return the hash of a token, as table handover stores it.
 CREATE OR REPLACE FUNCTION {schema}.token_hash(p_token text) RETURNS varchar
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT encode(sha256(convert_to(p_token, 'UTF8')), 'hex') $$;
 
 
--- Hand over rows of a member, all or none, to the client that presents the token of p_hash within p_ttl_ms, as login
--- p_to (NULL: the giver's). Return 0 if done, -1 if one of them is not held (any more). May be repeated.
+-- Hand over rows of a member, all or none. A client that presents the token of p_hash within p_ttl_ms, as login p_to
+-- (NULL: the giver's login), can adopt them. Return 0 if done, -1 if one of the rows is not held. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.hand_over_rows(
     p_member bigint, p_positions bigint[], p_hash varchar, p_ttl_ms integer, p_to varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -53,7 +54,7 @@ BEGIN
         WHERE given_at < clock_timestamp() - interval '1 day'
           AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = h.member_id)
         ORDER BY given_at LIMIT 100 FOR UPDATE SKIP LOCKED));
-    -- A heartbeat, and a lock: until the commit no session can take the giver for dead and remove its rows.
+    -- Record a heartbeat. The UPDATE also locks the giver: until the commit no session can reap it.
     UPDATE {schema}.member
     SET heartbeat_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
     WHERE member_id = p_member AND login = session_user
@@ -77,8 +78,8 @@ BEGIN
     IF v_count = 0 OR v_count <> cardinality(p_positions) THEN
         RETURN -1;
     END IF;
-    -- Displays show the process that handed it over. It belongs to no login: it cannot be renewed or released without
-    -- the token.
+    -- Register the member in transit, with the giver's process, for displays, and without a login: its rows cannot be
+    -- renewed or released without the token.
     INSERT INTO {schema}.member (beacon, backend_pid, host, pid, program, login, grace_ms, lease_ms, lease_until)
     VALUES (NULL, NULL, v_member.host, coalesce(v_member.pid, v_member.backend_pid), v_member.program,
             '', 0, p_ttl_ms, clock_timestamp() + p_ttl_ms * interval '1 millisecond')
@@ -97,7 +98,7 @@ BEGIN
     INSERT INTO {schema}.handover (token_hash, member_id, row_count, resource_id, queue_position, given_by, given_to, ttl_ms)
     VALUES (p_hash, v_transit, v_count, v_first.resource_id, v_first.queue_position, session_user,
             coalesce(p_to, session_user), p_ttl_ms);
-    -- The waiters wake, find a row with a lease, and poll it from time to time.
+    -- Release the wakeup locks: the waiters wake, find rows with a lease, and poll from then on.
     FOR v_row IN SELECT p AS queue_position FROM unnest(p_positions) AS p LOOP
         v_freed := {schema}.release_session_lock_after_commit({schema}.lock_class(2), {schema}.lock_key(v_row.queue_position));
     END LOOP;
@@ -108,8 +109,8 @@ $$;
 
 -- Let a member adopt the rows that were handed over under a token. Return one row for each lock with code 0; or one row
 -- with the reason:
---   -1  no such token                       -2  it was used: by whom and when
---   -3  too late: the lease ran out, or an operator revoked a row      -4  it is for another login
+--   -1  no such token                       -2  it was used; with the adopter and the time
+--   -3  too late: the lease is over, or an operator has revoked a row      -4  it is for another login
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.adopt_rows(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_token text)
@@ -132,8 +133,8 @@ BEGIN
     IF concat(p_requesting_id, p_owner, p_uid) ~ '[[:cntrl:]]' OR p_requesting_id IS NULL OR p_uid IS NULL THEN
         RAISE EXCEPTION 'sqlsem: bad request: requesting_id and uid must be printable text' USING ERRCODE = '22023';
     END IF;
-    -- Exclusive: a registration of this member that is under way must not write a low-water mark above the adopted
-    -- rows.
+    -- Take the member's lock exclusively: no registration of this member may write a low-water mark above the adopted
+    -- rows meanwhile.
     PERFORM pg_advisory_xact_lock({schema}.lock_class(7), {schema}.lock_key(p_member));
     SELECT h.* INTO v_given FROM {schema}.handover AS h WHERE h.token_hash = {schema}.token_hash(p_token) FOR UPDATE;
     IF NOT FOUND THEN
@@ -166,7 +167,8 @@ BEGIN
     END IF;
     IF v_given.adopted_at IS NULL THEN
         PERFORM {schema}.check_origin();
-        -- A session that finds the lease expired deletes this row first, too: only one of the two sessions can.
+        -- Lock the member in transit: a session that finds its lease expired has to delete it, so only one of the two
+        -- sessions succeeds.
         PERFORM FROM {schema}.member AS m WHERE m.member_id = v_given.member_id AND m.lease_until >= clock_timestamp() FOR UPDATE;
         IF FOUND THEN
             SELECT count(*) INTO v_count
@@ -181,7 +183,7 @@ BEGIN
             RETURN;
         END IF;
         DELETE FROM {schema}.member AS m WHERE m.member_id = v_given.member_id;
-        -- (The adopted positions are lower than the positions that this member got since.)
+        -- (The adopted rows may be below the member's low-water mark.)
         DELETE FROM {schema}.low_water AS l WHERE l.resource_id = {schema}.member_key(p_member);
         UPDATE {schema}.{table} AS t
         SET member_id = p_member, requesting_id = p_requesting_id, owner = p_owner,
@@ -198,8 +200,8 @@ BEGIN
     FOR v_row IN SELECT * FROM {schema}.member_rows(p_member) AS r
                  WHERE r.request_uid = p_uid OR r.request_uid LIKE replace(p_uid, '_', E'\\_') || '.%' ORDER BY r.queue_position LOOP
         IF v_member.lease_ms IS NULL THEN
-            -- (A waiter shares the lock for an instant, to test if it is free. The lock only saves waiters from
-            -- polling.)
+            -- (A waiter may share the lock for an instant, to test if it is free: so try several times. Without the
+            -- lock, waiters poll.)
             FOR v_try IN 1..20 LOOP
                 EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(v_row.queue_position));
                 PERFORM pg_sleep(0.001);
@@ -219,8 +221,8 @@ $$;
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- The rows that a session's requester holds on a resource; their member, and true if the member was made for this row
--- alone.
+-- Return the rows that a session's requester holds on a resource, with their member. own: the member was registered for
+-- this row alone.
 CREATE OR REPLACE FUNCTION {schema}.session_rows(
     p_resource text, p_position bigint, p_requesting_id text, OUT member bigint, OUT queue_position bigint, OUT own boolean)
 RETURNS SETOF record
@@ -232,7 +234,7 @@ AS $$
       AND (p_position IS NULL OR t.queue_position = p_position)
 $$;
 
--- Delete a member that has no rows and was made for one row alone.
+-- Delete a member that was registered for one row alone, and has no rows any more.
 CREATE OR REPLACE FUNCTION {schema}.delete_empty_member(p_member bigint) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -278,12 +280,12 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: nothing is held (any more) on % by this requester', pg_catalog.quote_literal(resource)
             USING ERRCODE = '55000', HINT = 'Only what is held can be handed over.';
     END IF;
-    COMMIT;  -- irrevocable, even if the caller fails later: another session may have adopted it
+    COMMIT;  -- commit now, even if the caller fails later: another session may adopt the rows
 END
 $$;
 
--- Adopt the rows of a token: from now on they are this session's (or a lease's), and `release` ends them. Of several
--- locks under one token the first one is returned; all are this session's, under the same requesting_id.
+-- Adopt the rows of a token for this session (or with a lease); `release` ends them. If the token is for several locks,
+-- the first one is returned, and all get the same requesting_id.
 CREATE OR REPLACE PROCEDURE {schema}.adopt(
     token text, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL,
     INOUT resource text DEFAULT NULL, INOUT queue_position bigint DEFAULT NULL, INOUT fence bigint DEFAULT NULL)
@@ -337,11 +339,11 @@ END
 $$;
 
 
--- Locks that a commit of the caller's releases ------------------------------------------------------------------
+-- Locks that a commit of the caller releases --------------------------------------------------------------------
 
--- Call it in the transaction whose commit releases a lock, after the transaction has pinned the lock. Only the lock's
--- process knows the marker.
--- (The rows go when the lock's process has seen them: a login with thousands of them misuses the function.)
+-- Store a marker: the commit of this transaction releases a lock, which the transaction has pinned before.
+-- Only the process of the lock's owner knows the marker, and deletes it when it sees it. (A login with thousands of
+-- markers misuses this function, and gets an error.)
 CREATE OR REPLACE FUNCTION {schema}.release_on_commit(p_marker varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -356,12 +358,12 @@ BEGIN
 END
 $$;
 
--- Return true if that transaction has been committed.
+-- Return true if the transaction with this marker has committed.
 CREATE OR REPLACE FUNCTION {schema}.is_committed(p_marker varchar) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ SELECT EXISTS (SELECT FROM {schema}.commit_marker WHERE marker = p_marker) $$;
 
--- Delete a marker: its lock is gone, or no process waits for it any more. Some markers of dead processes go, too.
+-- Delete a marker whose lock is released, or for which no process waits any more; and some markers of dead processes.
 CREATE OR REPLACE FUNCTION {schema}.delete_commit_marker(p_marker varchar) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ DELETE FROM {schema}.commit_marker WHERE marker = p_marker OR marked_at < clock_timestamp() - interval '1 day' $$;

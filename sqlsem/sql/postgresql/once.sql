@@ -1,20 +1,20 @@
 -- sqlsem, runs once per period, for PostgreSQL. May be run again at any time, after public.sql.
 --
--- A run holds the mutex 'once:<name>'. It counts for the moment at which it was granted (granted_at), by the server's
--- clock. A period is done when a run that was granted in it, or later, is done. So only times are stored. A clock that
--- steps back runs nothing twice, and callers with periods of another length get an answer, too. Periods are multiples
--- of a length since 1970 in UTC, moved by an offset.
+-- A run holds the mutex 'once:<name>'. It belongs to the period in which it was granted (granted_at), by the server's
+-- clock. A period is done when a run that was granted in it, or later, is done. So only times are stored: no run is
+-- repeated if the clock goes back, and callers may ask with another length of period. Periods are multiples of a length
+-- since 1970 in UTC, moved by an offset.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- Milliseconds since 1970, rounded down: moments and periods are compared as whole numbers.
+-- Return a time in milliseconds since 1970, rounded down: times and periods are compared as whole numbers.
 CREATE OR REPLACE FUNCTION {schema}.epoch_ms(p_at timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT floor(extract(epoch FROM p_at) * 1000)::bigint $$;
 
--- Return true if a run may be made in the period of a moment: when the row at p_position was granted, else now. NULL:
--- there is no such row (any more).
+-- Return true if no run is done for a period: that in which the row at p_position was granted, or without p_position
+-- the present one. NULL: there is no such row.
 CREATE OR REPLACE FUNCTION {schema}.once_due(
     p_name varchar, p_position bigint, p_requesting_id varchar, p_per_ms bigint, p_offset_ms bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -36,13 +36,13 @@ BEGIN
 END
 $$;
 
--- Record a run as done, for the period in which its row was granted. Return 0; -1 if the row is not held (any more).
--- May be repeated.
+-- Record a run as done, for the period in which its row was granted. Return 0, or -1 if the row is not held. May be
+-- repeated.
 CREATE OR REPLACE FUNCTION {schema}.mark_once(p_name varchar, p_position bigint, p_requesting_id varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    -- Pinned until the commit: no other run begins before this one is recorded.
+    -- Pin the row: no other run begins before this one is recorded.
     IF NOT {schema}.pin('once:' || p_name, p_position, p_requesting_id) THEN
         RETURN -1;
     END IF;
@@ -56,7 +56,7 @@ BEGIN
 END
 $$;
 
--- The time of the last run, and its login; and the server's time.
+-- Return the last run, with its times and its login; and the server's time.
 CREATE OR REPLACE FUNCTION {schema}.once_last(p_name varchar)
 RETURNS TABLE (granted_at timestamptz, done_at timestamptz, queue_position bigint, requesting_id varchar, login name,
                taken_at timestamptz)
@@ -65,8 +65,8 @@ AS $$
     SELECT granted_at, done_at, queue_position, requesting_id, login, clock_timestamp() FROM {schema}.once_run WHERE once_name = p_name
 $$;
 
--- Forget the last run: the name may run again in this period. Allowed to the login of the last run, and to operators.
--- Return 0 if done, -1 if there was nothing to forget.
+-- Delete the record of the last run, so that the name may run again in this period. Allowed to the login of the last
+-- run, and to operators. Return 0, or -1 if there was none.
 CREATE OR REPLACE FUNCTION {schema}.once_forget(name text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -90,7 +90,7 @@ $$;
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Check a period, in ms.
+-- Raise for an invalid period; return it in ms.
 CREATE OR REPLACE FUNCTION {schema}.check_period(
     p_name text, p_per double precision, p_offset double precision, OUT per_ms bigint, OUT offset_ms bigint)
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
@@ -99,7 +99,7 @@ BEGIN
     PERFORM {schema}.check_name('name', p_name);
     IF char_length(p_name) > 250 THEN
         RAISE EXCEPTION 'sqlsem: name has % characters, at most 250 fit', char_length(p_name) USING ERRCODE = '22023';
-    ELSIF p_per IS NULL OR NOT (p_per >= 1 AND p_per <= 31622400) THEN  -- and so not NaN
+    ELSIF p_per IS NULL OR NOT (p_per >= 1 AND p_per <= 31622400) THEN  -- (false for NaN)
         RAISE EXCEPTION 'sqlsem: per_seconds of % must be from 1 to 31622400 (366 days), not %', quote_literal(p_name),
             coalesce(p_per::text, 'NULL') USING ERRCODE = '22023';
     ELSIF p_offset IS NULL OR NOT (p_offset >= 0 AND p_offset < p_per) THEN
@@ -112,8 +112,8 @@ END
 $$;
 
 -- Begin a run that is due once per period; wait up to timeout_ms for a run that is under way, as it may fail. code:
---   0, 1  this session runs it, and ends it: once_done if it went well; if not, release('once:…', queue_position)
---   2  it is done for this period: there is nothing to do     -1, -2, -3 as of acquire
+--   0, 1  this session has to run it, and then to call once_done; or, if it failed, release('once:…', queue_position)
+--   2  the run of this period is done     -1, -2, -3 as of acquire
 CREATE OR REPLACE PROCEDURE {schema}.once_begin(
     name text, per_seconds double precision, offset_seconds double precision DEFAULT 0, timeout_ms integer DEFAULT -1,
     note text DEFAULT NULL, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL,
@@ -138,7 +138,7 @@ BEGIN
         code := 2;
         RETURN;
     END IF;
-    -- Nothing is committed between the grant and the following steps: no cancel can leave an unknown row behind.
+    -- (The grant is not committed before the following steps, so a cancel leaves no granted row.)
     CALL {schema}.acquire_row(pg_catalog.concat('once:'::pg_catalog.text, name), 1, 'write', 1, timeout_ms, note, v_id, lease_seconds, true,
                               code, queue_position, fence);
     IF code OPERATOR(pg_catalog.<) 0 THEN
@@ -157,8 +157,8 @@ BEGIN
 END
 $$;
 
--- Record that the run went well: the period is done, and the lock released. Return 0; -1 if the lock was lost before,
--- and it is not done.
+-- Record that the run has succeeded, so that the period is done, and release the lock. Return 0; or -1 if the lock was
+-- lost, and nothing is recorded.
 CREATE OR REPLACE FUNCTION {schema}.once_done(name text, queue_position bigint, requesting_id text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

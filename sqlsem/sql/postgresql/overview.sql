@@ -4,13 +4,13 @@
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- A moment as microseconds since 1970, which is exact in JSON.
+-- Return a time in microseconds since 1970, which is exact in JSON.
 CREATE OR REPLACE FUNCTION {schema}.microseconds(p_moment timestamptz) RETURNS bigint
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT pg_catalog.round(pg_catalog.date_part('epoch', p_moment) OPERATOR(pg_catalog.*) 1000000)::bigint $$;
 
--- The settings of resources, and the logins that made them, beside the columns of resources(). Patterns of limits are
--- shown as 'tenant:*'; the limit that a resource gets from them is not shown here.
+-- Return the settings of resources, and the logins that made them, which resources() does not show. Patterns of limits
+-- appear as 'tenant:*'; their effect on a resource is not computed here.
 CREATE OR REPLACE FUNCTION {schema}.resource_settings()
 RETURNS TABLE (resource_id varchar, cap integer, paused_at timestamptz, stale_after float, paused_by name, cap_by name)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -21,9 +21,9 @@ AS $$
     WHERE coalesce(l.cap, o.cap, o.stale_after_ms) IS NOT NULL OR o.paused_at IS NOT NULL
 $$;
 
--- The locks that other sessions hold with sqlsem's meaning: the advisory ones of sqlsem's classes, and locks on tables
--- that serve as one (routines.sql). A stranger is a login that may not use the schema. seconds: since its transaction
--- began, or its session if it has none; NULL if the schema's owner may not see that.
+-- Return the locks of other sessions that sqlsem waits for: advisory locks of its classes, and the locks on tables that
+-- routines.sql lists. Column is_stranger: the login may not use the schema. seconds: since the session's transaction
+-- began, or the session, if it has none; NULL if the schema's owner may not see that.
 CREATE OR REPLACE FUNCTION {schema}.held_locks(p_resource varchar)
 RETURNS TABLE (kind text, key bigint, is_alone boolean, resource_id varchar, pid integer, transaction text, login text, program text,
                seconds float, is_stranger boolean)
@@ -64,9 +64,9 @@ AS $$
     WHERE h.kind IS NOT NULL
 $$;
 
--- The held locks that block others for longer than a call needs: each lock of a stranger, and each lock that the same
--- transaction still holds a moment later. (Only a call that finds such locks takes that moment.) Of p_resource, or of
--- all.
+-- Return the held locks that block others for longer than a call takes: each lock of a stranger, and each lock that the
+-- same transaction still holds a moment later. (Only a call that finds locks waits for that moment.) Of p_resource, or
+-- of all resources.
 CREATE OR REPLACE FUNCTION {schema}.kept_locks(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (kind text, resource_id varchar, pid integer, login text, program text, seconds float, is_stranger boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -90,8 +90,8 @@ BEGIN
 END
 $$;
 
--- The newest holds of a resource that ended normally, of its last 200 requests, newest first. (Read from its index,
--- which is read no further.)
+-- Return the holds of a resource that ended normally, of its last 200 requests, newest first. (No more than these are
+-- read from the index.)
 CREATE OR REPLACE FUNCTION {schema}.recent_holds(p_resource varchar)
 RETURNS TABLE (held float, waited float, note varchar, program varchar)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
@@ -107,9 +107,9 @@ BEGIN
 END
 $$;
 
--- The whole state but the rows of entries(): one row of JSON arrays. batches: the batches that are
--- open, that have failed and were not begun anew, or whose callback has not finished; without bodies. holds: of the 200
--- most contended resources.
+-- Return the whole state except the rows of entries(), as one row of JSON arrays. batches: batches that are open, that
+-- have failed and have no successor, or whose callback has not finished; without bodies. holds: recent_holds of the 200
+-- resources with the most waiters.
 CREATE OR REPLACE FUNCTION {schema}.overview(
     OUT taken_at timestamptz, OUT settings json, OUT members json, OUT queues json, OUT batches json, OUT holds json)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -163,7 +163,7 @@ BEGIN
 END
 $$;
 
--- The rows of rates() in JSON: of the 200 rates with the most waiters, or the latest use.
+-- Return the rows of rates() in JSON, of the 200 rates with the most waiters, then with the latest use.
 CREATE OR REPLACE FUNCTION {schema}.overview_rates() RETURNS json
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -193,17 +193,17 @@ AS $$
     SELECT CASE WHEN p_note <> '' THEN 'note ' || regexp_replace(p_note, '[0-9]+', '#', 'g') ELSE 'program ' || coalesce(p_program, '') END
 $$;
 
--- A pseudo-random number between 0 and 1, always the same for the same two arguments.
+-- Return a pseudo-random number between 0 and 1, always the same for the same two arguments.
 CREATE OR REPLACE FUNCTION {schema}.deterministic_fraction(p_one bigint, p_other integer) RETURNS float
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT ((hashint8extended(p_one, p_other) & 1073741823) + 0.5) / 1073741824.0::float
 $$;
 
--- Return how much longer a lock is held that has been held for p_already seconds (0: one that begins), if p_share of
--- similar locks are held for shorter. p_held: the durations of similar locks, in order. Between any two of the longer
--- durations lies the same share, and as much below the first of them and above the last. A lock that has been held for
--- longer than all is held on.
+-- Return how many more seconds a lock is held that has been held for p_already seconds (0: it begins now), at quantile
+-- p_share. p_held: the durations of similar holds, in order. Only the durations longer than p_already count: each gap
+-- between two of them has the same share, and so have the gaps below the first and above the last. If there is no
+-- longer duration, the lock is held for ever.
 -- (The same as in sqlsem/insight/estimates.py.)
 CREATE OR REPLACE FUNCTION {schema}.expected_remaining(p_held float[], p_share float, p_already float) RETURNS float
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
@@ -228,12 +228,12 @@ BEGIN
 END
 $$;
 
--- Estimate when a waiting request will be granted, in seconds from now: in eight of ten cases between low and high.
--- Also how long such locks are held, in eight of ten cases, and from how many holds that is known. No row if the
--- request does not wait, the resource is paused, fewer than five holds are known, or more than 60 requests are ahead of
--- it.
--- The estimate plays the queue forward 100 times, as `sqlsem why` does (which goes on where this ends). A holder stays
--- for as long as one of the recent holds that were longer, and a waiter is granted as soon as the rule lets it in.
+-- Estimate when a waiting request will be granted, in seconds from now: likely, and low and high, with eight of ten
+-- cases in between. held_low, held_high: how long such locks are held, in eight of ten cases; holds: the number of
+-- holds from which that is known. No row if the request does not wait, the resource is paused, fewer than five holds
+-- are known, or more than 60 requests are ahead of it.
+-- The estimate simulates the queue 100 times, like `sqlsem why` (which also estimates what this leaves out). A holder
+-- stays for as long as one of the recent holds that were longer, and a waiter is granted as soon as the rule allows it.
 CREATE OR REPLACE FUNCTION {schema}.estimate(queue_position bigint)
 RETURNS TABLE (low float, likely float, high float, held_low float, held_high float, holds integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -244,14 +244,14 @@ DECLARE
     v_row    record;
     v_mine   record;
     v_set    record;
-    v_kinds  text[];      -- of the recent holds, the newest first; and how long they were
+    v_kinds  text[];      -- the kinds of the recent holds, newest first; and their durations
     v_holds  float[];
-    v_like   float[];     -- of the holds like the row at hand, the newest 60, in order
-    v_doubt  float;       -- how far their mean may be off, as a share of it
-    v_access text[] := '{}';   -- of the rows so far, as are their weights and the limits that they declare
+    v_like   float[];     -- the durations of the newest 60 holds like the row, in order
+    v_doubt  float;       -- the relative error of their mean
+    v_access text[] := '{}';   -- access, weight and declared limit of the rows so far
     v_weight integer[] := '{}';
     v_limit  integer[] := '{}';
-    v_leaves float[] := '{}';  -- and when they leave: in every play that of the first, then of the second, …
+    v_leaves float[] := '{}';  -- when they leave: all simulations of the first row, then of the second, …
     v_enters float[];
     v_waits  boolean;
 BEGIN
@@ -279,7 +279,7 @@ BEGIN
         SELECT CASE WHEN avg(h) > 0 THEN stddev_pop(h) / avg(h) / sqrt(count(*)) ELSE 0 END INTO v_doubt FROM unnest(v_like) AS h;
         v_waits := v_row.state = 'waits';
         IF v_waits THEN
-            -- In each play: the last of the rows that leave it no room, together with the rows that stay for longer.
+            -- In each simulation the row enters when there is room for it beside the rows that stay for longer.
             v_enters := ARRAY(
                 SELECT coalesce(max(a.leaves) FILTER (
                            WHERE a.load > least(v_row.concurrency_limit, v_set.cap, a.declared)), 0)
@@ -300,8 +300,8 @@ BEGIN
                         WHEN v_row.state = 'dead' OR v_row.granted_at IS NULL AND v_row.member_id IS NOT NULL THEN 0
                         ELSE greatest(0, least({schema}.expected_remaining(v_like, s.share, v_row.seconds), v_row.grace - v_row.missing_for)) END
             FROM (
-                -- Random numbers that are the same each time, so that the displayed numbers do not jump: of the plays each
-                -- takes another one of equal shares, and how far the means are off is a play's own.
+                -- The random numbers are the same in each call, so that displayed estimates do not jump. For each row
+                -- the simulations have different quantiles, evenly spread; each simulation has one error of the means.
                 SELECT n.play, (row_number() OVER (ORDER BY {schema}.deterministic_fraction(v_row.queue_position, n.play)) - 0.5) / v_plays AS share,
                        sqrt(-2 * ln({schema}.deterministic_fraction(-1, n.play))) * cos(2 * pi() * {schema}.deterministic_fraction(-2, n.play)) AS luck
                 FROM generate_series(1, v_plays) AS n (play)) AS s
@@ -320,10 +320,9 @@ END
 $$;
 
 -- Return why a request waits: one row for each row that blocks it, from the head of the queue on, or one row without a
--- blocker if there is none; no row if there is no such request. goes_on_at: the position at which the blocker's owner
--- waits itself; ask about that one next. The codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead
--- for a request that no longer waits. The reason also says when the request will be granted, if enough is known;
--- `estimate` returns that as numbers.
+-- blocker; no row if there is no such request. goes_on_at: the position at which the blocker's owner waits itself, for
+-- the next call. The codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for a request that no
+-- longer waits. The reason also says when the request will be granted, if `estimate` can tell.
 CREATE OR REPLACE FUNCTION {schema}.why(queue_position bigint)
 RETURNS TABLE (code text, reason text, behind bigint, state text, host varchar, pid integer, program varchar, note varchar,
                seconds float, goes_on_at bigint)
@@ -352,7 +351,7 @@ BEGIN
     INTO v_set
     FROM {schema}.effective_settings(v_row.resource_id) AS s LEFT JOIN {schema}.resource AS o ON o.resource_id = v_row.resource_id
     CROSS JOIN LATERAL {schema}.pattern_of(v_row.resource_id) AS p;
-    -- If the cap leaves such a request no room at all, its blockers are computed without the cap.
+    -- (If the cap is below the request's weight, compute the blockers without the cap.)
     v_cap := CASE WHEN v_row.weight <= v_set.cap THEN v_set.cap END;
     IF v_row.access_type = 'upgrade' AND v_row.state = 'holds' THEN
         code := 'upgrading';

@@ -37,7 +37,7 @@ BEGIN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
             EXCEPTION WHEN duplicate_object OR unique_violation THEN
-                NULL;  -- another database's installer was faster
+                NULL;  -- the installer of another database has created the role meanwhile
             END;
         END IF;
     END LOOP;
@@ -48,8 +48,8 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA {schema} FROM PUBLIC;
 
 DO $$
 DECLARE
-    -- u: users, p: putters, w: workers, o: operators, r: readers. A routine that is not named here is called by other
-    -- routines only.
+    -- u: users, p: putters, w: workers, o: operators, r: readers. A routine that is not listed here is only called by
+    -- other routines.
     v_rights constant jsonb := jsonb_build_array(
         -- feature: operate
         jsonb_build_array('upwor', ARRAY['overview', 'overview_rates', 'kept_locks']),
@@ -69,7 +69,7 @@ DECLARE
         jsonb_build_array('uwo', ARRAY['hand_over_rows', 'release_on_commit', 'is_committed', 'delete_commit_marker']),
         -- end of feature: handovers
         -- feature: guards
-        -- (Guarding a table takes the right to put triggers on it.)
+        -- (guard_table runs with the caller's rights, which must include creating triggers on the table.)
         jsonb_build_array('uo', ARRAY['check_guard', 'guard_table', 'unguard_table', 'session_entry']),
         jsonb_build_array('uor', ARRAY['guarded_tables', 'guards', 'table_and_partitions']),
         -- end of feature: guards
@@ -106,8 +106,8 @@ DECLARE
         -- end of feature: batches
         jsonb_build_array('upwo', ARRAY[
             'register_member', 'reattach_member', 'heartbeat', 'deregister_member', 'prune', 'prune_operations',
-            -- The routines that acquire and its like need, as they run with the caller's rights. None gives more than
-            -- these do.
+            -- Routines that acquire and similar routines call with the caller's rights. Calling one of them directly
+            -- gains a login no more.
             'require_outside_transaction', 'detect_transaction', 'commit_error', 'require_autocommit', 'check_name', 'session_id', 'session_member']),
         jsonb_build_array('upwor', ARRAY['settings', 'database_identity']),
         jsonb_build_array('uo', ARRAY[
@@ -115,7 +115,7 @@ DECLARE
             'missing_wakeup_locks', 'drop_wakeup_locks', 'restore_wakeup_locks', 'acquire', 'try', 'renew', 'assert_holding', 'check_request',
             'check_not_reserved', 'check_lease', 'renew_waiter_lease', 'waits_for_itself', 'has_other_rows', 'describe_deadlock', 'release_wait_locks',
             'acquire_row', 'is_outermost', 'remaining_ms', 'row_outcome', 'release_rows', 'renew_row', 'new_uid']),
-        -- (A worker keeps and releases the locks of its tasks, as any rows of its login.)
+        -- (A worker pins and releases the locks of its tasks, like any rows of its login.)
         jsonb_build_array('uwo', ARRAY['release', 'pin']),
         jsonb_build_array('uwor', ARRAY['entries', 'may_enter']),
         jsonb_build_array('uor', ARRAY['status', 'past', 'resources', 'operations']));

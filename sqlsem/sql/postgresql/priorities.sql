@@ -1,33 +1,34 @@
 -- sqlsem, priorities for PostgreSQL. May be run again at any time, also while locks are held.
 --
--- An operator sets them for a resource (resource.ageing_ms). Requests then wait in the resource's priority queue as
--- priority entries: rows of the resource 'priority:' || resource, which share (access type 'read', limit 100, weight 1
--- + priority). A priority entry grants nothing. Only the first entry in the queue may try for the resource itself, as
--- register does with p_try. If that succeeds, its row is a holder's like any other, with a number higher than all
--- before it, and the entry goes in the same transaction. So
---   * on the resource itself the usual rule holds (eligibility), and each row there is a holder's, except rows from
---     before it had priorities;
---   * the next entry is chosen under the gate of the resource, and each new entry is inserted under it, too: so no
---     request passes an earlier one of higher rank, and only a number of the resource itself makes a holder;
+-- An operator sets priorities for a resource (resource.ageing_ms). Requests then wait in the resource's priority queue
+-- as priority entries: rows of the resource 'priority:' || resource, which do not block each other (access type 'read',
+-- limit 100, weight 1 + priority). A priority entry grants nothing. Only the first entry of the queue may try for the
+-- resource itself, as register does with p_try. If that succeeds, it gets a granted row on the resource, with a number
+-- higher than all before it, and the entry is released in the same transaction. So
+--   * on the resource itself the usual rule decides (eligibility). All rows there are granted, except rows from before
+--     the resource had priorities;
+--   * entries are chosen and inserted under the gate of the resource: so no request passes an earlier one of higher
+--     rank, and only a row of the resource itself is a grant;
 --   * a crash leaves an entry or a row of a dead member, and both are reaped like any row.
--- The order of the queue: by requested_at less ageing_ms for each step of priority, fixed when a request enters. So a
--- request is overtaken only by requests that come less than (difference in priority) * ageing_ms after it: no request
--- starves.
+-- The queue is in the order of requested_at less ageing_ms for each step of priority, which is fixed when a request
+-- enters. So only requests that come less than (difference in priority) * ageing_ms later can overtake a request: no
+-- request starves.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
+-- Return the name of a resource's priority queue.
 CREATE OR REPLACE FUNCTION {schema}.priority_queue_of(p_resource varchar) RETURNS varchar
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT ('priority:'::pg_catalog.text OPERATOR(pg_catalog.||) p_resource::pg_catalog.text)::varchar $$;
 
--- Resources whose requests have priorities, and the seconds of waiting that one step of priority is worth.
+-- Return the resources with priorities, and the seconds of waiting that one step of priority is worth.
 CREATE OR REPLACE FUNCTION {schema}.priorities() RETURNS TABLE (resource_id varchar, ageing float)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ SELECT o.resource_id, o.ageing_ms / 1000.0::float FROM {schema}.resource AS o WHERE o.ageing_ms IS NOT NULL $$;
 
--- The entry right before one in a priority queue (NULL: none, it is first), and how many are before it. A request
--- without an entry (p_place NULL) comes after all of its own rank.
+-- Return the entry right before one in a priority queue (`before`; NULL: it is the first), and how many entries are
+-- before it (`ahead`). A request without an entry (p_place NULL) comes after all of its own rank.
 CREATE OR REPLACE FUNCTION {schema}.preceding_request(
     p_line varchar, p_place bigint, p_at timestamptz, p_priority integer, p_ageing integer, OUT before bigint, OUT ahead bigint)
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -41,14 +42,11 @@ AS $$
           < (p_at - p_priority::bigint * p_ageing * interval '1 millisecond', coalesce(p_place, 9223372036854775807))
 $$;
 
--- Request a resource with priorities, or poll; p_place: the priority entry that an earlier call has returned. The
--- result:
---   granted            queue_position is the number, and the entry is released
---   not granted        queue_position is the entry; `before` the one right before it, if any, and `ahead` how many are
---   before it
---   no queue_position  nothing is left: p_try, and it was not free; or the entry is gone, or the granted row was
---   revoked
--- With the p_uid of a call whose reply was lost, it returns the result of that call.
+-- Request a resource with priorities, or poll for the entry p_place that an earlier call has returned. The result:
+--   granted            queue_position is the granted row; the entry is released
+--   not granted        queue_position is the entry; before and ahead: see preceding_request
+--   no queue_position  with p_try: the resource is not free; else: the entry is gone, or the granted row was revoked
+-- With the p_uid of a call whose reply was lost, return the result of that call.
 CREATE OR REPLACE FUNCTION {schema}.acquire_by_priority(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar, p_priority integer, p_place bigint,
@@ -77,7 +75,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
     IF p_place IS NOT NULL THEN
-        -- Most polls end here, without the gate. A dead member is removed in a transaction of its own.
+        -- Most polls end in this block, without the gate. If a dead member is removed, this poll does nothing else.
         SELECT t.requested_at INTO v_place FROM {schema}.{table} AS t
         WHERE t.resource_id = v_line AND t.queue_position = p_place AND t.member_id = p_member AND t.revoked_at IS NULL;
         IF FOUND THEN
@@ -102,9 +100,9 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member));
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), g.key)
     FROM (SELECT DISTINCT hashtext(name) AS key FROM unnest(ARRAY[p_resource, v_line]) AS name ORDER BY key) AS g;
-    -- From here on all earlier requests are seen.
+    -- From here on this session sees all earlier requests.
     queue_position := NULL;
-    UPDATE {schema}.{table} AS t SET note = t.note  -- (It writes: see insert_request.)
+    UPDATE {schema}.{table} AS t SET note = t.note  -- (It writes, so that the commit waits for standbys: see insert_request.)
     WHERE t.request_uid = p_uid AND t.resource_id = p_resource AND t.member_id = p_member
     RETURNING CASE WHEN t.revoked_at IS NULL THEN t.queue_position END INTO queue_position;
     IF FOUND THEN
@@ -119,7 +117,7 @@ BEGIN
     LOOP
         SELECT b.before, b.ahead INTO before, ahead FROM {schema}.preceding_request(
             v_line, v_place.queue_position, coalesce(v_place.requested_at, clock_timestamp()), p_priority, v_ageing) AS b;
-        EXIT WHEN before IS NULL OR NOT p_try OR NOT {schema}.check_if_dead(v_line, before, p_member);  -- dead owners block no request
+        EXIT WHEN before IS NULL OR NOT p_try OR NOT {schema}.check_if_dead(v_line, before, p_member);  -- a dead owner must not block
     END LOOP;
     IF before IS NULL THEN
         SELECT p.queue_position INTO queue_position

@@ -1,15 +1,15 @@
 -- sqlsem, the routines for sessions, for PostgreSQL: psql, jobs, functions of your own. May be run again at any time,
 -- after routines.sql. Described in docs/protocol.md; names, parameters and codes change only with a new schema version.
 --
--- acquire and try must commit while they run, so they are procedures with the caller's rights (SECURITY DEFINER cannot
--- commit, nor can what has a SET clause): every name in them is qualified, and the tables are reached through functions.
+-- acquire and try must commit while they run. A routine with SECURITY DEFINER or a SET clause cannot commit, so they
+-- are procedures with the caller's rights, in which every name is qualified. They read the tables through functions.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- (Helpers have the clause, and so may use unqualified names.)
+-- (All other routines have a SET clause, and so may use unqualified names.)
 
--- The server's error for a COMMIT inside a transaction of the caller's, in the language of this session.
+-- Return the server's message for a COMMIT inside a transaction of the caller, in the language of this session.
 CREATE OR REPLACE FUNCTION {schema}.commit_error() RETURNS text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -23,9 +23,10 @@ EXCEPTION WHEN invalid_transaction_termination THEN
 END
 $$;
 
--- Return true if the caller is inside a transaction that a COMMIT could not end. The clocks cannot tell: in the
--- extended protocol a transaction begins at Parse, before its statement does. Here a COMMIT always fails: in a
--- transaction block (or in a function) for that reason, elsewhere for being in a block with a handler.
+-- Return true if the caller is inside a transaction that a COMMIT could not end. COMMIT always fails here, and its
+-- message tells why: the caller is in a transaction block or a function; or only this block has an exception handler.
+-- (The times of the transaction and the statement do not tell: in the extended protocol a transaction begins before its
+-- statement.)
 CREATE OR REPLACE PROCEDURE {schema}.detect_transaction(INOUT enclosed boolean DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
@@ -41,7 +42,7 @@ BEGIN
 END
 $$;
 
--- Refuse unsafe callers, before anything is changed.
+-- Raise if a COMMIT would fail, or would commit changes of the caller; before anything is changed.
 CREATE OR REPLACE PROCEDURE {schema}.require_autocommit(what text)
 LANGUAGE plpgsql
 AS $$
@@ -63,6 +64,7 @@ $$;
 
 -- Checking the callers' arguments ----------------------------------------------------------------------------------
 
+-- Raise for an invalid name. p_what: the kind of name, for the message.
 CREATE OR REPLACE FUNCTION {schema}.check_name(p_what text, p_name text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -82,7 +84,7 @@ BEGIN
 END
 $$;
 
--- Refuse names that sqlsem uses itself, and patterns. (RESERVED of the Python client is the same table.)
+-- Raise for a name that sqlsem uses itself, and for a pattern. (RESERVED of the Python client is the same table.)
 CREATE OR REPLACE FUNCTION {schema}.check_not_reserved(p_resource text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -103,19 +105,19 @@ BEGIN
 END
 $$;
 
--- In milliseconds; NULL stays NULL.
+-- Return a lease in milliseconds; NULL for NULL. Raise for an invalid one.
 CREATE OR REPLACE FUNCTION {schema}.check_lease(p_seconds double precision) RETURNS integer
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT (p_seconds >= 0.1 AND p_seconds <= 2147483) THEN  -- and so not NaN
+    IF NOT (p_seconds >= 0.1 AND p_seconds <= 2147483) THEN  -- (false for NaN)
         RAISE EXCEPTION 'sqlsem: lease_seconds must be from 0.1 to 2147483, not %', p_seconds USING ERRCODE = '22023';
     END IF;
     RETURN floor(p_seconds * 1000)::integer;
 END
 $$;
 
--- Check the arguments of a request; return the access type as the table has it.
+-- Raise for invalid arguments of a request; return the access type as the table stores it.
 CREATE OR REPLACE FUNCTION {schema}.check_request(
     p_resource text, p_limit integer, p_access text, p_weight integer, p_timeout_ms integer, p_note text,
     p_requesting_id text) RETURNS text
@@ -168,8 +170,8 @@ BEGIN
 END
 $$;
 
--- From this session's next statement on the server checks every two seconds that the client is still there, also while
--- the session waits. (From PostgreSQL 14 on, and not on every system.)
+-- Make the server test every two seconds that the client is still there, also while the session waits; from the
+-- session's next statement on. (Needs PostgreSQL 14, and works not on every operating system.)
 CREATE OR REPLACE FUNCTION {schema}.watch_client() RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -178,11 +180,11 @@ BEGIN
         PERFORM set_config('client_connection_check_interval', '2s', false);
     END IF;
 EXCEPTION WHEN invalid_parameter_value THEN
-    NULL;  -- it cannot be done on this system
+    NULL;  -- the operating system does not support it
 END
 $$;
 
--- Return the member of this session: of an earlier acquire, else a new one. With a lease always a new one.
+-- Return the member of this session: that of an earlier acquire, or a new one. With a lease always a new one.
 CREATE OR REPLACE FUNCTION {schema}.session_member(p_lease_ms integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -192,13 +194,13 @@ BEGIN
     IF p_lease_ms IS NULL THEN
         SELECT member_id INTO v_member FROM {schema}.member
         WHERE backend_pid = pg_backend_pid() AND pid IS NULL AND lease_ms IS NULL AND login = session_user
-          AND {schema}.holds_beacon(backend_pid, beacon);  -- not so after DISCARD ALL
+          AND {schema}.holds_beacon(backend_pid, beacon);  -- (not after DISCARD ALL)
         IF FOUND THEN
             RETURN v_member;
         END IF;
     END IF;
     PERFORM {schema}.watch_client();
-    -- Sessions end without notice: dead members without rows are removed here.
+    -- Remove dead members without rows: sessions end without deregistering theirs.
     v_member := {schema}.register_member(coalesce(host(inet_client_addr()), '[local]'), NULL, left(current_setting('application_name'), 255),
                                0, p_lease_ms);
     PERFORM {schema}.check_liveness(l.member_id, v_member)
@@ -208,14 +210,14 @@ BEGIN
 END
 $$;
 
--- Renew the lease of a waiter: its row stays for another five seconds at least. Renew the member's lease, too, if it
--- has one. Return false if row or member is gone.
+-- Renew the waiter lease of a row, by five seconds, and the member's lease, if it has one. Return false if row or
+-- member is gone.
 CREATE OR REPLACE FUNCTION {schema}.renew_waiter_lease(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    -- Locked until the commit: a session that would remove the member finds its lease renewed, or this session finds it
-    -- gone.
+    -- (This locks the member until the commit. So a session that is about to remove the member finds its lease renewed;
+    -- or this session finds the member gone.)
     UPDATE {schema}.member
     SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', heartbeat_at = clock_timestamp()
     WHERE member_id = p_member AND login = session_user AND lease_ms IS NOT NULL;
@@ -224,7 +226,7 @@ BEGIN
         RETURN false;
     END IF;
     IF FOUND THEN
-        -- A lease outlives a crash of the server, and so must the rows that wait() has written.
+        -- A lease survives a crash of the server, so the rows that wait() has written must survive it, too.
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     UPDATE {schema}.{table}
@@ -234,8 +236,8 @@ BEGIN
 END
 $$;
 
--- Return true if this row would wait for ever for rows of its own session, with a lease or without, or of its member:
--- they leave no room for it even when all others are gone.
+-- Return true if this row would wait for ever for rows of its own session or member: they leave no room for it even
+-- when all other rows are gone.
 CREATE OR REPLACE FUNCTION {schema}.waits_for_itself(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -252,8 +254,8 @@ AS $$
       AND (mine.access_type = 'write' OR a.access_type <> mine.access_type)
 $$;
 
--- Return true if this session's member has another row than the one that it waits for. Only then can others wait for it
--- meanwhile.
+-- Return true if this session's member has another row than the one that it waits for: only then may others wait for
+-- this session.
 CREATE OR REPLACE FUNCTION {schema}.has_other_rows(p_member bigint, p_position bigint) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -261,8 +263,7 @@ AS $$
                    WHERE t.queue_position <> p_position AND m.login = session_user)
 $$;
 
--- A wait() that was cancelled may have got the lock that it waited for, without a release: no other statement would
--- free it.
+-- Release the shared locks that a cancelled wait() may have left: it was cancelled between taking one and releasing it.
 CREATE OR REPLACE FUNCTION {schema}.release_wait_locks() RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -271,13 +272,15 @@ AS $$
       AND classid::bigint IN ({schema}.lock_class(2), {schema}.lock_class(3))
 $$;
 
--- Return how a row ended that was in the queue at p_since; NULL if the history has no entry.
+-- Return the outcome of a row that was in the queue at p_since; NULL if the history does not have it.
 CREATE OR REPLACE FUNCTION {schema}.row_outcome(p_resource text, p_position bigint, p_since timestamptz) RETURNS text
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT outcome FROM {schema}.history WHERE ended_at >= p_since AND resource_id = p_resource AND queue_position = p_position
 $$;
 
+-- Release one row of a requester, or all of its rows on a resource (p_position NULL). Return 0, or -1 if there was
+-- none.
 CREATE OR REPLACE FUNCTION {schema}.release_rows(p_resource text, p_position bigint, p_requesting_id text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -295,7 +298,7 @@ BEGIN
     LOOP
         IF {schema}.release(p_resource, v_row.queue_position, p_requesting_id, 'released') = 0 THEN
             v_code := 0;
-            -- The lease's member was made for this row alone.
+            -- (A session's member with a lease was registered for this row alone.)
             DELETE FROM {schema}.member
             WHERE member_id = v_row.member_id AND pid IS NULL AND lease_ms IS NOT NULL AND login = session_user;
         END IF;
@@ -304,6 +307,7 @@ BEGIN
 END
 $$;
 
+-- Renew the lease of a row. Return 0 if the row is still held, -1 if not.
 CREATE OR REPLACE FUNCTION {schema}.renew_row(p_resource text, p_position bigint, p_requesting_id text, p_lease_ms integer)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -333,14 +337,14 @@ BEGIN
             RETURN -1;
         END IF;
     END IF;
-    -- Read after the lease is safe.
+    -- (The row is read after the renewal: from then on no session reaps it.)
     RETURN CASE WHEN EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = p_position
                              AND granted_at IS NOT NULL AND revoked_at IS NULL) THEN 0 ELSE -1 END;
 END
 $$;
 
 
--- Return the rest of a timeout, in ms; NULL: for ever. A function of its own, as acquire cannot fix its search_path.
+-- Return the rest of a timeout, in ms; NULL: for ever. (A function, as acquire cannot set its search_path.)
 CREATE OR REPLACE FUNCTION {schema}.remaining_ms(p_timeout_ms integer, p_started timestamptz) RETURNS integer
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -348,17 +352,17 @@ AS $$
                 THEN least(p_timeout_ms, greatest(0, p_timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - p_started)))::integer END
 $$;
 
--- A new uid, which tells a session's request from all others.
+-- Return a new uid for a request of a session.
 CREATE OR REPLACE FUNCTION {schema}.new_uid() RETURNS varchar
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT 'sql ' || gen_random_uuid() $$;
 
 -- Acquiring and releasing ------------------------------------------------------------------------------------------
 
--- Acquire a row for `acquire`, after require_autocommit. keeps_open: do not commit the grant; the calling statement
--- does, or the caller's next commit. A cancel in between undoes the grant. It leaves at most a waiting row, which goes
--- when its waiter lease ends. (No handler covers a cancel between a COMMIT and the block that would clean up: PL/pgSQL
--- allows no COMMIT in that block.)
+-- Acquire a row for `acquire`, after require_autocommit. keeps_open: do not commit the grant: the end of the calling
+-- statement commits it, or the caller's next COMMIT. So a cancel before that undoes the grant. It leaves at most a
+-- waiting row, which is removed when its waiter lease ends. (PL/pgSQL allows no COMMIT in a block with an exception
+-- handler, so no handler cleans up after a cancel between a COMMIT and the next block.)
 CREATE OR REPLACE PROCEDURE {schema}.acquire_row(
     resource text, concurrency_limit integer, access text, weight integer,
     timeout_ms integer, note text, requesting_id text,
@@ -377,7 +381,7 @@ DECLARE
     v_granted    boolean;
     v_attended   boolean;
     v_slice      integer;   -- ms
-    v_result     integer;   -- of wait(); -3 deadlock, -4 cancelled
+    v_result     integer;   -- the code of wait(); or -3 deadlock, -4 cancelled
     v_others     boolean;   -- this session has other rows
     v_victim     bigint;
     v_reason     pg_catalog.text;
@@ -390,14 +394,14 @@ BEGIN
     v_access := {schema}.check_request(resource, concurrency_limit, access, weight, timeout_ms, note, v_id);
     v_lease_ms := {schema}.check_lease(lease_seconds);
 
-    LOOP  -- once, but for a row that was lost while this session was stopped
+    LOOP  -- once; again only if the row was reaped while this session was stopped
         v_member := {schema}.session_member(v_lease_ms);
         COMMIT;
         v_registered := pg_catalog.clock_timestamp();
         v_result := -1;
         v_left := {schema}.remaining_ms(timeout_ms, v_started);
         BEGIN
-            -- Another session has the gate for an instant, or for long: a bare participant that forgot to commit.
+            -- Bound the wait for the gate: a bare participant that does not commit keeps it.
             PERFORM pg_catalog.set_config('lock_timeout'::pg_catalog.text, greatest(least(v_left, 10000), 100)::pg_catalog.text, true);
             SELECT r.queue_position, r.granted INTO queue_position, v_granted
             FROM {schema}.register(v_member, v_id, session_user::pg_catalog.text, {schema}.new_uid(),
@@ -422,7 +426,7 @@ BEGIN
             IF NOT keeps_open THEN
                 COMMIT;  -- do not keep the gate until the caller's transaction commits
             END IF;
-            RETURN;  -- committed with the statement: no cancel in between can leave a row behind
+            RETURN;  -- the end of the statement commits the row: a cancel before that leaves no row
         END IF;
         COMMIT;
         IF v_shut AND (timeout_ms OPERATOR(pg_catalog.<) 0 OR {schema}.remaining_ms(timeout_ms, v_started) OPERATOR(pg_catalog.>) 0) THEN
@@ -434,13 +438,13 @@ BEGIN
             v_result := -2;
         END IF;
 
-        -- From here on the row exists: little is outside of the block that cleans up after a cancel. (COMMIT must be
-        -- outside; a row left between the two goes when its waiter lease ends.)
+        -- From here on the row exists, so nearly all statements are in the block that handles a cancel. (COMMIT must be
+        -- outside of it; a row that is left there is removed when its waiter lease ends.)
         WHILE v_attended AND v_result OPERATOR(pg_catalog.<>) -3 LOOP
             BEGIN
                 v_left := {schema}.remaining_ms(timeout_ms, v_started);
-                -- A waiter for which others wait searches for deadlocks, before the server does (deadlock_timeout): the
-                -- server sees only sessions, and chooses any of them as the victim.
+                -- If others wait for this session, search for deadlocks sooner than the server does (deadlock_timeout):
+                -- the server sees only sessions, and chooses any of them as the victim.
                 v_slice := least(v_left, CASE WHEN v_others THEN 700 ELSE 3000 END, v_lease_ms OPERATOR(pg_catalog./) 3);
                 v_result := {schema}.wait(resource, queue_position, v_slice);
                 v_attended := {schema}.renew_waiter_lease(v_member, resource, queue_position);
@@ -500,7 +504,8 @@ BEGIN
 END
 $$;
 
--- Return true if the client itself called the caller: then the statement commits the grant.
+-- Return true if the client itself called the procedure with this call stack: then the statement's end commits the
+-- grant.
 CREATE OR REPLACE FUNCTION {schema}.is_outermost(p_stack text) RETURNS boolean
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT strpos(p_stack, E'\n') = 0 $$;
@@ -525,7 +530,7 @@ BEGIN
 END
 $$;
 
--- Acquire a lock if that is possible at once: code 0, else -1 and nothing is left in the queue.
+-- Acquire a lock if that is possible at once (code 0); else leave nothing in the queue (code -1).
 CREATE OR REPLACE PROCEDURE {schema}.try(
     resource text, concurrency_limit integer DEFAULT 1, access text DEFAULT 'write', weight integer DEFAULT 1,
     note text DEFAULT NULL, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL,
@@ -543,9 +548,9 @@ BEGIN
 END
 $$;
 
--- Release: 0 done, -1 nothing to release. Without queue_position all rows that this requester has on the resource. May
--- be repeated. (routines.sql has the member's release, with the outcome as its fourth parameter. Its parameters are
--- varchar, so a call with three literals means this function, and is not ambiguous.)
+-- Release a row; without queue_position, all rows that this requester has on the resource. Return 0 done, -1 nothing to
+-- release. May be repeated. (routines.sql has the member's release, with the outcome as its fourth parameter. Its
+-- parameters are varchar, so a call with three literals means this function, and is not ambiguous.)
 CREATE OR REPLACE FUNCTION {schema}.release(
     resource text, queue_position bigint DEFAULT NULL, requesting_id text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -556,7 +561,8 @@ BEGIN
 END
 $$;
 
--- Renew a lease, by lease_seconds or by as much as before: 0 still held, -1 gone. Without a lease it only checks.
+-- Renew a lease, by lease_seconds or by as much as before. Return 0 if the lock is still held, -1 if not. A row without
+-- a lease is only tested.
 CREATE OR REPLACE FUNCTION {schema}.renew(
     resource text, queue_position bigint, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL)
 RETURNS integer
@@ -579,7 +585,8 @@ DECLARE
 BEGIN
     CALL {schema}.detect_transaction(v_enclosed);
     GET DIAGNOSTICS v_stack = PG_CONTEXT;
-    -- A procedure or DO block that may commit is a transaction until it does; a CALL by itself ends with itself.
+    -- (A procedure or DO block is a transaction until it commits. But if the client itself called this procedure
+    -- outside of a transaction, the transaction ends with this call, and guards nothing.)
     IF NOT v_enclosed AND pg_catalog.strpos(v_stack, E'\n'::pg_catalog.text) OPERATOR(pg_catalog.=) 0 THEN
         RAISE EXCEPTION 'sqlsem: assert_holding needs an open transaction, whose end it guards; there is none'
             USING ERRCODE = '25001', HINT = 'BEGIN first, and write and COMMIT after it.';
@@ -592,8 +599,8 @@ BEGIN
 END
 $$;
 
--- Return, by the committed rows, whether a row may enter, also a bare one: 1 it may (and may for good), 0 not yet, -1
--- there is no such row (any more). Changes nothing.
+-- Return 1 if a row, also a bare participant's, may be granted, 0 if not yet, -1 if it is not there. Changes nothing,
+-- and reads committed rows. (1 stays true until the row is released.)
 CREATE OR REPLACE FUNCTION {schema}.may_enter(resource text, queue_position bigint) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -601,7 +608,7 @@ DECLARE
     v_row record;
 BEGIN
     PERFORM {schema}.check_name('resource', resource);
-    IF current_setting('transaction_isolation') <> 'read committed' THEN  -- an older snapshot misses earlier requests
+    IF current_setting('transaction_isolation') <> 'read committed' THEN  -- an older snapshot may miss earlier requests
         RAISE EXCEPTION 'sqlsem: may_enter needs READ COMMITTED, not %', current_setting('transaction_isolation')
             USING ERRCODE = '25001', HINT = 'SET default_transaction_isolation TO ''read committed'' on this connection.';
     END IF;
@@ -615,7 +622,7 @@ BEGIN
 END
 $$;
 
--- The queue of one resource or of all: its holders and waiters.
+-- Return the queue of one resource or of all: holders and waiters.
 CREATE OR REPLACE FUNCTION {schema}.status(resource text DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
                weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
@@ -629,7 +636,7 @@ AS $$ SELECT * FROM {schema}.entries(resource) $$;
 -- Operations of operators (and reap, in routines.sql) --------------------------------------------------------------
 
 -- Set the limit of a resource, or of all whose names begin with a prefix ('tenant:*'): an upper bound on declared
--- limits, and the limit of requests that declare none; NULL: none.
+-- limits, and the limit of requests that declare none. NULL: remove it.
 CREATE OR REPLACE FUNCTION {schema}.set_limit(resource text, concurrency_limit integer) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -653,6 +660,7 @@ BEGIN
 END
 $$;
 
+-- Grant requests again after a pause.
 CREATE OR REPLACE FUNCTION {schema}.resume(resource text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

@@ -1,36 +1,35 @@
--- sqlsem, rates, for PostgreSQL: so much in so long. May be run again at any time, after public.sql.
+-- sqlsem, rates, for PostgreSQL: limits of use in a window of time. May be run again at any time, after public.sql.
 --
--- A request that waits for a rate waits in the queue of a mutex, resource 'rate:' and its name. The request at the head
--- takes its tokens as soon as there is room for them, and leaves. Use is recorded by hundredths of each window (slots).
--- A slot counts until all of it is out of the window: so no stretch of time of that length exceeds the limit, and a
--- wait is at most a hundredth of the window too long. Each take counts for every window that any client has declared
--- for the rate.
--- Limits that differ all count: a limit (and a burst) counts from each request that declares it until that request is
--- out of the window. Until then every request keeps it, and the lowest limit of a window decides. An operator's limit
--- (cap) always counts.
--- With a burst there is a bucket besides, which leaks evenly (GCRA):
+-- Requests that wait for a rate wait in the queue of a mutex, resource 'rate:' and the rate's name. The first one takes
+-- its tokens as soon as there is room for them, and leaves. Use is recorded in slots, a hundredth of each window. A
+-- slot counts until all of it is out of the window: so no period as long as the window exceeds the limit, and a wait is
+-- at most a hundredth of the window too long. Each take counts for every window that any client has declared for the
+-- rate. If requests declare different limits, all of them are in force: a limit (or burst) binds every request from the
+-- take that declares it until that take is out of the window. The lowest limit of a window decides. An operator's limit
+-- (cap) is always in force.
+-- A rate with a burst also has a bucket, which leaks evenly (GCRA):
 -- https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
--- Times are of the server's clock. If the clock goes back, use in its future is moved back with it.
+-- Times are of the server's clock. If the clock goes back, recorded use is moved back with it.
 --
--- A request that would wait for an instant only (p_ahead, 500 ms) does not enter the queue. It gets a reservation for
--- the moment at which there is room, recorded there as use, and sleeps until then. A later request gets no earlier
--- moment (promised_ms), so the order of requests holds here, too, and there is no hand-over between one and the next.
+-- A request that would wait for a short time only (p_ahead, at most 500 ms) does not enter the queue. It gets a
+-- reservation for the moment at which there is room: its use is recorded at that moment, and the client sleeps until
+-- then. No later request gets an earlier moment (promised_ms), so requests keep their order.
 
 -- Resolve names to the objects of the system, whatever search_path the installing login has.
 SET search_path = pg_catalog, pg_temp;
 
--- The present in milliseconds since 1970, as rates count it.
+-- Return the server's time, in milliseconds since 1970.
 CREATE OR REPLACE FUNCTION {schema}.clock_ms() RETURNS bigint
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
 
--- The length of a slot of a window. (So simple that the planner inlines it.)
+-- Return the length of a slot of a window. (Simple enough for the planner to inline it.)
 CREATE OR REPLACE FUNCTION {schema}.slot_ms(p_window_ms bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (p_window_ms OPERATOR(pg_catalog.+) 99::bigint) OPERATOR(pg_catalog./) 100::bigint $$;
 
--- Refuse a name that is no rate's: so no client takes from the starts of a work queue's tasks, or returns any of them
--- (task_may_start).
+-- Raise for a name that is no rate's. (Starts of tasks are counted in the same tables, under other names: no client may
+-- use or return them.)
 CREATE OR REPLACE FUNCTION {schema}.check_rate_name(p_resource text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -43,7 +42,7 @@ BEGIN
 END
 $$;
 
--- Refuse arguments that can be no rate.
+-- Raise for invalid arguments of a take.
 CREATE OR REPLACE FUNCTION {schema}.check_rate(
     p_resource text, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
@@ -75,8 +74,8 @@ BEGIN
 END
 $$;
 
--- Insert the windows that are missing, and correct the use that a clock that went back has left in the future. A new
--- window begins with the recent use of the other windows, not placed earlier than it happened.
+-- Insert the declared windows that are missing. If the clock went back, move the recorded use back, too. A new window
+-- begins with the recent use of another window, recorded no earlier than it happened.
 CREATE OR REPLACE FUNCTION {schema}.begin_rate(p_resource varchar, p_limits bigint[], p_windows bigint[], p_now bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -86,7 +85,7 @@ DECLARE
     v_promised bigint;
 BEGIN
     IF EXISTS (SELECT FROM {schema}.rate_window WHERE resource_id = p_resource AND seen_ms > p_now) THEN
-        -- (Use that is reserved for later moves with it.)
+        -- (Use of reservations is moved, too.)
         WITH ahead AS (
             DELETE FROM {schema}.rate_slot AS s USING {schema}.rate_window AS w
             WHERE s.resource_id = p_resource AND w.resource_id = s.resource_id AND w.window_ms = s.window_ms
@@ -107,7 +106,7 @@ BEGIN
         SELECT n.window_ms, n.rate_limit FROM unnest(p_windows, p_limits) AS n (window_ms, rate_limit)
         WHERE NOT EXISTS (SELECT FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.window_ms = n.window_ms)
     LOOP
-        -- Each take writes to all windows: so their number is limited, and windows in force for no request go first.
+        -- At most 40 windows, as each take writes to all of them. Delete those first that are no longer in force.
         IF (SELECT count(*) >= 40 FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource) THEN
             DELETE FROM {schema}.rate_window AS w
             WHERE w.resource_id = p_resource AND NOT w.window_ms = ANY (p_windows)
@@ -121,7 +120,7 @@ BEGIN
                     quote_literal(p_resource) USING ERRCODE = '22023', HINT = 'sqlsem rates shows them, sqlsem rates reset NAME forgets them.';
             END IF;
         END IF;
-        -- The shortest of the longer windows, or else the longest.
+        -- Copy from the shortest of the longer windows, or else from the longest.
         SELECT w.window_ms, w.promised_ms INTO v_other, v_promised FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource
         ORDER BY w.window_ms < v_new.window_ms, abs(w.window_ms - v_new.window_ms) LIMIT 1;
         IF FOUND THEN
@@ -142,14 +141,15 @@ BEGIN
 END
 $$;
 
--- The login to which a slot's use belongs: the session's. Starts of tasks belong to no login, as any worker of the
--- queue returns them.
+-- Return the login to which use belongs: the session's. Starts of tasks belong to no login, as any worker of the queue
+-- may return them.
 CREATE OR REPLACE FUNCTION {schema}.rate_login(p_resource varchar) RETURNS name
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT CASE WHEN p_resource LIKE 'rate:%' THEN session_user ELSE '' END::name $$;
 
--- The windows of a rate that count for a request at a moment: windows that it declares; windows that others have
--- declared with takes still in the window; and windows with an operator's limit. fixed: the limit that does not lapse.
+-- Return the windows of a rate that are in force for a request at a moment: the declared ones; windows that earlier
+-- takes have declared, while those takes are in the window; and windows with an operator's limit. fixed: the limit
+-- without the limits of earlier takes, which lapse.
 CREATE OR REPLACE FUNCTION {schema}.windows_in_force(
     p_resource varchar, p_limits bigint[], p_windows bigint[], p_burst bigint, p_at_us bigint)
 RETURNS TABLE (window_ms bigint, fixed bigint, rate_limit bigint, burst bigint, used bigint)
@@ -166,9 +166,9 @@ AS $$
     WHERE w.resource_id = p_resource AND (d.window_ms IS NOT NULL OR w.cap IS NOT NULL OR t.rate_limit IS NOT NULL)
 $$;
 
--- Record use at p_at_us, now or soon, for all windows of a rate, by p_waits requests that had to wait for it. Negative
--- use is returned: of the use by this login at p_then, and no more than that. p_limits, p_windows, p_burst: as the
--- request has declared.
+-- Record use of a rate at p_at_us (now, or a reservation), in all its windows. p_waits: how many of its requests had to
+-- wait. Negative use returns tokens: of this login's use at p_then, and no more than that. p_limits, p_windows,
+-- p_burst: the declared limits of the request.
 CREATE OR REPLACE FUNCTION {schema}.use_rate(
     p_resource varchar, p_used bigint, p_now_us bigint, p_then bigint, p_at_us bigint, p_waits integer,
     p_limits bigint[] DEFAULT '{}', p_windows bigint[] DEFAULT '{}', p_burst bigint DEFAULT NULL) RETURNS void
@@ -198,7 +198,7 @@ BEGIN
                            WHEN p_used > 0
                            THEN least(greatest(w.full_us, p_at_us) + ceil(v_row.used::numeric * w.window_ms * 1000 / w.rate_limit),
                                       p_at_us + 10 * w.window_ms * 1000)::bigint
-                           -- (Use that has leaked since cannot be returned.)
+                           -- (Tokens that have leaked since cannot be returned.)
                            ELSE greatest(least(w.full_us, p_now_us), w.full_us - greatest(0, floor(-v_row.used::numeric * w.window_ms * 1000 / w.rate_limit)
                                                         - greatest(0, p_now_us - least(p_then, v_now) * 1000)))::bigint END
         WHERE w.resource_id = p_resource AND w.window_ms = v_row.window_ms;
@@ -221,8 +221,8 @@ BEGIN
 END
 $$;
 
--- Return, for each window in force, after how many ms so much may be taken of it: when enough has left it, or the
--- limits that are too low for it have left (never: NULL), and the bucket of a burst has room.
+-- Return, for each window in force, after how many ms p_cost may be taken: when enough use is out of the window, limits
+-- of earlier takes that are too low have lapsed, and the bucket of a burst has room. wait_ms NULL: never.
 CREATE OR REPLACE FUNCTION {schema}.window_waits(
     p_resource varchar, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint, p_now_us bigint)
 RETURNS TABLE (window_ms bigint, rate_limit bigint, burst bigint, used bigint, wait_ms bigint)
@@ -232,7 +232,7 @@ AS $$
            CASE WHEN p_cost > f.fixed THEN NULL
                 ELSE greatest(0,
                     CASE WHEN f.used + p_cost > f.rate_limit THEN (
-                        -- The slots leave the window one after the other.
+                        -- (Slots leave the window one after the other: find the first that leaves enough room.)
                         SELECT min((l.slot + 1) * {schema}.slot_ms(f.window_ms) + f.window_ms) - p_now_us / 1000
                         FROM (SELECT s.slot, sum(sum(s.used)) OVER (ORDER BY s.slot) AS gone,
                                      min(min(s.rate_limit)) OVER (ORDER BY s.slot ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS lowest
@@ -245,15 +245,15 @@ AS $$
                         SELECT (max(s.slot) + 1) * {schema}.slot_ms(f.window_ms) + f.window_ms - p_now_us / 1000
                         FROM {schema}.rate_slot AS s
                         WHERE s.resource_id = p_resource AND s.window_ms = f.window_ms AND s.burst < p_cost)
-                    -- The time before the bucket is empty again at which there is room.
+                    -- (The bucket has room before it is empty again, at full_us.)
                     ELSE ceil((w.full_us - floor((f.burst - p_cost)::numeric * f.window_ms * 1000 / f.rate_limit) - p_now_us)
                               / 1000.0) END)::bigint END
     FROM {schema}.windows_in_force(p_resource, p_limits, p_windows, p_burst, p_now_us) AS f
     JOIN {schema}.rate_window AS w ON w.resource_id = p_resource AND w.window_ms = f.window_ms
 $$;
 
--- Return after how many ms so much may be taken of a rate whose windows exist (begin_rate): when every window in force
--- allows it, and no reservation is later. NULL: never.
+-- Return after how many ms p_cost may be taken from a rate: when every window in force allows it, and no reservation is
+-- later. NULL: never. (begin_rate has inserted the windows.)
 CREATE OR REPLACE FUNCTION {schema}.rate_wait(
     p_resource varchar, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint, p_now_us bigint) RETURNS bigint
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -264,7 +264,7 @@ AS $$
     FROM {schema}.window_waits(p_resource, p_cost, p_limits, p_windows, p_burst, p_now_us) AS n
 $$;
 
--- Return how much may be taken at that moment.
+-- Return how much may be taken from a rate at p_at_us.
 CREATE OR REPLACE FUNCTION {schema}.rate_room(
     p_resource varchar, p_limits bigint[], p_windows bigint[], p_burst bigint, p_at_us bigint) RETURNS bigint
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -293,11 +293,10 @@ BEGIN
 END
 $$;
 
--- Take from a rate for several requests in order: for as many as may take at once, or get a reservation within p_ahead
--- (ms). times: the moment of each request that was served, by the server's clock, in ms. wait_ms: how long the first
--- request has to wait, served or not. Call it under the gate of its resource (or another lock that every taker holds),
--- in a statement after the one that takes the gate. p_only_look: take nothing. p_waited: the requests have waited until
--- now.
+-- Take from a rate for several requests, in their order: for as many as may take now, or at a moment within p_ahead ms
+-- (a reservation). times: the moment of each served request, in ms by the server's clock. wait_ms: how long the first
+-- request has to wait, served or not. The caller has the gate of the resource (or another lock that every taker takes),
+-- taken in an earlier statement. p_only_look: take nothing. p_waited: the requests have waited until now.
 CREATE OR REPLACE FUNCTION {schema}.take_tokens(
     p_resource varchar, p_costs bigint[], p_limits bigint[], p_windows bigint[], p_burst bigint DEFAULT NULL,
     p_only_look boolean DEFAULT false, p_ahead bigint[] DEFAULT '{}', p_waited boolean DEFAULT false,
@@ -306,7 +305,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_us    bigint := floor(extract(epoch FROM clock_timestamp()) * 1000000);
-    v_first integer := 1;  -- of the requests that are served at the same moment
+    v_first integer := 1;  -- the first of the requests that are served at one moment
     v_next  integer;
     v_wait  bigint;
     v_total bigint;
@@ -347,14 +346,14 @@ BEGIN
 END
 $$;
 
--- Take from a rate, for the first in its queue. code:
---   0 taken, for times[1], which comes in wait_ms   1 not enough room, for wait_ms at least
+-- Take from a rate, for the first request in its queue. code:
+--   0 taken, for the moment times[1], which comes in wait_ms   1 not enough room, for wait_ms at least
 --   -1 others wait before the caller, or an operator has paused the rate   -2 the caller's row is gone
 -- p_position: the caller's row in the queue of p_resource, if it has one; without a row, it takes only if the queue is
 -- empty.
--- p_more: the costs of requests that wait with the caller. As many as have room are served in order; times has the
--- moments of the caller and of these. The row goes when all are served.
--- p_ahead: for how many ms each request would rather sleep than wait in the queue (see the head of this file).
+-- p_more: the costs of further requests of the same process, which share the caller's row. As many as have room are
+-- served, in order; times has the moments of the caller and of these. The row is released when all are served.
+-- p_ahead: how far ahead each request accepts a reservation, in ms (see the head of this file).
 CREATE OR REPLACE FUNCTION {schema}.take_rate(
     p_resource varchar, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint DEFAULT NULL,
     p_position bigint DEFAULT NULL, p_requesting_id varchar DEFAULT NULL, p_more bigint[] DEFAULT '{}', p_ahead bigint[] DEFAULT '{}',
@@ -367,7 +366,7 @@ DECLARE
 BEGIN
     times := '{}';
     PERFORM {schema}.check_rate(p_resource, p_cost, p_limits, p_windows, p_burst);
-    -- (A cost that can never fit would wait for nothing, and be taken at once.)
+    -- (A cost above the limits would never be served.)
     IF EXISTS (SELECT FROM unnest(p_more) AS m
                WHERE (m BETWEEN 1 AND least(2147483647, p_burst, (SELECT min(l) FROM unnest(p_limits) AS l))) IS NOT TRUE) THEN
         RAISE EXCEPTION 'sqlsem: what others want of % must be 1 or more each, and fit into its limits; not %',
@@ -378,7 +377,7 @@ BEGIN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
-    WHILE p_position IS NULL LOOP  -- dead owners block no request
+    WHILE p_position IS NULL LOOP  -- test the owner of the first row: a dead one must not block
         v_first := (SELECT o.queue_position FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) AS o LIMIT 1);
         EXIT WHEN v_first IS NULL OR NOT {schema}.check_if_dead(p_resource, v_first, -1);
     END LOOP;
@@ -394,8 +393,8 @@ BEGIN
     ELSE
         SELECT t.wait_ms, t.times INTO wait_ms, times
         FROM {schema}.take_tokens(p_resource, array_prepend(p_cost, p_more), p_limits, p_windows, p_burst, false,
-                                  -- (Not for longer: a sleeping request has no row that displays show and operators
-                                  -- revoke.)
+                                  -- (500 ms at most: a sleeping request has no row, which displays could show and
+                                  -- operators could revoke.)
                                   ARRAY(SELECT least(a.ms, 500) FROM unnest(p_ahead) WITH ORDINALITY AS a (ms, nr) ORDER BY a.nr),
                                   p_position IS NOT NULL) AS t;
         code := CASE WHEN times = '{}' THEN 1 ELSE 0 END;
@@ -406,9 +405,10 @@ BEGIN
 END
 $$;
 
--- Correct the cost of a take of this login at p_taken_ms by p_more (less: negative). More counts as used now, and may
--- exceed the limit: then nothing is taken until enough of it is out of the window, or the bucket of a burst has room,
--- after ten windows at the latest. Less is returned, as far as it counts still, and no more than this login took then.
+-- Correct the cost of this login's take at p_taken_ms by p_more. A positive p_more counts as used now, and may exceed
+-- the limit: then no request is served until enough of it is out of the window, or the bucket of a burst has room,
+-- after ten windows at the latest. A negative p_more is returned, as far as it still counts, and no more than this
+-- login took then.
 CREATE OR REPLACE FUNCTION {schema}.adjust_rate(p_resource varchar, p_taken_ms bigint, p_more bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -432,8 +432,8 @@ BEGIN
 END
 $$;
 
--- Reset a rate. All use, debts, reservations and declared limits are forgotten; an operator's limits and the counters
--- stay. Return 0 if done, -1 if there is no such rate. For operators.
+-- Reset a rate: delete all use, debts, reservations and declared limits, but not the operator's limits and the
+-- counters. Return 0, or -1 if there is no such rate. For operators.
 CREATE OR REPLACE FUNCTION {schema}.reset_rate(p_resource varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -456,9 +456,8 @@ BEGIN
 END
 $$;
 
--- Set the most that may be used of a rate in a window of this length, whatever programs declare; it is also the limit
--- of requests that declare none. NULL: remove the limit. Return 0 if done, -1 if there was none to remove. For
--- operators.
+-- Set an operator's limit of a rate in a window of this length: an upper bound on declared limits, and the limit of
+-- requests that declare none. NULL: remove it. Return 0, or -1 if there was none to remove. For operators.
 CREATE OR REPLACE FUNCTION {schema}.set_rate(p_resource varchar, p_window_ms bigint, p_limit bigint) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -494,10 +493,10 @@ BEGIN
 END
 $$;
 
--- The windows of every rate, or of one: the limit that counts now, and how much is used; how much was taken and
--- returned, and how often requests had to wait, since the window exists; in how many seconds there is room for 1 more,
--- also in the bucket of a burst (later with a debt); an operator's limit. (Read by the indexes: the starts of tasks are
--- in these tables, too, under names that are no rate's. A single name is the range from it to itself.)
+-- Return the windows of all rates, or of one. rate_limit: the limit in force; used: the use that counts now; idle:
+-- seconds since the last use; taken, returned, waits: counters since the window was declared; free_in: the seconds
+-- until there is room for one more; cap: the operator's limit. (The range of names leaves out the starts of tasks,
+-- which are in these tables under other names, and is read by the indexes.)
 CREATE OR REPLACE FUNCTION {schema}.rates(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, window_ms bigint, rate_limit bigint, used bigint, idle float, taken bigint, returned bigint,
                waits bigint, free_in float, cap bigint)
@@ -521,7 +520,7 @@ $$;
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Renew the waiter lease of the first request in the queue of a rate: for another ten seconds at least.
+-- Renew the waiter lease of the first request in the queue of a rate, by ten seconds.
 CREATE OR REPLACE FUNCTION {schema}.renew_rate_waiter_lease(p_resource text, p_position bigint, p_requesting_id text) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -531,7 +530,7 @@ AS $$
       AND t.resource_id LIKE 'rate:%' AND m.member_id = t.member_id AND m.login = session_user
 $$;
 
--- Sleep until the moment of a reservation. A cancel meanwhile returns its use.
+-- Sleep until the moment of a reservation. If the statement is cancelled meanwhile, return the tokens.
 CREATE OR REPLACE PROCEDURE {schema}.sleep_until_due(p_resource text, p_cost bigint, p_taken_ms bigint, p_wait_ms bigint)
 LANGUAGE plpgsql
 AS $$
@@ -552,10 +551,11 @@ BEGIN
 END
 $$;
 
--- Take from a rate, waiting up to timeout_ms for it, in the order of requests: at most rate_limit in any per_ms, by all
--- clients together. more_limits, more_per_ms: further windows. rate_limit and per_ms NULL: an operator's limits. code:
+-- Take from a rate: at most rate_limit in any per_ms, by all clients together. Wait up to timeout_ms, in the order of
+-- requests. more_limits, more_per_ms: further windows. rate_limit and per_ms NULL: the operator's limits. code:
 --   0 taken at once   1 taken after waiting   -1 time is up   -2 its row in the queue was revoked by an operator
--- taken_ms is a parameter of adjust. (It commits, as acquire does; every name in it is qualified, as there.)
+-- taken_ms: the moment of the take, for `adjust`. (This procedure commits, like acquire, so every name in it is
+-- qualified.)
 CREATE OR REPLACE PROCEDURE {schema}.take(
     rate text, rate_limit bigint, per_ms bigint, cost bigint DEFAULT 1, timeout_ms integer DEFAULT -1, burst bigint DEFAULT NULL,
     more_limits bigint[] DEFAULT '{}', more_per_ms bigint[] DEFAULT '{}', note text DEFAULT NULL, requesting_id text DEFAULT NULL,
@@ -597,8 +597,8 @@ BEGIN
         RETURN;
     END IF;
     v_left := CASE WHEN timeout_ms OPERATOR(pg_catalog.>) 0 THEN greatest(1, {schema}.remaining_ms(timeout_ms, v_started)) ELSE -1 END;
-    -- The row always has an end: COMMIT must be outside of the blocks that clean up after a cancel, and a row left
-    -- between the two goes when its waiter lease ends.
+    -- (The row always has a waiter lease. COMMIT must be outside of the blocks that handle a cancel, and a row that is
+    -- left there is removed when its waiter lease ends.)
     CALL {schema}.acquire_row(v_resource, 1, 'write', 1, v_left, note, v_id, NULL, true, code, v_position, v_fence);
     IF code OPERATOR(pg_catalog.<) 0 THEN
         RETURN;
@@ -608,7 +608,7 @@ BEGIN
     LOOP
         v_left := {schema}.remaining_ms(timeout_ms, v_started);
         BEGIN
-            PERFORM pg_catalog.set_config('lock_timeout'::pg_catalog.text, '3s'::pg_catalog.text, true);  -- (then the waiter lease is renewed)
+            PERFORM pg_catalog.set_config('lock_timeout'::pg_catalog.text, '3s'::pg_catalog.text, true);  -- (the waiter lease is renewed after that)
             SELECT t.code, t.wait_ms, t.times[1] INTO code, v_wait, taken_ms
             FROM {schema}.take_rate(v_resource, cost, v_limits, v_windows, burst, v_position, v_id,
                                     p_ahead => ARRAY[coalesce(v_left, 500)]::bigint[]) AS t;
@@ -647,8 +647,8 @@ BEGIN
 END
 $$;
 
--- Report the actual cost of a take (cost, at taken_ms): the difference is returned if it is less, and counts as used
--- now if it is more.
+-- Report the actual cost of a take, of `cost` at taken_ms. If it is less, the difference is returned; if it is more,
+-- the difference counts as used now.
 CREATE OR REPLACE FUNCTION {schema}.adjust(rate text, taken_ms bigint, cost bigint, actual bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

@@ -288,8 +288,8 @@ CREATE TABLE {schema}.task (
     ended_at          timestamptz,
     error             text,
     result            text,
-    -- For a task with locks (blocked_tasks.sql) ready_at is the end of time (the year 9999), so that claims of tasks without
-    -- locks skip it.
+    -- For a task with locks (blocked_tasks.sql) ready_at is the end of time (the year 9999), so that claims of tasks
+    -- without locks skip it.
     lock_count        integer,                       -- how many; NULL: none
     locks_pending     integer,                       -- how many are not granted yet; NULL: none is enqueued
     enqueue_locks_at  timestamptz,                   -- when its locks may be enqueued

@@ -1,16 +1,16 @@
 -- sqlsem, a PostgreSQL database for simulations (sqlsem.testing.postgres). Never run any of this in a database that is
 -- in use.
 --
--- In that database alone, functions of the same names replace the system's clock, its sleep, and the advisory locks
--- that wait. They are installed before the tables and routines: so the routines are the very ones that ship, and their
--- time is the simulation's. The locks themselves stay the server's. A session that has to wait for a lock reports that
--- beforehand, and stops when it has the lock; a session that sleeps reports for how long, and stops. The simulation
--- receives the reports (INFO). It resumes a session by cancelling the statement that has stopped, which is caught here.
--- A cancel of a wait for a lock means that lock_timeout is over.
+-- In that database, functions of the same names replace the system's clock, its sleep, and the advisory locks that
+-- wait. They are installed before the tables and routines of sqlsem, which are unchanged, and run in the simulation's
+-- time. Locks are still the server's. A session that has to wait for a lock reports that beforehand, and stops when it
+-- has the lock. A session that sleeps reports for how long, and stops. The simulation receives the reports (INFO). It
+-- resumes a session by cancelling the statement that has stopped: the functions here catch the cancel. A cancel during
+-- a wait for a lock means that lock_timeout is over.
 
 -- name: prepare
 CREATE SCHEMA simulated;
--- Microseconds since 1970; each call is one later, so that no two things happen at one time.
+-- The time in microseconds since 1970. Each call is one later, so that no two events have the same time.
 CREATE SEQUENCE simulated.clock MINVALUE 0;
 ALTER FUNCTION pg_catalog.clock_timestamp() RENAME TO clock_timestamp_of_the_host;
 CREATE FUNCTION pg_catalog.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
@@ -59,14 +59,13 @@ END
 $all$;
 
 -- name: begin
--- Each schedule finds the tables as they were when new. (TRUNCATE makes new files, which takes long: only now and
--- then.)
+-- Empty the tables for the next schedule. (Mostly by DELETE, as TRUNCATE creates new files, which takes long.)
 DO $$
 DECLARE
     v_table record;
     v_anew  boolean := random() < 0.03;
 BEGIN
-    PERFORM set_config('session_replication_role', 'replica', true);  -- in any order
+    PERFORM set_config('session_replication_role', 'replica', true);  -- without triggers, so in any order
     FOR v_table IN
         SELECT c.oid::regclass::text AS name, pg_get_serial_sequence(c.oid::regclass::text, a.attname) AS sequence
         FROM pg_class AS c LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attidentity <> ''

@@ -1,14 +1,14 @@
--- sqlsem, what `sqlsem certify` asks SQLite, in a file of its own.
+-- sqlsem, the statements of `sqlsem certify` for SQLite, in a separate file.
 
 -- name: facts
 SELECT 'server', 'SQLite ' || sqlite_version() UNION ALL SELECT 'version', sqlite_version()
 
 -- name: hidden
--- Names that are not sent on, and their substitutes: the database knows none.
+-- Names that the report must not contain, and the placeholders for them: none.
 SELECT NULL, NULL WHERE 0
 
 -- name: create_inside
--- The holders inside: a witness beside the protocol.
+-- The present holders, recorded independently of sqlsem.
 CREATE TABLE {schema}_certify_inside (
     resource_id TEXT NOT NULL,
     who         TEXT NOT NULL,
@@ -17,7 +17,7 @@ CREATE TABLE {schema}_certify_inside (
 ) WITHOUT ROWID
 
 -- name: create_dead
--- The holders that were killed: their rows there count no more.
+-- The holders that were killed: their rows in certify_inside no longer count.
 CREATE TABLE {schema}_certify_dead (who TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID
 
 -- name: create_counter

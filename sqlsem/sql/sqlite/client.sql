@@ -1,12 +1,14 @@
 -- sqlsem, the statements that the Python client sends to SQLite.
--- Every write happens inside BEGIN IMMEDIATE, which is the gate: numbers appear in commit order.
+-- Every write is inside BEGIN IMMEDIATE, which serves as the gate: numbers become visible in their order.
 --
--- The host's clock is the server's; times are seconds since 1970.
--- where {status_after} is CASE WHEN :outcome = 'finished' THEN 'finished' WHEN :outcome = 'cancelled' OR cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending' ELSE 'failed' END
--- where {error_after} is CASE WHEN cancel_asked_by IS NULL OR :outcome = 'finished' THEN :error ELSE 'cancelled by ' || cancel_asked_by || coalesce(char(10) || :error, '') END
--- where {cap} is coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), (SELECT cap FROM {schema}_limit_pattern WHERE substr(:resource, 1, length(prefix)) = prefix ORDER BY length(prefix) DESC LIMIT 1))
--- where {patterned} is EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(:resource, 1, length(prefix)) = prefix)
--- where {end_of_time} is 253370764800.0
+-- Times are seconds since 1970, by the host's clock.
+-- where {status_after} is CASE WHEN :outcome = 'finished' THEN 'finished' WHEN :outcome = 'cancelled' OR
+-- cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending'
+-- ELSE 'failed' END where {error_after} is CASE WHEN cancel_asked_by IS NULL OR :outcome = 'finished' THEN :error ELSE
+-- 'cancelled by ' || cancel_asked_by || coalesce(char(10) || :error, '') END where {cap} is coalesce((SELECT cap FROM
+-- {schema}_resource WHERE resource_id = :resource), (SELECT cap FROM {schema}_limit_pattern WHERE substr(:resource, 1,
+-- length(prefix)) = prefix ORDER BY length(prefix) DESC LIMIT 1)) where {patterned} is EXISTS (SELECT 1 FROM
+-- {schema}_limit_pattern WHERE substr(:resource, 1, length(prefix)) = prefix) where {end_of_time} is 253370764800.0
 -- where {clock} is (julianday('now') - 2440587.5) * 86400.0
 
 -- name: version
@@ -33,8 +35,8 @@ SET beacon = :beacon, missing_since = NULL, heartbeat_at = {clock},
 WHERE member_id = :member
 
 -- name: member
--- (Cast, here and below: SQLite stores any text in any column, and an invalid row that was written by hand must not
--- stop the others.)
+-- (CAST, here and below: SQLite stores any text in any column. An invalid row that was written by hand must not raise
+-- errors in other processes.)
 SELECT beacon, CAST(grace_ms AS REAL) AS grace_ms, CAST(lease_until AS REAL) AS lease_until,
        CAST(missing_since AS REAL) AS missing_since, CAST(heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
 FROM {schema}_member WHERE member_id = ?
@@ -46,7 +48,7 @@ SET missing_since = NULL, heartbeat_at = {clock},
 WHERE member_id = ?
 
 -- name: renew_old
--- For statements that grant, claim or start something: a lease of which less than an eighth has passed is not renewed.
+-- Before a grant, claim or start: renew the lease, but not if less than an eighth of it has passed.
 UPDATE {schema}_member
 SET heartbeat_at = {clock},
     lease_until = {clock} + lease_ms / 1000.0
@@ -66,9 +68,9 @@ SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
        EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member) AS known
 
 -- name: fits
--- The rule, for a request at a position. `fits`: by weights and limits, the request fits between the conflicting rows
--- ahead. `let_in`: the row there is granted already, by a release or by a reader ahead that upgrades. Each row weighs
--- at least 1, so as many rows as there are places block the request: no more are read. `edge` is the last of them.
+-- The rule, for a request at a position. `fits`: there is room for the request beside the conflicting rows ahead.
+-- `let_in`: the row at the position is granted already, by a release or by a reader ahead that upgrades. Each row
+-- weighs at least 1, so no more rows are read than the limit (:places). `edge` is the last row read.
 SELECT coalesce(sum(weight), 0) + :weight
            <= min(coalesce(min(concurrency_limit), 9223372036854775807), :places,
                   coalesce({cap}, 9223372036854775807)) AS fits,
@@ -82,7 +84,7 @@ FROM (SELECT queue_position, weight, concurrency_limit FROM {table}
       ORDER BY queue_position LIMIT :places)
 
 -- name: places
--- For a request that names no limit: the operator's limit counts, or that of the first row ahead that names one.
+-- The limit of a request that names none: the operator's, or that of the first row ahead that names one.
 SELECT coalesce({cap},
                 (SELECT concurrency_limit FROM {table}
                  WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
@@ -91,14 +93,14 @@ SELECT coalesce({cap},
                 9223372036854775807) AS places
 
 -- name: rows_between
--- Conflicting rows from a position on, and before another one.
+-- The conflicting rows from one position on, and before another.
 SELECT queue_position, member_id FROM {table}
 WHERE resource_id = :resource AND queue_position >= :first AND queue_position < :position
   AND (:access = 'write' OR access_type <> :access)
 ORDER BY queue_position LIMIT :maximum
 
 -- name: pass
--- The columns that the rule needs of a resource's rows after a position, in order, as if one of the rows had left.
+-- The columns that the rule needs, of a resource's rows after a position, in order, and without one of them.
 SELECT t.queue_position AS position, t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.member_id,
        t.granted_at IS NOT NULL AS granted, t.revoked_at IS NOT NULL AS revoked, {cap} AS cap, o.paused_at IS NOT NULL AS paused
 FROM {table} AS t LEFT JOIN {schema}_resource AS o ON o.resource_id = t.resource_id
@@ -106,7 +108,8 @@ WHERE t.resource_id = :resource AND t.queue_position > :position AND t.queue_pos
 ORDER BY t.queue_position LIMIT :maximum
 
 -- name: let_in
--- Only rows of members with a beacon: a member with a lease must renew it in the transaction that grants its row.
+-- Grant a row of another member, if it has a beacon. (A member with a lease must renew it in the transaction that
+-- grants its row, so it grants the row itself.)
 UPDATE {table} SET granted_at = {clock}
 WHERE queue_position = :position AND granted_at IS NULL AND revoked_at IS NULL
   AND EXISTS (SELECT 1 FROM {schema}_member AS m WHERE m.member_id = {table}.member_id AND m.lease_until IS NULL)
@@ -127,7 +130,7 @@ WHERE resource_id BETWEEN coalesce(:resource, 'rate:') AND coalesce(:resource, '
 ORDER BY resource_id
 
 -- name: wanted_rates
--- The rates with the most waiters, or the last used ones. (By ranges, as LIKE uses no index.)
+-- The rates with the most waiters, then with the latest use. (Ranges of names, as LIKE uses no index.)
 SELECT w.resource_id FROM {schema}_rate_window AS w
 LEFT JOIN (SELECT resource_id, count(*) AS waiting FROM {table} WHERE resource_id BETWEEN 'rate:' AND 'rate;' GROUP BY resource_id) AS q
     ON q.resource_id = w.resource_id
@@ -159,7 +162,7 @@ VALUES (:resource, :window, :slot, :used, :limit, :burst)
 DELETE FROM {schema}_rate_slot WHERE resource_id = :resource AND window_ms = :window AND slot = :slot
 
 -- name: prune_rate_slots
--- Of rates that were not used for a day, and whose windows are over.
+-- Delete the slots of rates that were not used for a day and have no current window.
 DELETE FROM {schema}_rate_slot WHERE (resource_id, window_ms) IN (
     SELECT resource_id, window_ms FROM {schema}_rate_window WHERE seen_ms + 2 * window_ms < ({clock} - 86400) * 1000)
 
@@ -180,7 +183,7 @@ VALUES (:resource, :requesting_id, :access, :limit, :weight, :member, :owner, :u
         CASE WHEN :granted THEN {clock} END, :note)
 
 -- name: insert_first
--- For a resource without rows and settings: a grant in one statement, which is its own transaction.
+-- Grant a request on a resource without rows and settings, in one statement, which is a transaction.
 INSERT INTO {table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner, request_uid,
                      granted_at, note)
 SELECT :resource, :requesting_id, :access, :limit, :weight, :member, :owner, :uid, {clock}, :note
@@ -202,8 +205,8 @@ SELECT queue_position, CAST(requested_at AS REAL) AS requested_at FROM {table}
 WHERE resource_id = :line AND member_id = :member AND request_uid = :uid || '.1' AND revoked_at IS NULL
 
 -- name: preceding_request
--- The priority entry right before another one, and the number of entries ahead; or before a request that has none
--- (:position NULL).
+-- The priority entry right before another one, and the number of entries ahead. :position NULL: before a request
+-- without an entry.
 SELECT queue_position, member_id, count(*) OVER () AS ahead
 FROM {table}
 WHERE resource_id = :line AND access_type = 'read' AND concurrency_limit = :places AND member_id IS NOT NULL AND revoked_at IS NULL
@@ -239,8 +242,8 @@ WHERE resource_id = :resource AND queue_position <> :position AND (queue_positio
 ORDER BY queue_position LIMIT 32
 
 -- name: free_readers
--- The waiting readers behind that fit (without blocked tasks, which hold nothing); held_up: only an operator's pause or
--- cap blocks them.
+-- The waiting readers behind a position for which there is room. (Not blocked tasks, which must hold nothing.) held_up:
+-- only an operator's pause or cap blocks the reader.
 SELECT queue_position, paused OR load + weight > cap AS held_up
 FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight, member_id,
              coalesce(sum(weight) FILTER (WHERE access_type <> 'read') OVER ahead, 0) AS load,
@@ -298,7 +301,7 @@ DELETE FROM {schema}_handover WHERE given_at < {clock} - 86400.0
 AND NOT EXISTS (SELECT 1 FROM {schema}_member AS m WHERE m.member_id = {schema}_handover.member_id)
 
 -- name: enrol_transit
--- Displays show the process that handed the rows over.
+-- Register the member in transit, with the giver's process, for displays.
 INSERT INTO {schema}_member (beacon, host, pid, program, login, grace_ms, lease_ms, heartbeat_at, lease_until)
 SELECT NULL, host, pid, program, :to, 0, :ttl, {clock}, {clock} + :ttl / 1000.0 FROM {schema}_member WHERE member_id = :member
 
@@ -343,13 +346,13 @@ DELETE FROM {table}
 WHERE resource_id = :resource AND queue_position = :position AND (:requesting_id IS NULL OR requesting_id = :requesting_id)
 
 -- name: leaving
--- SQLite has no routines, but an INSTEAD OF INSERT trigger works as one: the inserted values are its arguments. (It is
--- not part of the file, so each connection creates its own.)
+-- SQLite has no routines, but an INSTEAD OF INSERT trigger serves as one: the inserted values are its arguments. (A
+-- TEMP view and its triggers are in no file, so each connection creates its own.)
 CREATE TEMP VIEW IF NOT EXISTS {schema}_leaving AS
 SELECT NULL AS resource, NULL AS position, NULL AS requesting_id, NULL AS outcome
 
 -- name: leaving_alone
--- If the resource has no other rows: keep_one and delete_one in one statement, which is its own transaction.
+-- Release a row of a resource without other rows: keep_one and delete_one in one statement, which is a transaction.
 CREATE TEMP TRIGGER IF NOT EXISTS {schema}_leaving_alone INSTEAD OF INSERT ON {schema}_leaving
 WHEN NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = NEW.resource AND queue_position <> NEW.position)
 BEGIN
@@ -368,7 +371,7 @@ END
 INSERT INTO {schema}_leaving VALUES (:resource, :position, :requesting_id, :outcome)
 
 -- name: keep_all
--- Before the member is removed: the history takes host, pid and login from its row.
+-- Write the history of a member's rows, before the member is removed: host, pid and login are in its row.
 INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
                               owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by, heartbeat_at)
 SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner,
@@ -385,8 +388,8 @@ UPDATE {schema}_member SET missing_since = {clock}
 WHERE member_id = :member AND beacon IS :beacon AND missing_since IS NULL
 
 -- name: given_up
--- Tested and removed in one transaction: a member that returned has changed its beacon or its lease, and is not found
--- here.
+-- Test if a member is dead, in the transaction that removes it. (A member that has returned has changed its beacon or
+-- its lease, and is not found.)
 SELECT 1 FROM {schema}_member
 WHERE member_id = :member AND beacon IS :beacon
   AND CASE WHEN lease_until IS NOT NULL THEN CAST(lease_until AS REAL) < {clock}
@@ -398,7 +401,7 @@ SELECT requested_at + (SELECT stale_after_ms FROM {schema}_resource WHERE resour
 FROM {table} WHERE resource_id = :resource AND queue_position = :position
 
 -- name: pin
--- Changes nothing; as a write it excludes other writers until the caller's transaction ends.
+-- Change nothing: but a write keeps out all other writers until the caller's transaction ends.
 UPDATE {table} SET granted_at = granted_at
 WHERE resource_id = ? AND queue_position = ? AND requesting_id = ? AND granted_at IS NOT NULL
 
@@ -415,7 +418,7 @@ SELECT 1 AS there FROM {schema}_commit_marker WHERE marker = ?
 DELETE FROM {schema}_commit_marker WHERE marker = ? OR marked_at < {clock} - 86400.0
 
 -- name: holds_and_waits
--- Has this member an owner that waits and has another row? Most searches for deadlocks end here.
+-- One row if an owner of this member waits and has another row. (Most searches for deadlocks end here.)
 SELECT 1 FROM {table} WHERE member_id = ? AND owner IS NOT NULL AND revoked_at IS NULL
 GROUP BY owner HAVING max(access_type = 'upgrade') OR count(*) > 1 AND max(granted_at IS NULL)
 LIMIT 1
@@ -439,8 +442,7 @@ FROM r LEFT JOIN {schema}_member AS m ON m.member_id = r.member_id
 WHERE r.busy OR r.waits AND r.queue_position < r.last
 
 -- name: entries
--- The last columns are for the liveness check of members. (This statement does not find bare participants that may
--- enter.)
+-- The last columns are for the liveness check of members. (Bare participants are always shown as waiting.)
 SELECT t.resource_id AS resource, t.queue_position AS position,
        CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds' ELSE 'waits' END AS state,
        t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid,
@@ -506,7 +508,7 @@ SELECT prefix || '*', cap, NULL, NULL, NULL, cap_by FROM {schema}_limit_pattern 
 WHERE NOT EXISTS (SELECT 1 FROM {schema}_resource AS o WHERE o.resource_id = l.prefix || '*')
 
 -- name: unfinished_batches
--- Batches that are open, or have failed and were not begun again, or whose callback has not finished.
+-- Batches that are open, that have failed and have no successor, or whose callback has not finished.
 SELECT r.batch_id FROM {schema}_batch AS r
 WHERE r.status = 'open' OR r.callback_status IN ('pending', 'running')
    OR (r.status = 'failed' OR r.callback_status = 'failed')
@@ -514,7 +516,7 @@ WHERE r.status = 'open' OR r.callback_status IN ('pending', 'running')
 ORDER BY r.batch_id DESC
 
 -- name: recent_holds
--- The newest holds of each of these resources that ended regularly, by the index.
+-- The newest holds of each of these resources that ended normally, read by the index.
 SELECT h.resource_id, max(0.0, h.ended_at - h.granted_at) AS held, max(0.0, h.granted_at - h.requested_at) AS waited, h.note, h.program
 FROM json_each(?) AS w JOIN {schema}_history AS h ON h.rowid IN (
     SELECT p.rowid FROM {schema}_history AS p INDEXED BY {schema}_history_resource
@@ -541,7 +543,7 @@ SET cap_by = CASE WHEN :what <> 'cap' OR cap IS :value THEN cap_by WHEN :value I
 SELECT cap, stale_after_ms AS stale_after, ageing_ms AS ageing, paused_at IS NOT NULL AS paused FROM {schema}_resource WHERE resource_id = ?
 
 -- name: cap
--- The limit that the server has for a resource.
+-- The limit that an operator has set for a resource.
 SELECT {cap} AS cap
 
 -- name: pattern
@@ -555,8 +557,7 @@ ON CONFLICT (prefix) DO UPDATE SET cap = :cap, cap_by = :login, set_at = {clock}
 DELETE FROM {schema}_limit_pattern WHERE prefix = ?
 
 -- name: without_limit
--- The number of these requests, which name no limit, for which the server has none (any more), and one of their
--- resources.
+-- The number of requests that name no limit and for which no limit is set any more, and one of their resources.
 SELECT count(*) AS number, min(t.resource_id) AS resource
 FROM {table} AS t
 WHERE (t.resource_id = :resource OR substr(t.resource_id, 1, length(:prefix)) = :prefix)
@@ -622,7 +623,7 @@ WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NUL
 SELECT beacon FROM {schema}_member
 
 -- name: prune
--- Reads only the oldest rows, however long the history is.
+-- (Reads only the oldest rows, however long the history is.)
 DELETE FROM {schema}_history WHERE rowid IN (
     SELECT rowid FROM (SELECT rowid, ended_at FROM {schema}_history ORDER BY rowid LIMIT ?)
     WHERE ended_at < {clock}
@@ -667,7 +668,7 @@ UPDATE {schema}_task SET error = 'replaced by task ' || :by WHERE task_id = :tas
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_plain
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL
-  AND ready_at <= max({clock}, put_at)  -- the clock may have stepped back since
+  AND ready_at <= max({clock}, put_at)  -- (put_at: the clock may have gone back since)
   AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
 ORDER BY task_id LIMIT 1
 
@@ -679,7 +680,7 @@ WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NUL
 ORDER BY task_id LIMIT :maximum
 
 -- name: uses_fair_queueing
--- Does the queue have limits, or tasks with keys? PostgreSQL's tasks.sql explains how these are claimed.
+-- True if the queue has limits, or tasks with keys. PostgreSQL's tasks.sql explains fair queueing.
 SELECT EXISTS (SELECT 1 FROM {schema}_queue_setting WHERE queue_name = :queue)
     OR EXISTS (SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_fair
                WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL) AS turns
@@ -693,7 +694,7 @@ SELECT coalesce(task_key, '') AS task_key, count(*) AS many FROM {schema}_task
 WHERE queue_name = :queue AND status = 'running' GROUP BY 1
 
 -- name: next_key_hashes
--- The next keys after a hash that have pending tasks.
+-- The task_hash of the next keys after a hash that have pending tasks.
 WITH RECURSIVE turns (task_hash) AS (
     SELECT min(task_hash) FROM {schema}_task INDEXED BY {schema}_task_fair
     WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL
@@ -768,7 +769,7 @@ INSERT OR REPLACE INTO {schema}_queue_wait (queue_name, task_key, since_ms, free
 DELETE FROM {schema}_queue_wait WHERE queue_name = ?
 
 -- name: prune_queue_waits
--- Of keys that are not used any more.
+-- Delete notes about keys that are no longer used.
 DELETE FROM {schema}_queue_wait WHERE free_ms < ({clock} - 86400) * 1000
 
 -- name: make_queue_setting
@@ -811,7 +812,7 @@ SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_blocked
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL LIMIT 1
 
 -- name: queue_proxy
--- left: seconds of the lease; NULL: its member was removed.
+-- left: the rest of the proxy member's lease, in seconds; NULL: the member was removed.
 SELECT p.member_id, m.lease_until - {clock} AS left
 FROM {schema}_queue_proxy AS p LEFT JOIN {schema}_member AS m ON m.member_id = p.member_id WHERE p.queue_name = :queue
 
@@ -905,7 +906,7 @@ WHERE queue_name = :queue AND status = 'running' AND member_id = :member AND cla
 ORDER BY task_id
 
 -- name: keep_attempt
--- Written first, while the row still names the worker and the start of the attempt.
+-- Write the log of an attempt before its end, while the task's row still has the worker and the start.
 INSERT INTO {schema}_task_log (task_id, attempt, outcome, member_id, owner, host, pid, login, started_at, error, result)
 SELECT t.task_id, t.attempt, :outcome, t.member_id, t.owner, m.host, m.pid, m.login, t.claimed_at, {error_after}, :result
 FROM {schema}_task AS t JOIN {schema}_member AS m ON m.member_id = t.member_id
@@ -917,7 +918,7 @@ SET status = {status_after},
     is_open = {status_after} = 'pending' OR {status_after} = 'failed' AND on_failure = 'stop',
     failures = failures + (:outcome = 'failed'),
     ready_at = CASE WHEN :outcome = 'failed' AND failures + 1 < max_attempts
-                    -- Twice as long each time, up to five minutes; by half at random, lest all come back at once.
+                    -- The pause doubles with each failure, up to five minutes; half of it is random.
                     THEN {clock} + min(300.0, backoff_ms / 1000.0 * (1 << min(failures, 20)))
                          * (0.5 + abs(random() % 1000) / 2000.0)
                     ELSE ready_at END,
@@ -1057,7 +1058,7 @@ SELECT queue_name, member_id FROM {schema}_task WHERE task_id = ? AND status = '
 SELECT status, queue_name FROM {schema}_task WHERE task_id = ?
 
 -- name: retry_task
--- Ready at once, whatever the clock says.
+-- (ready_at = put_at: ready at once, even if the clock has gone back.)
 UPDATE {schema}_task
 SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = put_at, ended_at = NULL,
     cancel_asked_at = NULL, cancel_asked_by = NULL
@@ -1133,7 +1134,7 @@ WHERE batch_id = :batch AND status = 'open'
   AND EXISTS (SELECT 1 FROM {schema}_batch_part WHERE batch_id = :batch AND status = 'failed')
 
 -- name: latest_batch
--- The last columns tell whether the member that runs its callback is missing.
+-- The last columns are for the liveness check of the member that runs the callback.
 SELECT r.batch_id, r.status, r.opened_at, r.window_ms / 1000.0 AS "window", r.opened_by, r.callback_status,
        m.grace_ms / 1000.0 AS grace, r.callback_status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
        CAST(m.missing_since AS REAL) AS missing_since, CAST(m.heartbeat_at AS REAL) AS heartbeat_at, {clock} AS now
@@ -1147,7 +1148,7 @@ SELECT part, status, start_uid, member_id, attempt, started_at, is_last FROM {sc
 UPDATE {schema}_batch SET status = 'expired', ended_at = :now WHERE batch_id = :batch
 
 -- name: batch_to_abandon
--- By its number, or the newest one of a name.
+-- The batch of a number, or the newest one of a name.
 SELECT batch_id, batch_name, status FROM {schema}_batch
 WHERE batch_id = coalesce(:batch, (SELECT max(batch_id) FROM {schema}_batch WHERE batch_name = :name))
   AND (status IN ('open', 'failed') OR status = 'succeeded' AND callback_status IN ('pending', 'failed'))
@@ -1218,7 +1219,7 @@ WHERE batch_id = :batch AND status = 'open'
 UPDATE {schema}_batch_part SET is_last = 1 WHERE batch_id = :batch AND part = :part
 
 -- name: begin_callback
--- A callback that only the declaring process knows (local) waits for that process.
+-- (A callback of kind local stays pending until a process that has it claims it.)
 UPDATE {schema}_batch
 SET callback_status = CASE WHEN callback_kind = 'local' AND NOT :own THEN 'pending' ELSE 'running' END,
     callback_attempt = callback_attempt + (callback_kind <> 'local' OR :own), callback_uid = :uid, callback_member = :member,
@@ -1283,7 +1284,7 @@ INSERT INTO {schema}_schedule (schedule_name, queue_name, cron, time_zone, kind,
 VALUES (:name, :queue, :cron, :zone, :kind, :body, :options, :due, :login)
 ON CONFLICT (schedule_name) DO UPDATE
 SET queue_name = :queue, kind = :kind, body = :body, options = :options, cron = :cron, time_zone = :zone,
-    -- A due time that no process has noticed yet stays when the schedule is saved again.
+    -- (A due time that no client has noticed yet is not lost if the same schedule is saved again.)
     next_due = CASE WHEN cron = :cron AND time_zone = :zone AND paused_at IS NULL THEN coalesce(next_due, :due) ELSE :due END
 
 -- name: fire_schedule

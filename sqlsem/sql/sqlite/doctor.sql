@@ -1,4 +1,4 @@
--- sqlsem, what `sqlsem doctor` asks SQLite.
+-- sqlsem, the statements of `sqlsem doctor` for SQLite.
 
 -- name: journal_mode
 PRAGMA journal_mode

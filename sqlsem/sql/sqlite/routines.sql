@@ -1,2 +1,2 @@
--- sqlsem, for SQLite: there are no stored routines; see client.sql for the statements, and engines/sqlite.py for how
--- they are put together. A bare participant needs nothing more: a write transaction is the gate.
+-- sqlsem, for SQLite: there are no stored routines. client.sql has the statements, and sqlsem/engines/sqlite combines
+-- them. A bare participant needs no more: a write transaction serves as the gate.
