@@ -38,6 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "engines(*names): run on these engines only")
     config.addinivalue_line("markers", "locks: run in the memory engine, too, but for what needs SQL or other roles")
     config.addinivalue_line("markers", "faces(*names): run with these faces: 'sync' (if left out), 'aio'")
+    config.addinivalue_line("markers", "sampled(number): the default run has one in number of the cases, --all has all")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
     config.addinivalue_line("markers", "quiet: normal running, nothing logged at WARNING (False: may be)")
     dispositions.pass_on_no_ignored_signals()
@@ -130,6 +132,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run all cases of tables of which the default run has a sample")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Cases without an engine to run on; the last lines list the missing engines.
     empty = [
@@ -140,12 +146,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if empty:
         config.hook.pytest_deselected(items=empty)
         items[:] = [item for item in items if item not in empty]
-    if "soak" in (config.option.markexpr or ""):
-        return
-    soak = [item for item in items if item.get_closest_marker("soak")]
-    if soak:
-        config.hook.pytest_deselected(items=soak)
-        items[:] = [item for item in items if item not in soak]
+    left_out = set()
+    if "soak" not in (config.option.markexpr or ""):
+        left_out |= {item for item in items if item.get_closest_marker("soak")}
+    if samples(config):
+        left_out |= outside_samples(items)
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def samples(config: pytest.Config) -> bool:
+    """Return True if the run takes a sample of large tables: it names no tests, by node or by keyword."""
+    return not (config.option.all or config.option.keyword or any("::" in argument for argument in config.args))
+
+
+def outside_samples(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the cases of ``sampled(number)`` functions that the default run leaves out: the first case of a function
+    and about one in ``number`` of the others stay, the same ones each time.
+    """
+    seen, outside = set(), set()
+    for item in items:
+        if marker := item.get_closest_marker("sampled"):
+            function = (item.path, getattr(item, "originalname", item.name))
+            if function in seen and zlib.crc32(item.nodeid.encode()) % marker.args[0]:
+                outside.add(item)
+            seen.add(function)
+    return outside
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -172,6 +199,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     engines = available()
+    config = terminalreporter.config
+    if samples(config):
+        terminalreporter.write_line("sqlsem: of large tables of cases a sample ran (./test.sh --all runs all of them)")
+    if "soak" not in (config.option.markexpr or ""):
+        terminalreporter.write_line("sqlsem: not run: tests that take minutes (./test.sh -m soak)")
     terminalreporter.write_line(f"sqlsem: ran on {', '.join(SHOWN[name] for name in engines) or 'no engine'}")
     if "postgresql" not in engines:
         terminalreporter.write_line(

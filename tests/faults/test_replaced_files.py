@@ -21,6 +21,7 @@ import sqlsem
 from sqlsem.engines.sqlite import files
 
 pytestmark = [
+    pytest.mark.sampled(4),
     pytest.mark.engines("sqlite"),
     pytest.mark.skipif(os.name != "posix", reason="a file that is open cannot be replaced on Windows"),
 ]

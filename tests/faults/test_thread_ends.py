@@ -21,7 +21,10 @@ from sqlsem.errors import BatchFailed, LockLost, NotHeld
 from sqlsem.tasks import Json, Worker
 
 GRACE = 2
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.sampled(6),
+]
 both_faces = pytest.mark.faces("sync", "aio")
 
 
