@@ -36,7 +36,7 @@ class Locked(BaseOperator):
         handover_ttl: How long the lock waits for a worker that resumes the task. If the worker takes longer, the task
             requests the lock again, at the end of the queue.
         handover_to: The login of the workers in the database; left out, that of the triggerer.
-        kwargs: Those of the operator.
+        kwargs: The operator's own arguments.
 
     Raises `sqlsem.ConfigurationError` for a lock of a coordinator (the triggerer does not know its database), or with a
     computed name.
@@ -79,7 +79,7 @@ class Locked(BaseOperator):
         try:
             grant = sqlsem.adopt(event["token"])
         except NotHeld as exc:
-            self.log.warning("The lock is not there any more, and is asked for again: %s", exc)
+            self.log.warning("The lock can no longer be adopted, and is requested again: %s", exc)
             return self.execute(context)
         with grant:
             return super().execute(context)
@@ -103,11 +103,11 @@ class LockTrigger(BaseTrigger):
         self.requests, self.ttl, self.to = requests, ttl, to
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what the triggerer needs to build it again."""
+        """Return the class and the arguments with which the triggerer builds it again."""
         return "sqlsem.adapters.airflow.LockTrigger", {"requests": self.requests, "ttl": self.ttl, "to": self.to}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, hand over, fire."""
+        """Wait for the lock, hand it over, and fire with its token."""
         requests = [Request(**request) for request in self.requests]
         async with aio.Lock(Terms([Asked(request.resource, request) for request in requests], None)) as grant:
             token = await grant.hand_over(ttl=self.ttl, to=self.to)

@@ -40,10 +40,10 @@ def coordinator(using: str = "default", **options: Unpack[ConnectOptions]) -> sq
     ...     make_report()
     """
     with _guard:
-        known = _known.get(using)
-        if known is None or known.closed:
-            known = _known[using] = _connect(using, options)
-        return known
+        existing = _known.get(using)
+        if existing is None or existing.closed:
+            existing = _known[using] = _connect(using, options)
+        return existing
 
 
 @contextlib.contextmanager
@@ -85,7 +85,9 @@ def _connect(using: str, options: ConnectOptions) -> sqlsem.Coordinator:
         )
 
     def create() -> Any:
-        fresh: Any = connections.create_connection(using)  # not this thread's connection, which requests close
+        fresh: Any = connections.create_connection(
+            using
+        )  # (not this thread's connection, which Django closes with the request)
         return fresh.get_new_connection(fresh.get_connection_params())
 
     options.setdefault("creator", create)

@@ -34,26 +34,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Release everything."""
-    own = config.stash.get(_coordinator, None)
-    if own is not None:
-        own.close()
+    existing = config.stash.get(_coordinator, None)
+    if existing is not None:
+        existing.close()
 
 
 def coordinator(pytestconfig: pytest.Config) -> sqlsem.Coordinator:
-    """Return the coordinator of this process. Tests cannot reach it, so changing the default coordinator does not harm
-    it.
-    """
-    own = pytestconfig.stash.get(_coordinator, None)
-    if own is None:
+    """Return the coordinator of this process. It is not the default one, so tests may change that."""
+    existing = pytestconfig.stash.get(_coordinator, None)
+    if existing is None:
         settings = config.resolve()
-        own = pytestconfig.stash[_coordinator] = sqlsem.connect(settings.url, **settings.options)
-    return own
+        existing = pytestconfig.stash[_coordinator] = sqlsem.connect(settings.url, **settings.options)
+    return existing
 
 
-def one_lock(
+def lock_of_marker(
     locks: sqlsem.Coordinator, note: str, resource: str, *, limit: int = 1, weight: int = 1, access: str = "write"
 ) -> sqlsem.Lock:
-    """Return the lock that one marker asks for."""
+    """Return the lock of a marker with these arguments."""
     if access == "read":
         return locks.read(resource, note=note)
     if access != "write":
@@ -61,25 +59,25 @@ def one_lock(
     return locks.limit(resource, limit, weight=weight, note=note)
 
 
-@pytest.hookimpl(trylast=True, wrapper=True)  # inside what pytest itself does around a setup that fails
+@pytest.hookimpl(trylast=True, wrapper=True)  # inside pytest's own wrappers, which handle a setup that fails
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     """Acquire the locks of the test's markers; if that fails, the test has an error."""
     marks = list(item.iter_markers("sqlsem"))
     if marks:
         locks = coordinator(item.config)
-        wanted, patience = [], []
+        test_locks, timeouts = [], []
         for mark in marks:
             options = dict(mark.kwargs)
             timeout = options.pop("timeout", None)
             if timeout is not None:
-                patience.append(timeout)
+                timeouts.append(timeout)
             try:
-                wanted.append(one_lock(locks, item.nodeid[-200:], *mark.args, **options))
+                test_locks.append(lock_of_marker(locks, item.nodeid[-200:], *mark.args, **options))
             except (TypeError, sqlsem.ConfigurationError) as exc:
                 raise pytest.UsageError(f"{item.nodeid}: pytest.mark.sqlsem: {exc}") from exc
-        lock = wanted[0] if len(wanted) == 1 else locks.all_of(*wanted)
-        if not lock.acquire(timeout=min(patience, default=None)):
-            seconds = check_duration("timeout", min(patience))
+        lock = test_locks[0] if len(test_locks) == 1 else locks.all_of(*test_locks)
+        if not lock.acquire(timeout=min(timeouts, default=None)):
+            seconds = check_duration("timeout", min(timeouts))
             late = lock.terms.too_late(lock.terms.requests, this_thread(), seconds)
             raise run_generator(late, lock.terms.client.execute_effect)
         item.stash[_held] = lock

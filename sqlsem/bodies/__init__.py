@@ -1,4 +1,4 @@
-"""Bodies of tasks and of batch callbacks: SQL, a command, a call of a function, or JSON for code that claims itself.
+"""Bodies of tasks and of batch callbacks: SQL, a command, a function call, or JSON for programs that claim tasks.
 
 kinds     the kinds of bodies, and their text form in the database
 running   runs SQL and calls, and checks which bodies a worker may run

@@ -73,7 +73,7 @@ def _run_command(command: str | list[str], started: Callable[[Callable[[], None]
         assert process.stdout is not None
         output = _Output(process.stdout)
         status = process.wait()
-        with ending:  # a `stop` that still ends its descendants
+        with ending:  # wait for a `stop` that still ends the command's descendants
             pass
     except BaseException:
         _end(process)
@@ -108,24 +108,24 @@ class _Output:
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
-        self._kept = b""
+        self._last_bytes = b""
         self._reader = spawn(self._read, "sqlsem-output")
 
     def _read(self) -> None:
         with self._pipe:
             while chunk := self._pipe.read1(65536):  # type: ignore[attr-defined]
-                self._kept = (self._kept + chunk)[-4 * MAX_KEPT_CHARACTERS :]
+                self._last_bytes = (self._last_bytes + chunk)[-4 * MAX_KEPT_CHARACTERS :]
 
     def end(self) -> str:
         """Return the output, after the command has ended."""
         self._reader.join(LAST_OUTPUT_SECONDS)
-        return keepable(self._kept.decode(errors="replace"))[-MAX_KEPT_CHARACTERS:]
+        return keepable(self._last_bytes.decode(errors="replace"))[-MAX_KEPT_CHARACTERS:]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all that it has started."""
+    """End a command and all processes that it has started."""
     if process.returncode is not None:
-        return  # processes that it left behind stay; and its pid may belong to another process now
+        return  # its background processes stay; and its pid may belong to another process now
     if os.name == "posix":
         _signal(process, signal.SIGTERM)
         # Wait for the whole group: the shell may end before the program that it runs.

@@ -18,15 +18,15 @@ __all__ = ["Call", "Json", "Shell", "Sql", "arguments", "encode", "import_by_nam
 
 @dataclass(frozen=True, slots=True)
 class Sql:
-    """A task that is SQL text, run on the worker's database in one transaction (or those that the text begins)."""
+    """A task that is SQL text. It runs on the worker's database, in one transaction unless the text begins its own."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A task for code that claims for itself: any JSON value, also a plain text. (Lists, objects, numbers, truth values
-    and None may be put as they are.)
+    """A task for programs that claim tasks themselves: any JSON value, also a plain text. (Lists, objects, numbers,
+    truth values and None may be put without this class.)
     """
 
     value: Any
@@ -34,7 +34,7 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A task that is a command of the worker's host; it fails when its exit status is not 0.
+    """A task that is a command of the worker's host; it fails if its exit status is not 0.
 
     A text is run by the shell of that host. A list of the program and its arguments is run without a shell: no
     quoting is needed, and no argument is interpreted, on any system.

@@ -40,7 +40,7 @@ class Allowed:
             raise TaskFailed(f"This worker runs {', '.join(self.kinds)} only, no task of kind {kind} (--kinds)")
 
     def find(self, name: str) -> Any:
-        """Call `import_by_name` for a function that is defined in an allowed module; raise `TaskFailed` for others."""
+        """Import a function by name. Raises `TaskFailed` unless an allowed module defines it."""
         module = name.partition(":")[0]
         if not self._has(module):
             self._refuse(name)
@@ -69,7 +69,7 @@ _ANYTHING = Allowed()
 
 #: Ends a running body; called in another thread.
 Stop = Callable[[], None]
-#: Called when a body begins, with the function that ends it. An exception of it ends the body, too.
+#: Called when a body begins, with the function that ends it. If it raises an exception, the body ends, too.
 Started = Callable[[Stop], None]
 
 
@@ -94,8 +94,8 @@ def run(
 
 
 def _kill_after(client: DatabaseClient) -> float:
-    """Return how many seconds a command may take to end after this process died: less than until its next attempt. (On
-    SQLite that may begin at once.)
+    """Return how many seconds a command may take to end if this process dies. It must end before the next attempt,
+    which on SQLite may begin at once.
     """
     options = client.engine.options
     return min(END_SECONDS, (options.lease or options.grace) / 2) if client.engine.beacon_may_fail else 0.0
@@ -111,7 +111,7 @@ def _run_sql(text: str, client: DatabaseClient, started: Started) -> str | None:
 
 
 def _sql_error(error: SqlsemError) -> str:
-    """Return the driver's own error of a task's SQL: advice in our errors is about our own statements."""
+    """Return the driver's error of a task's SQL. (Errors of sqlsem give advice about sqlsem's own statements.)"""
     cause: BaseException | None = error
     while isinstance(cause, SqlsemError):
         cause = cause.__cause__
@@ -188,7 +188,7 @@ def _run_call(body: str, allowed: Allowed, started: Started) -> str | None:
         finally:
             interruption.finish()
     except TaskInterrupted:
-        interruption.finish()  # the first call may have been interrupted itself; the second cannot be
+        interruption.finish()  # again, as the first call may have been interrupted itself
         raise
     if inspect.iscoroutine(result):
         result.close()

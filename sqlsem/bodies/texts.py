@@ -10,7 +10,7 @@ from sqlsem.printable import clean, clean_json
 
 __all__ = ["MAX_KEPT_CHARACTERS", "as_json", "format_error", "keepable"]
 
-#: The database keeps so much of an error or of a command's output.
+#: How much of an error, or of a command's output, the database keeps.
 MAX_KEPT_CHARACTERS = 8000
 
 

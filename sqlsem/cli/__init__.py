@@ -64,7 +64,7 @@ Examples:
   sqlsem ls                                     who holds, who waits
 
 \b
-Exit codes: 0 done, 1 not in order (doctor, certify, audit, release), 64 wrong
+Exit codes: 0 done, 1 not in order (doctor, certify, audit, revoke), 64 wrong
   usage, 69 database out of reach, 70 a fault of sqlsem's, 74 done, but the
   output could not be written, 75 not in time, 76 lock lost, 78
   configuration or schema. `sqlsem run` has more.

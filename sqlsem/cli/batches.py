@@ -1,4 +1,4 @@
-"""``sqlsem batches``."""
+"""``sqlsem batches``: shows batches, resumes their callbacks, abandons them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sqlsem.terminal.batches import render_batches
 
 __all__ = ["batches_"]
 
-#: How many batches ``batches resume`` reads without an argument.
+#: How many batches are read: by ``batches resume`` without an argument, and by ``batches abandon``.
 MAX_RESUMED = 1000
 _batch_name = name_of("The batch's name")
 
@@ -48,16 +48,16 @@ def batches_(options: Connecting, name: str | None, also: str | None, maximum: i
     if name is not None and also is not None:
         raise click.UsageError("Name the batch once.")
     name = name or also
-    with options.coordinator(looks=True) as coordinator:
-        found = batches.list_batches(coordinator, name, maximum)
+    with options.coordinator(must_exist=True) as coordinator:
+        entries = batches.list_batches(coordinator, name, maximum)
     if as_json:
-        output.print_json([batch.as_dict() for batch in found])
+        output.print_json([batch.as_dict() for batch in entries])
         return
     console = output.console()
-    output.show(console, render_batches(found, console.width, name))
+    output.show(console, render_batches(entries, console.width, name))
 
 
-@batches_.command("resume", short_help="Run what a batch's dead process left undone.")
+@batches_.command("resume", short_help="Run the callback of a batch whose process died.")
 @click.argument("which", required=False, metavar="[NAME|ID]")
 @click.option("--name", type=_batch_name, metavar="NAME", help="The name, should it be a number.")
 @shared_option
@@ -134,19 +134,19 @@ def batches_abandon(options: Connecting, which: str | None, name: str | None) ->
     """
     if (which is None) == (name is None):
         raise click.UsageError("Say which batch, once: its name or its number.")
-    wanted = _which_batch(which, name)
+    target = _which_batch(which, name)
     with options.coordinator() as coordinator:
-        number = batches.abandon(coordinator, wanted)
+        number = batches.abandon(coordinator, target)
         if number is not None:
             output.echo(f"Abandoned: batch {number}.")
             return 0
-        found = batches.list_batches(coordinator, wanted if isinstance(wanted, str) else None, MAX_RESUMED)
-        entry = next((batch for batch in found if isinstance(wanted, str) or batch.batch_id == wanted), None)
+        entries = batches.list_batches(coordinator, target if isinstance(target, str) else None, MAX_RESUMED)
+        entry = next((batch for batch in entries if isinstance(target, str) or batch.batch_id == target), None)
     if entry is None:
-        raise ConfigurationError(f"There is no batch {wanted!r}; see: sqlsem batches")
+        raise ConfigurationError(f"There is no batch {target!r}; see: sqlsem batches")
     running = entry.callback_status == "running"
-    what = f"its callback runs ({clean(entry.callback_owner or '')})" if running else f"it is {entry.status}"
-    output.echo(f"Nothing to abandon: batch {entry.batch_id} of {clean(entry.name)!r} has ended, {what}.")
+    reason = f"its callback runs ({clean(entry.callback_owner or '')})" if running else f"it is {entry.status}"
+    output.echo(f"Nothing to abandon: batch {entry.batch_id} of {clean(entry.name)!r} has ended, {reason}.")
     return 1
 
 

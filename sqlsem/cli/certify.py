@@ -1,4 +1,4 @@
-"""``sqlsem certify``."""
+"""``sqlsem certify``: shows whether sqlsem works on a server, by checks that create and remove their own schema."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ LONG = "10m"
 
 def numbers(value: str) -> frozenset[int]:
     """Convert numbers of checks: ``1,2,8-11``."""
-    found: set[int] = set()
+    selected: set[int] = set()
     for part in value.split(","):
         first, dash, last = part.strip().partition("-")
         if not all(number.isdigit() and len(number) <= 2 for number in (first, *([last] if dash else []))):
             raise click.BadParameter(f"{value!r} is not numbers of checks, such as 1,2,8-11")
-        found |= set(range(int(first), int(last if dash else first) + 1))
-    unknown = sorted(found - set(certifying.CHECKS))
-    if unknown or not found:
+        selected |= set(range(int(first), int(last if dash else first) + 1))
+    unknown = sorted(selected - set(certifying.CHECKS))
+    if unknown or not selected:
         raise click.BadParameter(
             f"there is no check {', '.join(map(str, unknown))}; there are 1 to {max(certifying.CHECKS)}"
         )
-    return frozenset(found)
+    return frozenset(selected)
 
 
 @contextlib.contextmanager
-def _signals_remove(bench: certifying.Bench) -> Iterator[None]:
-    """Have SIGTERM, and the end of the terminal, end the command as Ctrl-C does: all that was made is removed."""
+def _end_on_signals(bench: certifying.Bench) -> Iterator[None]:
+    """Until the block ends, SIGTERM and SIGHUP end the command as Ctrl-C does: it removes its schema."""
     before: dict[int, Any] = {}
 
     def end(number: int, frame: object) -> None:
@@ -146,8 +146,8 @@ def certify(
         admin_url=admin_url,
         restart=restart,
     )
-    wanted = (only or frozenset(certifying.CHECKS)) - (skip or frozenset())
-    if not wanted:
+    selected = (only or frozenset(certifying.CHECKS)) - (skip or frozenset())
+    if not selected:
         raise click.UsageError("No check is left: --skip names all of them.")
     chosen = {name: value for name, value in options.options.items() if name != "schema"}
     engine = options.engine()
@@ -162,10 +162,10 @@ def certify(
     def done(result: certifying.Result) -> None:
         output.echo(result.line)
 
-    with _signals_remove(bench):
+    with _end_on_signals(bench):
         report = certifying.certify(
             bench,
-            wanted,
+            selected,
             began=(lambda report: None) if as_json else began,
             done=(lambda result: None) if as_json else done,
             with_host=with_host,

@@ -1,4 +1,4 @@
-"""``sqlsem config``: which database is used and why, and which projects' files may say so."""
+"""``sqlsem config``: shows the database that is used and why, and allows or denies projects' files."""
 
 from __future__ import annotations
 
@@ -74,22 +74,22 @@ def _files() -> dict[str, str]:
     named = os.environ.get("SQLSEM_CONFIG")
     if named is not None:
         return {"files": f"only {named}, by $SQLSEM_CONFIG" if named else "none, as $SQLSEM_CONFIG is empty"}
-    user, found = None, {}
+    user, files = None, {}
     try:
         user = reading.find_user_file()
-        found["user_file"] = f"{reading.user_path()}{'' if user else ' (is not there)'}"
+        files["user_file"] = f"{reading.user_path()}{'' if user else ' (is not there)'}"
     except ConfigurationError as exc:
-        found["user_file"] = str(exc)
+        files["user_file"] = str(exc)
     try:
         search = reading.find_project_file(user)
         words = f"none is looked for there and above, as {search.ended}" if search.ended else "none"
         if search.file is not None:
             harmful = ", ".join(name for name, _ in search.file.shown())
             words = f"{search.file.path} ({f'{allowing.state(search.file)}: {harmful}' if harmful else 'harmless'})"
-        found["project_file"] = words
+        files["project_file"] = words
     except ConfigurationError as exc:
-        found["project_file"] = str(exc)
-    return found
+        files["project_file"] = str(exc)
+    return files
 
 
 @config_.command("allow", short_help="Allow a project's file with its present content.")
@@ -109,13 +109,15 @@ def config_allow(file: Path | None) -> None:
     Exit codes: 0 allowed, 78 there is no such file, or it would never be
       followed.
     """
-    found = _project_file() if file is None else reading.project_file(file)
-    shown = found.shown()
+    project_file = _project_file() if file is None else reading.project_file(file)
+    shown = project_file.shown()
     if not shown:
-        output.echo(f"There is nothing to allow in {found.path}.")
+        output.echo(f"There is nothing to allow in {project_file.path}.")
         return
-    allowing.allow(found)
-    output.echo(f"Allowed as long as it stays as it is: {found.path}", *(f"  {name} = {text}" for name, text in shown))
+    allowing.allow(project_file)
+    output.echo(
+        f"Allowed as long as it stays as it is: {project_file.path}", *(f"  {name} = {text}" for name, text in shown)
+    )
 
 
 @config_.command("deny", short_help="Do not follow a project's file any more.")

@@ -27,7 +27,7 @@ log = logging.getLogger("sqlsem")
 
 #: The defaults of options.
 DEFAULTS: dict[str, Any] = {"schema": "sqlsem", "table": "ProcessControl", "grace": 5.0, "lease": None, "retry": 10.0}
-#: The message about the embedded file.
+#: The part of messages about the embedded file.
 NOT_NAMED = ", of this user and host only, as no database is named (see: sqlsem config)"
 
 
@@ -37,7 +37,7 @@ class Connecting:
 
     url: str | None
     profile: str | None
-    given: dict[str, Any]  # those of `DEFAULTS` that the command line has
+    given: dict[str, Any]  # the options of `DEFAULTS` that the command line has
     verbose: int
     quiet: bool = False
 
@@ -45,10 +45,10 @@ class Connecting:
     def settings(self) -> config.Settings:
         """The database, by the command line, the environment or a file."""
         named = "--url" if self.url else "--profile"
-        found = config.resolve(self.url or None, profile=self.profile, named=named)
-        for warning in found.warnings:
+        settings = config.resolve(self.url or None, profile=self.profile, named=named)
+        for warning in settings.warnings:
             output.say(f"warning: {warning}")
-        return found
+        return settings
 
     def _option(self, name: str) -> Any:
         return self.given.get(name, self.settings.options.get(name, DEFAULTS[name]))
@@ -93,29 +93,30 @@ class Connecting:
 
     @contextlib.contextmanager
     def coordinator(
-        self, *, told: bool = False, looks: bool = False, bare: bool = False, runs: str | None = None
+        self, *, announced: bool = False, must_exist: bool = False, bare: bool = False, runs: str | None = None
     ) -> Iterator[sqlsem.Coordinator]:
         """A context with a coordinator, which connects on first use and is closed at the end.
 
         Args:
-            told: Do not print which database is used: the caller has done that.
-            runs: The name of the code that is run from the database: its source is always printed.
+            announced: Do not print which database is used: the caller has done that.
+            must_exist: Do not create a missing SQLite file (unless it is the default one).
             bare: Allow engines without tables.
-            looks: Do not create a missing SQLite file (unless it is the default one).
+            runs: The plural name of the code from the database that the command runs ("tasks"). Then the database is
+                always printed.
         """
         with sqlsem.connect(self.chosen_url, **self.options) as coordinator:
             if not bare:  # a lock in the memory of this command would block no other process
                 coordinator.engine.require(SchemaSession, "The command line")
-            if looks and not self.settings.embedded:
+            if must_exist and not self.settings.embedded:
                 coordinator.engine.creates = False
-            where, source = coordinator.engine.label, self.settings.source
+            label, source = coordinator.engine.label, self.settings.source
             if runs is not None and not self.quiet:
-                output.say(f"{runs} come from {where}{NOT_NAMED if self.settings.embedded else f', named by {source}'}")
-            elif self.settings.embedded and not told and not self.quiet and _first_in_terminal():
+                output.say(f"{runs} come from {label}{NOT_NAMED if self.settings.embedded else f', named by {source}'}")
+            elif self.settings.embedded and not announced and not self.quiet and _first_in_terminal():
                 # A user who forgot to name a database must not believe that others use the same one.
-                output.say(f"this is {where}{NOT_NAMED}")
+                output.say(f"this is {label}{NOT_NAMED}")
             else:
-                log.info("%s, from %s", where, source)
+                log.info("%s, from %s", label, source)
             yield coordinator
 
 

@@ -1,4 +1,4 @@
-"""``sqlsem doctor``."""
+"""``sqlsem doctor``: checks the installation, and says how to correct what is wrong."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def doctor(options: Connecting, as_json: bool) -> int:
     \b
     Exit codes: 0 all in order, 1 something is not.
     """
-    where, checks = diagnose(options)
+    label, checks = diagnose(options)
     ok = all(check.ok for check in checks)
     if as_json:
         fields = [{"name": c.name, "ok": c.ok, "detail": c.detail, "mend": c.mend} for c in checks]
-        output.print_json({"ok": ok, "where": where, "checks": fields})
+        output.print_json({"ok": ok, "where": label, "checks": fields})
         return 0 if ok else 1
     console = output.console()
-    if where:
-        output.show(console, Text(where, style="bold"))
+    if label:
+        output.show(console, Text(label, style="bold"))
     for check in checks:
         state, style = ("FAIL", "bold red") if not check.ok else ("note", "yellow") if check.mend else ("ok", "green")
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -71,7 +71,7 @@ def doctor(options: Connecting, as_json: bool) -> int:
 
 
 def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
-    """Run all checks, each only if those before it passed. Return the database's name, and the results."""
+    """Run the checks, most of them only if the earlier ones passed. Return the database's name, and the results."""
     try:
         engine = options.engine()
     except ConfigurationError as exc:
@@ -104,7 +104,7 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
 
 
 def _failed(name: str, exc: Exception, mend: str) -> Check:
-    """Return a failed check. Our errors end with the remedy; for others it is ``mend``."""
+    """Return a failed check. An error of sqlsem ends with its remedy; for any other error, ``mend`` is the remedy."""
     detail, separator, advice = str(exc).rpartition("; ")
     if separator and isinstance(exc, SqlsemError):
         return Check(name, False, detail, f"{advice[:1].upper()}{advice[1:]}")
@@ -116,18 +116,18 @@ def _schema(session: SchemaSession) -> Check:
         settings = session.check_schema()
     except SqlsemError as exc:
         return _failed("schema", exc, "Run: sqlsem init")
-    told = f"version {settings['schema_version']}, for clients from {settings['oldest_client']} on"
-    return Check("schema", True, f"{told}; this one is {sql.LATEST}")
+    detail = f"version {settings['schema_version']}, for clients from {settings['oldest_client']} on"
+    return Check("schema", True, f"{detail}; this one is {sql.LATEST}")
 
 
 def _features(engine: Engine) -> list[Check]:
     """Return a check about the installed features, if the engine has features."""
-    found = engine.installed.features
-    if found is None or not sql.has_features(engine.name):
+    features = engine.installed.features
+    if features is None or not sql.has_features(engine.name):
         return []
-    rest = listed(set(FEATURES) - found)
-    told = f"{listed(found)}; not installed: {rest} (sqlsem init --add …)" if rest else f"all: {listed(found)}"
-    return [Check("features", True, told)]
+    rest = listed(set(FEATURES) - features)
+    detail = f"{listed(features)}; not installed: {rest} (sqlsem init --add …)" if rest else f"all: {listed(features)}"
+    return [Check("features", True, detail)]
 
 
 def _engine(session: SchemaSession) -> list[Check]:
@@ -138,26 +138,28 @@ def _engine(session: SchemaSession) -> list[Check]:
 
 
 def _members(options: Connecting) -> Check:
-    """Return a check about the login with the most members: too many slow everything that lists them."""
-    with options.coordinator(looks=True, told=True) as coordinator:
+    """Return a check about the login with the most members: too many members make overviews slow."""
+    with options.coordinator(must_exist=True, announced=True) as coordinator:
         number = Counter(member.login or "" for member in coordinator.admin.overview().members)
     login, maximum = number.most_common(1)[0] if number else ("", 0)
-    told = f"{number.total()} members"
+    detail = f"{number.total()} members"
     if maximum > MANY_MEMBERS:
-        told += f", {maximum} of them of login {clean(login)}"
-        return Check("members", True, told, f"If these are no processes of yours: sqlsem revoke --login {clean(login)}")
-    return Check("members", True, told)
+        detail += f", {maximum} of them of login {clean(login)}"
+        return Check(
+            "members", True, detail, f"If these are no processes of yours: sqlsem revoke --login {clean(login)}"
+        )
+    return Check("members", True, detail)
 
 
 def _schedules(session: ScheduleSession) -> list[Check]:
     """Return a check whether this host can compute the next times of the schedules that this login sees."""
     try:
-        found = session.list_schedules(None, None)
+        schedules = session.list_schedules(None, None)
         now = session.clock()
     except SqlsemError as exc:
         return [Check("schedules", True, f"not looked at: {exc}")]
     failures = []
-    for schedule in found:
+    for schedule in schedules:
         try:
             tasks.next_due(schedule.cron, schedule.time_zone, now)
         except ConfigurationError as exc:
@@ -165,12 +167,14 @@ def _schedules(session: ScheduleSession) -> list[Check]:
     if failures:
         mend = "Workers on this host leave them to others. Bring its time zones up to date: pip install -U tzdata"
         return [Check("schedules", True, f"this host does not know when they are due: {'; '.join(failures)}", mend)]
-    return [Check("schedules", True, f"{len(found)}, of which this host knows when they are due")] if found else []
+    return (
+        [Check("schedules", True, f"{len(schedules)}, of which this host knows when they are due")] if schedules else []
+    )
 
 
 def _round_trip(options: Connecting) -> Check:
     """Acquire and release a mutex, and return a check with the duration."""
-    with options.coordinator(told=True, bare=True) as coordinator:
+    with options.coordinator(announced=True, bare=True) as coordinator:
         lock = coordinator.mutex("sqlsem-doctor", note="sqlsem doctor")
         coordinator.client.member.heartbeat()
         began = time.perf_counter()

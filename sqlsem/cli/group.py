@@ -25,7 +25,7 @@ from sqlsem.terminal import output
 
 __all__ = ["EXIT_LOST", "EXIT_TEMPFAIL", "Commands", "Listing", "Loaded", "WithCommand"]
 
-#: Our exit codes, after sysexits.h. (1 is a general failure.)
+#: The exit codes of sqlsem, after sysexits.h. (1 is a general failure.)
 EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE, EXIT_IO, EXIT_TEMPFAIL, EXIT_LOST, EXIT_CONFIG = 64, 69, 70, 74, 75, 76, 78
 EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
     (ConfigurationError, EXIT_CONFIG),
@@ -45,31 +45,31 @@ class Loaded(MutableMapping[str, click.Command]):
     takes longer than most commands.
     """
 
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self._places: dict[str, str | click.Command] = dict(places)  # as "locks:ls", in this folder
+    def __init__(self, locations: Mapping[str, str]) -> None:
+        self._commands: dict[str, str | click.Command] = dict(locations)  # as "locks:ls", in this folder
 
     def __getitem__(self, name: str) -> click.Command:
-        found = self._places[name]
-        if isinstance(found, str):
-            module, _, variable = found.partition(":")
+        entry = self._commands[name]
+        if isinstance(entry, str):
+            module, _, variable = entry.partition(":")
             command: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), variable)
-            self._places[name] = found = command
-        return found
+            self._commands[name] = entry = command
+        return entry
 
     def __setitem__(self, name: str, command: click.Command) -> None:
-        self._places[name] = command
+        self._commands[name] = command
 
     def __delitem__(self, name: str) -> None:
-        del self._places[name]
+        del self._commands[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._commands
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._commands)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._commands)
 
 
 class _InOrder(click.Group):
@@ -127,9 +127,9 @@ class WithCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse only the arguments before ``--``."""
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta["sqlsem.command"] = args[at + 1 :] if at < len(args) else None
-        return super().parse_args(ctx, args[:at])
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta["sqlsem.command"] = args[end + 1 :] if end < len(args) else None
+        return super().parse_args(ctx, args[:end])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the parts of the usage line."""
@@ -139,7 +139,7 @@ class WithCommand(click.Command):
 class Listing(_InOrder):
     """A command that lists, unless its first argument names one of its subcommands."""
 
-    # As for a command, unlike a group.
+    # The values of `click.Command`, as those of a group would refuse options after an argument.
     allow_extra_args = False
     allow_interspersed_args = True
 
@@ -152,13 +152,13 @@ class Listing(_InOrder):
 
     def invoke(self, ctx: click.Context) -> Any:
         """List, or run the subcommand."""
-        wanted = ctx.meta.get("sqlsem.subcommand")
-        if wanted is None:
+        arguments = ctx.meta.get("sqlsem.subcommand")
+        if arguments is None:
             return click.Command.invoke(self, ctx)
-        command = self.commands[wanted[0]]
-        # With our parent as its parent: our own arguments must not appear in its usage line.
-        with command.make_context(f"{ctx.info_name} {wanted[0]}", wanted[1:], parent=ctx.parent) as within:
-            return command.invoke(within)
+        command = self.commands[arguments[0]]
+        # (With the parent of this context, so that the usage line of the subcommand lacks this command's arguments.)
+        with command.make_context(f"{ctx.info_name} {arguments[0]}", arguments[1:], parent=ctx.parent) as subcontext:
+            return command.invoke(subcontext)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the parts of the usage line."""

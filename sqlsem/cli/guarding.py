@@ -53,28 +53,34 @@ def guard(
         raise click.UsageError("--resource NAME says which lock guards TABLE; --list and --remove go without.")
     if as_json and not listed:
         raise click.UsageError("--json is for --list.")
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         if table is None:
-            found = coordinator.admin.guarded_tables()
+            tables = coordinator.admin.guarded_tables()
             if as_json:
-                output.print_json([guarded.as_dict() for guarded in found])
-            for guarded in () if as_json else found:
-                trouble = f": {guarded.problem}" if guarded.problem else ""
-                output.echo(clean(f"{guarded.schema}.{guarded.table}  guarded by {guarded.resource}{trouble}"))
-            if not found and not as_json:
+                output.print_json([guarded.as_dict() for guarded in tables])
+            for guarded in () if as_json else tables:
+                problem = f": {guarded.problem}" if guarded.problem else ""
+                output.echo(clean(f"{guarded.schema}.{guarded.table}  guarded by {guarded.resource}{problem}"))
+            if not tables and not as_json:
                 output.echo("No table is guarded.")
-            if any(guarded.problem for guarded in found):
+            if any(guarded.problem for guarded in tables):
                 raise click.exceptions.Exit(1)
         elif remove:
-            taken = coordinator.admin.unguard_table(table)
-            if not taken:
+            removed = coordinator.admin.unguard_table(table)
+            if not removed:
                 raise click.ClickException(f"{table} is not guarded; see: sqlsem guard --list")
             output.echo(clean(f"{table} can be written without a lock again."))
         elif resource is not None:
             if not allow_new:
                 require_resource(coordinator, resource)
-            made = coordinator.admin.guard_table(table, resource)
-            more = f" ({made} triggers, with its partitions)" if made > 1 else "" if made else " already"
-            output.echo(clean(f"{table} is guarded by {resource}{more}."))
-            if made and coordinator.engine.guard_hint:
+            trigger_count = coordinator.admin.guard_table(table, resource)
+            suffix = (
+                f" ({trigger_count} triggers, with its partitions)"
+                if trigger_count > 1
+                else ""
+                if trigger_count
+                else " already"
+            )
+            output.echo(clean(f"{table} is guarded by {resource}{suffix}."))
+            if trigger_count and coordinator.engine.guard_hint:
                 output.echo(coordinator.engine.guard_hint)

@@ -1,4 +1,4 @@
-"""The environment of tasks and callbacks that run in this process: their database, and their folder of imports."""
+"""The environment of tasks and callbacks that this process runs: their database, and the folder of their imports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folders_to_import_from() -> Sequence[str]:
     except FileNotFoundError:  # the folder was removed
         return ()
     if why is not None:
-        output.say(f"warning: Nothing is imported from the current folder, as {why}; if it shall be: --path {here}")
+        output.say(f"warning: Nothing is imported from the current folder, as {why}; to import from it: --path {here}")
         return ()
     return (here,)
 
@@ -51,7 +51,9 @@ def require_own_database(coordinator: Coordinator, shared: bool) -> None:
 
 @contextlib.contextmanager
 def same_database(options: Connecting, pass_url: bool) -> Iterator[None]:
-    """A context in which Python functions that use sqlsem find our database, and commands, too, if they may."""
+    """A context in which Python functions that use sqlsem find this command's database; commands do, too, if the URL
+    may be passed on to them.
+    """
     url = options.chosen_url
     before = os.environ.get("SQLSEM_URL")
     hand_on = pass_url or (options.url is not None and not has_secret(url))

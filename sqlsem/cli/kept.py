@@ -1,4 +1,4 @@
-"""Lines of the commands about sessions that keep a lock of the database for long."""
+"""Lines about sessions that keep a lock inside the database for too long, for several commands."""
 
 from __future__ import annotations
 

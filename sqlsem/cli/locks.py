@@ -43,8 +43,8 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
     """Show holders and waiters, in the order of the queue.
 
     FOR is how long a request has held or waited, WHO its host and process, WHY its blocker or the rule that blocks it,
-    and about when it will be granted (`sqlsem why` has more). A note in brackets says that the process cannot be found,
-    and for how long. After its grace it counts as dead, and the next waiter removes its rows.
+    and about when it will be granted (`sqlsem why` has more). A note in brackets says that the process cannot be
+    overview, and for how long. After its grace it counts as dead, and the next waiter removes its rows.
 
     \b
     Examples:
@@ -52,59 +52,59 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
       sqlsem ls etl --watch 1
       sqlsem ls --json | jq '.[].entries[] | select(.state == "waits")'
     """
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
 
-        def tell_kept() -> None:
+        def print_kept_locks() -> None:
             for line in kept_lines(coordinator, resource):
                 output.say(line)
 
         def read_queues() -> Queues:
-            found = coordinator.admin.overview()
+            overview = coordinator.admin.overview()
             if resource is not None:
-                entries = [entry for entry in found.entries if entry.resource == resource]
-                return by_resource(entries, found.resources, resource), reasons(found)
-            return by_resource(found.entries, found.resources, None), reasons(found)
+                entries = [entry for entry in overview.entries if entry.resource == resource]
+                return by_resource(entries, overview.resources, resource), reasons(overview)
+            return by_resource(overview.entries, overview.resources, None), reasons(overview)
 
         console = output.console()
         if watch is None:
             if as_json:
-                queues, told = read_queues()
-                output.print_json([as_dict(queue, entries, told) for queue, entries in queues])
+                queues, why = read_queues()
+                output.print_json([as_dict(queue, entries, why) for queue, entries in queues])
             else:
-                queues, told = read_queues()
-                output.show(console, render_queues(queues, console.width, resource, told))
-            tell_kept()
+                queues, why = read_queues()
+                output.show(console, render_queues(queues, console.width, resource, why))
+            print_kept_locks()
         elif console.is_terminal and not as_json:
             _watch(read_queues, console, resource, watch)
         else:
             while not output.is_gone():
                 now = datetime.now().astimezone()
                 try:
-                    queues, told = read_queues()
+                    queues, why = read_queues()
                 except Unavailable as exc:
-                    output.print_error(f"{exc}; looking again")
+                    output.print_error(f"{exc}; trying again")
                 else:
                     if as_json:
-                        plain = [as_dict(queue, entries, told) for queue, entries in queues]
+                        plain = [as_dict(queue, entries, why) for queue, entries in queues]
                         output.print_json({"at": now.isoformat(), "queues": plain})
                     else:
                         output.echo(f"-- {now:%Y-%m-%d %H:%M:%S}")
-                        output.show(console, render_queues(queues, console.width, resource, told))
-                    tell_kept()
+                        output.show(console, render_queues(queues, console.width, resource, why))
+                    print_kept_locks()
                 time.sleep(watch)
 
 
 def _watch(read_queues: Callable[[], Queues], console: Console, only: str | None, every: float) -> None:
-    """Draw the queues again and again; during an outage of the database, the last ones that were read."""
-    seen: RenderableType = Text("")
+    """Draw the queues again and again; during an outage of the database, draw the last ones that were read."""
+    last_shown: RenderableType = Text("")
     with output.picture(console, vertical_overflow="visible") as live:
         while not output.is_gone():
             try:
-                queues, told = read_queues()
-                seen = shown = render_queues(queues, console.width, only, told)
+                queues, why = read_queues()
+                last_shown = shown = render_queues(queues, console.width, only, why)
             except Unavailable as exc:
-                trouble = Text(f"{datetime.now():%H:%M:%S}  {clean(str(exc))}", style="bold red")
-                shown = Group(seen, Text(""), trouble)
+                error = Text(f"{datetime.now():%H:%M:%S}  {clean(str(exc))}", style="bold red")
+                shown = Group(last_shown, Text(""), error)
             live.update(shown, refresh=True)
             time.sleep(every)
 
@@ -147,7 +147,7 @@ def history(
     if operations and outcome is not None:
         raise click.UsageError("--outcome filters requests; leave out --operations.")
     console = output.console()
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         if operations:
             done = coordinator.admin.operations(resource, maximum=maximum, since=since, until=until, who=who)
             plain, shown = [row.as_dict() for row in done], render_operations(done, console.width)
@@ -226,7 +226,7 @@ def set_(
     if priorities == 0:
         raise click.UsageError("--priorities must be above 0: the waiting time that a step of priority is worth.")
     sets_pattern = is_pattern(resource) and stale_after is None and not no_stale_after
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         if not allow_new and not sets_pattern:
             require_resource(coordinator, resource)
         if limit is not None or no_limit:
@@ -235,7 +235,7 @@ def set_(
             coordinator.admin.set_stale_after(resource, stale_after)
         if priorities is not None or no_priorities:
             coordinator.admin.set_priorities(resource, priorities)
-        _tell_settings(coordinator, resource)
+        _print_settings(coordinator, resource)
 
 
 @click.command()
@@ -251,11 +251,11 @@ def pause(options: Connecting, resource: str, allow_new: bool) -> None:
     Example:
       sqlsem pause etl
     """
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         if not allow_new:
             require_resource(coordinator, resource)
         coordinator.admin.pause(resource)
-        _tell_settings(coordinator, resource)
+        _print_settings(coordinator, resource)
 
 
 @click.command()
@@ -269,14 +269,14 @@ def resume(options: Connecting, resource: str, allow_new: bool) -> None:
     Example:
       sqlsem resume etl
     """
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         if not allow_new:
             require_resource(coordinator, resource)
         coordinator.admin.resume(resource)
-        _tell_settings(coordinator, resource)
+        _print_settings(coordinator, resource)
 
 
-def _tell_settings(coordinator: sqlsem.Coordinator, resource: str) -> None:
+def _print_settings(coordinator: sqlsem.Coordinator, resource: str) -> None:
     found = next((row for row in coordinator.admin.resources() if row.resource == resource), None)
     row = found or Resource(resource, None, False, None, 0, 0)
     parts = [
@@ -319,7 +319,7 @@ def revoke(options: Connecting, position: int | None, member: int | None, login:
     if sum(value is not None for value in (position, member, login)) != 1:
         raise click.UsageError("Name one of POSITION, --member and --login.")
     if position is None:
-        with options.coordinator(looks=True) as coordinator:
+        with options.coordinator(must_exist=True) as coordinator:
             number = coordinator.admin.revoke_members(member=member, login=login, force=force)
         output.echo(
             f"{number} members are gone, with their rows."
@@ -328,17 +328,17 @@ def revoke(options: Connecting, position: int | None, member: int | None, login:
             f"grace to stop. Not to wait: --force"
         )
         return
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         entry, gone = revoke_row(coordinator, position, force=force)
-    what = f"Position {position}"
+    subject = f"Position {position}"
     if entry is not None:
-        who = process_name(entry.host, entry.pid, entry.requesting_id)
-        what += f" of {clean(entry.resource)} ({clean(who)})"
+        process = process_name(entry.host, entry.pid, entry.requesting_id)
+        subject += f" of {clean(entry.resource)} ({clean(process)})"
     if gone:
-        output.echo(f"{what} is gone.")
+        output.echo(f"{subject} is gone.")
     else:
         output.echo(
-            f"{what}: its living holder has been told, and has its grace to stop (5 s unless it chose another); "
+            f"{subject}: its living holder has been told, and has its grace to stop (5 s unless it chose another); "
             f"then it is removed. Not to wait: --force"
         )
 
@@ -356,7 +356,7 @@ def reap(options: Connecting) -> None:
     Example:
       sqlsem reap
     """
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         before = {member.member_id for member in coordinator.admin.overview().members if member.missing_for is not None}
         rows = coordinator.admin.reap()
         after = coordinator.admin.overview().members
@@ -367,5 +367,5 @@ def reap(options: Connecting) -> None:
         output.echo(f"{_number(missing, 'more member')} cannot be found, with a grace to return. Then: sqlsem reap")
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

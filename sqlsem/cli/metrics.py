@@ -1,4 +1,4 @@
-"""``sqlsem metrics``."""
+"""``sqlsem metrics``: serves metrics of the database to Prometheus, or prints them once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["metrics"]
 
-#: How often requests that died, were revoked or lost are counted.
+#: The pause between two counts of the requests that died, were revoked or were lost.
 COUNT_EVERY_SECONDS = 60.0
 
 
-def place(value: str) -> tuple[str, int]:
+def address(value: str) -> tuple[str, int]:
     """Convert ``HOST:PORT``, ``[::1]:PORT`` or ``PORT`` (on loopback)."""
     host, _, port = value.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -45,7 +45,7 @@ Examples:
 )
 @click.option(
     "--listen",
-    type=place,
+    type=address,
     metavar="HOST:PORT",
     default="127.0.0.1:9464",
     show_default=True,
@@ -81,7 +81,7 @@ Examples:
     type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
-    help="So many labels of a kind; the rest is 'other'.",
+    help="The most labels of a kind; the others share 'other'.",
 )
 @connecting
 def metrics(
@@ -107,7 +107,7 @@ def metrics(
 
     if file is not None and not once:
         raise click.UsageError("--output goes with --once")
-    with connection.coordinator(looks=True) as coordinator:
+    with connection.coordinator(must_exist=True) as coordinator:
         exporter = Exporter(coordinator, patterns=patterns, maximum=maximum, once=once)
         with contextlib.closing(exporter):
             if once:
@@ -118,7 +118,7 @@ def metrics(
 
 
 def _print(exporter: Exporter, file: Path | None) -> None:
-    import prometheus_client  # as above
+    import prometheus_client  # which other commands do not need
 
     registry = prometheus_client.CollectorRegistry()
     registry.register(exporter)
@@ -127,16 +127,16 @@ def _print(exporter: Exporter, file: Path | None) -> None:
     else:
         try:
             prometheus_client.write_to_textfile(str(file), registry)
-        except (OSError, ValueError) as exc:  # the latter of a name that none can have
+        except (OSError, ValueError) as exc:  # ValueError: no file can have that name
             raise ConfigurationError(f"Cannot write {file}: {exc}") from exc
     if exporter.trouble is not None:
         raise exporter.trouble
 
 
 def _serve(exporter: Exporter, host: str, port: int, names: tuple[str, ...]) -> None:
-    import prometheus_client  # as above
+    import prometheus_client  # which other commands do not need
 
-    from sqlsem.metrics.serving import Server  # as above
+    from sqlsem.metrics.serving import Server  # the same
 
     registry = prometheus_client.CollectorRegistry()
     registry.register(exporter)

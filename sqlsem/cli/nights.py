@@ -31,7 +31,7 @@ __all__ = ["audit", "replay", "timeline"]
 F = TypeVar("F", bound=Callable[..., Any])
 #: How many rows are read at a time.
 PAGE_ROWS = 5000
-#: Pages overlap by this many seconds: the difference of the clocks may change between two pages.
+#: Pages overlap by this many seconds, as the difference of the two clocks may change between two pages.
 OVERLAP_SECONDS, LONGEST_OVERLAP_SECONDS = 2.0, 3600.0
 #: The greatest age of rows to read; more may exceed the calendar.
 LONGEST_NIGHT_SECONDS = 50 * 365 * 86400
@@ -71,9 +71,9 @@ class Night:
         self.entries: list[Entry] = [entry for entry in overview.entries if resource in (None, entry.resource)]
 
     def rulings(self) -> list[Ruling]:
-        """Return the settings of operators over time, as far as they are known."""
-        done = self._coordinator.admin.operations(maximum=MAX_OPERATIONS, since=self._since)
-        return rulings((operation for operation in done if self._concerns(operation)), self._resources)
+        """Return the caps and pauses that operators have set, over time, as far as they are known."""
+        operations = self._coordinator.admin.operations(maximum=MAX_OPERATIONS, since=self._since)
+        return rulings((operation for operation in operations if self._concerns(operation)), self._resources)
 
     def _concerns(self, operation: Operation) -> bool:
         return self._resource is None or operation.resource == self._resource or is_pattern(operation.resource or "")
@@ -84,7 +84,7 @@ class Night:
         return {resource.resource: resource.cap for resource in self._resources if resource.cap is not None}
 
     def past(self) -> Iterator[Past]:
-        """Iterate over all finished requests. One that ends meanwhile may be left out."""
+        """Iterate over all finished requests. A request that ends meanwhile may be left out."""
         maximum, overlap = PAGE_ROWS, OVERLAP_SECONDS
         last: datetime | None = None
         # The keys of the rows that ended at the same time as the last one.
@@ -142,7 +142,7 @@ def audit(options: Connecting, resource: str | None, since: float, as_json: bool
     \b
     Exit codes: 0 all is in order; 1 there are findings.
     """
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         night = Night(coordinator, resource, since)
         result = check(night.past(), night.entries, night.rulings(), maximum=MAX_FINDINGS)
     if as_json:
@@ -197,7 +197,7 @@ def timeline(options: Connecting, resource: str | None, since: float, file: Path
       sqlsem timeline etl --since 2h -o etl.svg
     """
     library()
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         night = Night(coordinator, resource, since)
         begin = night.taken_at - timedelta(seconds=min(since, LONGEST_NIGHT_SECONDS))
         drawn = lay_out(night.past(), night.entries, begin, night.taken_at, maximum=maximum, max_panels=MAX_PANELS)
@@ -263,7 +263,7 @@ def replay(
       sqlsem replay --since 24h --limit etl=5
       sqlsem replay etl --order shortest --json
     """
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         night = Night(coordinator, resource, since)
         past = list(itertools.islice(night.past(), maximum + 1))
     left_out = len(past) > maximum

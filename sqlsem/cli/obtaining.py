@@ -1,4 +1,4 @@
-"""Acquires for `sqlsem run`, besides a plain lock: an adopted lock, a lock once per period, rates."""
+"""Other things than a plain lock that `sqlsem run` acquires: an adopted lock, a lock once per period, rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands about work queues as a whole: ``sqlsem queues``."""
+"""``sqlsem queues``: shows the work queues, and sets their limits and rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlsem.cli.options import json_option, name_of, rate_window, whole_number
 from sqlsem.model_rates import Window
 from sqlsem.printable import clean
 from sqlsem.terminal import output
-from sqlsem.terminal.tasks import render_counts, told_of_limits
+from sqlsem.terminal.tasks import describe_limits, render_counts
 
 __all__ = ["queues"]
 
@@ -46,17 +46,17 @@ def queues(options: Connecting, queue: str | None, also: str | None, as_json: bo
     if queue is not None and also is not None:
         raise click.UsageError("Name the queue once.")
     queue = queue or also
-    with options.coordinator(looks=True) as coordinator:
-        found, limits = coordinator.admin.queues(queue), coordinator.admin.queue_limits(queue)
+    with options.coordinator(must_exist=True) as coordinator:
+        rows, limits = coordinator.admin.queues(queue), coordinator.admin.queue_limits(queue)
     if as_json:
-        kept = {
+        limits_by_queue = {
             queue_row.queue: [limit.as_dict() for limit in limits if limit.queue == queue_row.queue]
-            for queue_row in found
+            for queue_row in rows
         }
-        output.print_json([{**queue_row.as_dict(), "limits": kept[queue_row.queue]} for queue_row in found])
+        output.print_json([{**queue_row.as_dict(), "limits": limits_by_queue[queue_row.queue]} for queue_row in rows])
     else:
         console = output.console()
-        output.show(console, render_counts(found, console.width, queue, limits))
+        output.show(console, render_counts(rows, console.width, queue, limits))
 
 
 @queues.command(
@@ -128,19 +128,19 @@ def queues_set(
         raise click.UsageError("--per-key is of all keys of a queue; of one key it is --limit.")
     if key is not None and (rate_per_key is not None or no_rate_per_key):
         raise click.UsageError("--rate-per-key is of all keys of a queue; of one key it is --rate.")
-    with options.coordinator(looks=True) as coordinator:
-        changed = coordinator.queue(queue)
+    with options.coordinator(must_exist=True) as coordinator:
+        target = coordinator.queue(queue)
         if limit is not None or no_limit:
-            changed.set_limit(limit, key=key)
+            target.set_limit(limit, key=key)
         if per_key is not None or no_per_key:
-            changed.set_key_limit(per_key)
+            target.set_key_limit(per_key)
         if rate is not None or no_rate:
-            changed.set_rate(*_limit_and_window(rate), key=key)
+            target.set_rate(*_limit_and_window(rate), key=key)
         if rate_per_key is not None or no_rate_per_key:
-            changed.set_key_rate(*_limit_and_window(rate_per_key))
+            target.set_key_rate(*_limit_and_window(rate_per_key))
         if key is not None and weight is not None:
-            changed.set_weight(key, None if weight == 1 else weight)
-        lines = list(told_of_limits(changed.limits()))
+            target.set_weight(key, None if weight == 1 else weight)
+        lines = list(describe_limits(target.limits()))
     output.echo(*map(clean, lines or [f"Nothing is set of {queue!r} any more."]))
 
 

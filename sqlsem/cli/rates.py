@@ -1,4 +1,4 @@
-"""The commands around rates: ``sqlsem rates``."""
+"""``sqlsem rates``: shows rates, and sets or resets them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ def rates(options: Connecting, name: str | None, also: str | None, as_json: bool
     if name is not None and also is not None:
         raise click.UsageError("Name the rate once.")
     name = name or also
-    with options.coordinator(looks=True) as coordinator:
-        found = coordinator.admin.rates(name)
-        waiting = {resource: len(coordinator.admin.entries(resource)) for resource in {rate.resource for rate in found}}
+    with options.coordinator(must_exist=True) as coordinator:
+        windows = coordinator.admin.rates(name)
+        waiting = {
+            resource: len(coordinator.admin.entries(resource)) for resource in {rate.resource for rate in windows}
+        }
     if as_json:
-        output.print_json([{**rate.as_dict(), "waiting": waiting[rate.resource]} for rate in found])
+        output.print_json([{**rate.as_dict(), "waiting": waiting[rate.resource]} for rate in windows])
     else:
         console = output.console()
-        output.show(console, render_rates(found, waiting, console.width, name))
+        output.show(console, render_rates(windows, waiting, console.width, name))
 
 
 @rates.command("set", short_help="Set the limit of a rate, whatever programs declare.")
@@ -71,13 +73,13 @@ def rates_set(options: Connecting, name: str, limit: str, per: float) -> None:
     """
     if limit != "none" and not re.fullmatch(r"[0-9]{1,10}", limit):
         raise click.BadParameter(f"{limit!r} is no whole number, and not none", param_hint="LIMIT")
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         coordinator.admin.set_rate(name, None if limit == "none" else int(limit), per)
         capped = sorted(
             (rate for rate in coordinator.admin.rates(name) if rate.cap is not None), key=lambda rate: rate.window
         )
-    told = ", ".join(f"{window.cap:,} in {window.window:g} s" for window in capped) or "no limit of an operator's"
-    output.echo(f"Rate {clean(name)}: {told}.")
+    limits = ", ".join(f"{window.cap:,} in {window.window:g} s" for window in capped) or "no limit of an operator's"
+    output.echo(f"Rate {clean(name)}: {limits}.")
 
 
 @rates.command("reset", short_help="Forget the use and debts of a rate.")
@@ -96,7 +98,7 @@ def rates_reset(options: Connecting, name: str) -> int:
     \b
     Exit codes: 0 done, 1 nothing is known of that rate.
     """
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         known = coordinator.admin.reset_rate(name)
     output.echo(f"Rate {clean(name)} begins anew." if known else f"Nothing is known of a rate {clean(name)}.")
     return 0 if known else 1

@@ -1,4 +1,4 @@
-"""``sqlsem run``."""
+"""``sqlsem run``: the options of the command, and its messages. `supervisor` runs the command under the lock."""
 
 from __future__ import annotations
 
@@ -168,41 +168,41 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
       126 the command cannot be executed
       127 there is no such command
     """
-    chosen = _Chosen(**{name: given.pop(name) for name in [field.name for field in fields(_Chosen)]})
-    wanted = _Wanted(**given)
-    wanted.require_one(chosen)
+    run_options = _RunOptions(**{name: given.pop(name) for name in [field.name for field in fields(_RunOptions)]})
+    lock_options = _LockOptions(**given)
+    lock_options.require_one(run_options)
     if status := _cannot_start(command[0]):
         return status
-    kill_after = min(1.0, options.life / 5) / 2 if chosen.kill_after is None else chosen.kill_after
+    kill_after = min(1.0, options.life / 5) / 2 if run_options.kill_after is None else run_options.kill_after
     events: supervisor.Events = SimpleQueue()
-    if chosen.join:
-        return _run_joined(supervisor.Job(command, os.environ, kill_after), events, chosen.lost_exit_code)
+    if run_options.join:
+        return _run_joined(supervisor.Job(command, os.environ, kill_after), events, run_options.lost_exit_code)
     token = os.environ.pop("SQLSEM_TOKEN", None)
     with options.coordinator() as coordinator, supervisor.Signals(events):
         if not (options.settings.embedded or options.verbose or options.quiet) and sys.stderr.isatty():
-            names = [chosen.leader] if chosen.leader else wanted.resources
+            names = [run_options.leader] if run_options.leader else lock_options.resources
             output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.label}")
         waiting = _Waiting(coordinator, command[0])
         if options.verbose:
             spawn(waiting.log_progress, "sqlsem-progress")
-        environment = config.environment(options.chosen_url, hand_on=chosen.pass_url)
-        job = supervisor.Job(command, environment, kill_after, waiting.had)
-        note = clean(os.path.basename(command[0]))[:200] if chosen.note is None else chosen.note
+        environment = config.environment(options.chosen_url, hand_on=run_options.pass_url)
+        job = supervisor.Job(command, environment, kill_after, waiting.log_start)
+        note = clean(os.path.basename(command[0]))[:200] if run_options.note is None else run_options.note
         try:
-            if chosen.adopt:
-                return _hold(partial(Adopted, coordinator, token), job, coordinator, events, wanted, chosen)
-            if chosen.leader is not None:
-                patience = STEP_DOWN_SECONDS if chosen.kill_after is None else chosen.kill_after
-                job = replace(job, step_down=supervisor.StepDown(patience))
-                return _lead(chosen.leader, note, job, coordinator, events)
-            lock = partial(wanted.lock, coordinator, note)
-            if not wanted.is_held:
-                take = partial(take_rates, coordinator, wanted.rates, note, chosen.timeout)
-                return _hold(lock, job, coordinator, events, wanted, chosen, take=take)
-            if wanted.once_per is None:
-                return _hold(lock, job, coordinator, events, wanted, chosen)
-            once = OncePerPeriod(coordinator, wanted.period, lock)
-            return _hold(once, replace(job, finished=once.finish), coordinator, events, wanted, chosen, once)
+            if run_options.adopt:
+                return _hold(partial(Adopted, coordinator, token), job, coordinator, events, lock_options, run_options)
+            if run_options.leader is not None:
+                kill_after_sigterm = STEP_DOWN_SECONDS if run_options.kill_after is None else run_options.kill_after
+                job = replace(job, step_down=supervisor.StepDown(kill_after_sigterm))
+                return _lead(run_options.leader, note, job, coordinator, events)
+            lock = partial(lock_options.lock, coordinator, note)
+            if not lock_options.is_held:
+                take = partial(take_rates, coordinator, lock_options.rates, note, run_options.timeout)
+                return _hold(lock, job, coordinator, events, lock_options, run_options, take=take)
+            if lock_options.once_per is None:
+                return _hold(lock, job, coordinator, events, lock_options, run_options)
+            once = OncePerPeriod(coordinator, lock_options.period, lock)
+            return _hold(once, replace(job, finished=once.finish), coordinator, events, lock_options, run_options, once)
         finally:
             waiting.over.set()
 
@@ -227,34 +227,41 @@ def _hold(
     job: supervisor.Job,
     coordinator: sqlsem.Coordinator,
     events: supervisor.Events,
-    wanted: _Wanted,
-    chosen: _Chosen,
+    lock_options: _LockOptions,
+    run_options: _RunOptions,
     once: OncePerPeriod | None = None,
     take: Callable[[], bool] | None = None,
 ) -> int:
-    """Run the command under the lock, or after ``take()`` for rates; return the exit code."""
+    """Run the command under the lock, or if only rates are taken, after ``take()``; return the exit code."""
     try:
         if take is not None:
             ended, lost = supervisor.run_after(take, job, events), None
         else:
-            ended, lost = supervisor.run(make_lock, job, coordinator=coordinator, events=events, timeout=chosen.timeout)
+            ended, lost = supervisor.run(
+                make_lock, job, coordinator=coordinator, events=events, timeout=run_options.timeout
+            )
     except supervisor.Stopped as exc:
         return 128 + exc.number
     except OSError as exc:
         return _not_started(job.command[0], exc)
     if lost is not None:
         output.print_error(lost)
-        return chosen.lost_exit_code
+        return run_options.lost_exit_code
     if ended is None and once is not None and once.done:
-        log.info("%r is done for this period", wanted.period.name)
+        log.info("%r is done for this period", lock_options.period.name)
         return 0
-    return _tell_not_had(coordinator, wanted, chosen.timeout, chosen.conflict_exit_code) if ended is None else ended
+    return (
+        _report_not_granted(coordinator, lock_options, run_options.timeout, run_options.conflict_exit_code)
+        if ended is None
+        else ended
+    )
 
 
-def _tell_not_had(
-    coordinator: sqlsem.Coordinator, wanted: _Wanted, timeout: float | None, conflict_exit_code: int
+def _report_not_granted(
+    coordinator: sqlsem.Coordinator, lock_options: _LockOptions, timeout: float | None, conflict_exit_code: int
 ) -> int:
-    words = f"not granted within {timeout:g} s in {coordinator.engine.label}: {_in_the_way(coordinator, wanted)}"
+    blockers = _describe_blockers(coordinator, lock_options)
+    words = f"not granted within {timeout:g} s in {coordinator.engine.label}: {blockers}"
     (output.say if conflict_exit_code else log.info)(words)  # with -E 0 this is no error, and cron must not mail it
     return conflict_exit_code
 
@@ -280,8 +287,8 @@ def _run_joined(job: supervisor.Job, events: supervisor.Events, lost_exit_code: 
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """The options about how to run."""
+class _RunOptions:
+    """The other options: how to wait for the lock, and how to run the command."""
 
     timeout: float | None
     note: str | None
@@ -295,8 +302,8 @@ class _Chosen:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """The options about what to lock."""
+class _LockOptions:
+    """The options that name the locks, periods and rates."""
 
     mutex: Sequence[str]
     limit: Sequence[tuple[str, int | None, int]]  # name, limit (None: the server's), weight
@@ -308,15 +315,15 @@ class _Wanted:
     once_per: tuple[str | None, float] | None  # name (None: the lock's), seconds
     offset: float
 
-    def require_one(self, chosen: _Chosen) -> None:
+    def require_one(self, run_options: _RunOptions) -> None:
         """Raise unless the options name locks in exactly one way."""
         named = bool(self.names or self.once_per or self.rates)
-        exclusive = (chosen.adopt, chosen.join, chosen.leader is not None)
+        exclusive = (run_options.adopt, run_options.join, run_options.leader is not None)
         if self.priority is not None and (any(exclusive) or self.once_per or self.rates or len(self.names) != 1):
             raise click.UsageError("--priority goes with one lock: --mutex, --limit, --read, --write or --stage.")
         if named + sum(exclusive) > 1:
             raise click.UsageError("--adopt, --join and --leader cannot be combined with other locks.")
-        if chosen.leader is not None and chosen.timeout is not None:
+        if run_options.leader is not None and run_options.timeout is not None:
             raise click.UsageError("--leader waits for as long as it takes, without --timeout.")
         if not (named or any(exclusive)):
             raise click.UsageError(
@@ -362,7 +369,7 @@ class _Wanted:
     def lock(
         self, coordinator: sqlsem.Coordinator, note: str, on_lost: Callable[[sqlsem.Grant], object]
     ) -> sqlsem.Lock:
-        """Return one lock of all of them."""
+        """Return one lock that combines all of them."""
         try:
             given: LockOptions = {"note": note, "priority": self.priority}
             locks: list[sqlsem.Lock | sqlsem.Rate] = [coordinator.mutex(name, **given) for name in self.mutex]
@@ -378,15 +385,19 @@ class _Wanted:
             raise click.UsageError(str(exc)) from exc
 
 
-def _in_the_way(coordinator: sqlsem.Coordinator, wanted: _Wanted) -> str:
-    """Return who holds the locks that were not granted, as text."""
-    requests = wanted.lock(coordinator, "", lambda _: None).terms.requests if wanted.is_held else wanted.rates
+def _describe_blockers(coordinator: sqlsem.Coordinator, lock_options: _LockOptions) -> str:
+    """Return a text about the rows that block the locks that were not granted."""
+    requests = (
+        lock_options.lock(coordinator, "", lambda _: None).terms.requests
+        if lock_options.is_held
+        else lock_options.rates
+    )
     try:
-        found = coordinator.client.with_connection(lambda session: look_for_blockers(session, requests))
+        blockers = coordinator.client.with_connection(lambda session: look_for_blockers(session, requests))
     except SqlsemError as exc:
         log.info("cannot see the queue: %s", exc)
         return "see who holds it with: sqlsem ls"
-    return in_words(found) or "see who holds it with: sqlsem ls"
+    return in_words(blockers) or "see who holds it with: sqlsem ls"
 
 
 def _cannot_start(program: str) -> int:
@@ -399,18 +410,18 @@ def _cannot_start(program: str) -> int:
 
 
 class _Waiting:
-    """Logs the progress of our wait, and the start of the command."""
+    """Logs the progress of the wait for the lock, and the start of the command."""
 
     def __init__(self, coordinator: sqlsem.Coordinator, program: str) -> None:
         self.over = threading.Event()
         self._coordinator = coordinator
         self._program = program
 
-    def had(self, grant: sqlsem.Grant, pid: int) -> None:
-        """Log the command's start; the wait is over."""
+    def log_start(self, grant: sqlsem.Grant, pid: int) -> None:
+        """Log the start of the command; this ends the log of the wait."""
         self.over.set()
-        places = ", ".join(f"{name!r} at {position}" for name, position in grant.positions.items())
-        log.info("Started %s as process %d under %s", self._program, pid, places)
+        positions = ", ".join(f"{name!r} at {position}" for name, position in grant.positions.items())
+        log.info("Started %s as process %d under %s", self._program, pid, positions)
 
     def log_progress(self) -> None:
         """Log how many requests are ahead, whenever that changes. A thread of ``sqlsem -v run`` runs this."""

@@ -68,7 +68,7 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
 
     A new database gets all features; an existing one is upgraded. --only installs some features: locks (always
     installed), operate, priorities, conversions, handovers, guards, rates, once, queue, batches; each includes the
-    features that it needs. --add adds features later. Nothing is ever removed. Without a server (SQLite) there is no
+    features that it needs. --add adds features later. Nothing is ever removed. Without a server (SQLite) settings is no
     choice: all tables are made at the first use.
 
     \b
@@ -86,14 +86,14 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
     engine.require(SchemaSession, "sqlsem init")
     if (only or add) and not sql.has_features(engine.name):
         raise ConfigurationError(_NO_CHOICE.format(where=engine.label))
-    wish = FeatureSelection(only or (), add or ())
+    selection = FeatureSelection(only or (), add or ())
     with _rights_to_install(engine):
         settings = engine.read_settings()
     output.echo(f"{engine.label}, {engine.schema_label}, table {options.table}")
-    # Refuses to downgrade, and to remove.
-    plan = engine.plan(settings or {}, FeatureSelection() if settings is None else wish)
+    # `plan` raises an error in place of a downgrade or a removal.
+    plan = engine.plan(settings or {}, FeatureSelection() if settings is None else selection)
     version = setting_number(settings, "schema_version") if settings else 0
-    features = wish.features(settings or {}) if settings is not None else sql.ALL
+    features = selection.features(settings or {}) if settings is not None else sql.ALL
     scripts = [f"schema-{number}.sql" for number, _ in plan if number is not None]
     added = frozenset() if not settings else features - from_setting(settings.get("features"))
     if added:
@@ -109,7 +109,7 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
     else:
         output.echo(f"  version: {version or 'not there yet'} → {sql.LATEST}")
     if settings is not None and sql.has_features(engine.name):
-        _echo_features(features, added, (*wish.only, *wish.add))
+        _echo_features(features, added, (*selection.only, *selection.add))
     again = " again" if version == sql.LATEST and not added else ""
     if settings is None:
         scripts = ["schema scripts as needed", *again_each_time]
@@ -120,15 +120,15 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
     session = _open(engine, options.retry)
     try:
         with _rights_to_install(engine):
-            session.install(lambda there: engine.plan(there, wish))
+            session.install(lambda present: engine.plan(present, selection))
     finally:
         session.close()
     output.echo("Done.")
 
 
-def _echo_features(features: Collection[str], added: Collection[str], asked: Collection[str]) -> None:
+def _echo_features(features: Collection[str], added: Collection[str], requested: Collection[str]) -> None:
     """Print the features that a database has or gets, and those that it lacks."""
-    reasons = needed(asked, features) if asked else {}
+    reasons = needed(requested, features) if requested else {}
     words = [f"{name} (for {reasons[name]})" if name in reasons else name for name in FEATURES if name in features]
     rest = listed(set(FEATURES) - set(features))
     output.echo(f"  features: {', '.join(words)}" + (f"; not installed: {rest} (init --add)" if rest else ""))
@@ -212,16 +212,16 @@ def sql_(
         raise click.UsageError(_NO_CHOICE.format(where=name))
     if add and not only:
         raise click.UsageError("--add needs --only, with the features that the database has.")
-    there = chosen(only or (EVERYTHING,))
-    features = there | chosen(add or ())
+    present = chosen(only or (EVERYTHING,))
+    features = present | chosen(add or ())
     if script is not None and sql.FEATURE_OF[script] not in features:
         raise click.UsageError(f"Script {script} belongs to feature {sql.FEATURE_OF[script]}, which --only leaves out.")
     around = sql.by_hand(name) if script is None else None
     if around is not None:
         output.echo(*f"{around['begin']};".split("\n"), "GO", "")
     for part in ("schema", *sql.rerunnable(name, features)) if script is None else (script,):
-        wanted = features - there if part == "schema" and add else features
-        text = sql.script(name, part, schema=options.schema, table=options.table, features=wanted)
+        part_features = features - present if part == "schema" and add else features
+        text = sql.script(name, part, schema=options.schema, table=options.table, features=part_features)
         output.echo(*text.rstrip().split("\n"), "")
     if around is not None:
         output.echo(f"{around['commit']};", "GO")

@@ -148,7 +148,7 @@ class Job:
     #: None: SIGTERM is only passed on to the command.
     step_down: StepDown | None = None
 
-    def environment_with(self, grant: Grant | None, mark: str, more: Mapping[str, str]) -> dict[str, str]:
+    def environment_with(self, grant: Grant | None, mark: str, extra: Mapping[str, str]) -> dict[str, str]:
         """Return the command's environment: with the grant's variables, and the locks that it must not wait for, as we
         hold them until it has ended. (A joined command has those of its parent.)
         """
@@ -165,7 +165,7 @@ class Job:
             **held,
             # With the marks of our parents, which also have to find this command.
             tree_killer.MARKS: ":".join([*filter(None, [self.environment.get(tree_killer.MARKS)]), mark]),
-            **more,
+            **extra,
         }
 
 
@@ -346,7 +346,7 @@ def _supervise(
     killer: tree_killer.TreeKiller,
     orphan_kill_after: float,
     running: threading.Event,
-    more: Mapping[str, str],
+    extra_environment: Mapping[str, str],
 ) -> int:
     """Run the command to its end; return its exit status as a shell would."""
     own_session = tree_killer.POSIX and not _has_terminal()
@@ -356,7 +356,7 @@ def _supervise(
         # The command inherits descriptors that we inherited, as in diff <(a) <(b); our own are never inherited.
         child = subprocess.Popen(  # noqa: S603 - to run what the user typed is the purpose
             job.command,
-            env=job.environment_with(grant, mark, more),
+            env=job.environment_with(grant, mark, extra_environment),
             close_fds=not tree_killer.POSIX,
             start_new_session=own_session,
         )
@@ -381,7 +381,7 @@ def _supervise(
 def _wait_for_end(
     child: subprocess.Popen[bytes], tree: tree_killer.ProcessTree, events: Events, job: Job, term: int
 ) -> None:
-    """Wait until the command has ended; pass signals on to it, and end it when the lock is lost.
+    """Wait until the command has ended. Pass signals on to it, and end it when the lock is lost.
 
     ``term``: the lock's position. Losses of earlier terms are ignored.
     """

@@ -28,7 +28,7 @@ from sqlsem.terminal.tasks import STATES, counted, render_schedules, render_task
 
 __all__ = ["put", "schedules", "tasks_"]
 
-#: How many failed tasks are read, to find those that hold up pending ones.
+#: How many failed tasks are read, to find the ones that block pending tasks.
 MAX_FAILED = 1000
 #: How many running tasks are read, to apply limits.
 MAX_RUNNING = 10_000
@@ -55,7 +55,7 @@ def _argument(value: str) -> tuple[str | None, Any]:
         raise click.BadParameter(f"{text!r} is not JSON ({exc}); a text needs its quotes: '\"{text}\"'") from exc
 
 
-def _given(text: str) -> str:
+def _option_text(text: str) -> str:
     """Return the value of an option; for ``-`` the text of standard input."""
     if text != "-":
         return text
@@ -191,12 +191,12 @@ def put(options: Connecting, /, queue: str, as_json: bool, **given: Any) -> None
 
 def _schedule(options: Connecting, queue: str, cron: str, body: Any, as_json: bool, given: dict[str, Any]) -> None:
     with options.coordinator() as coordinator:
-        made = coordinator.queue(queue).schedule(cron, body, **given)
+        schedule = coordinator.queue(queue).schedule(cron, body, **given)
     if as_json:
-        output.print_json(made.as_dict())
+        output.print_json(schedule.as_dict())
     else:
-        output.echo(clean(made.name))
-        output.say(f"next at {made.next_due:%Y-%m-%d %H:%M} UTC, if the queue has a worker: sqlsem work {queue}")
+        output.echo(clean(schedule.name))
+        output.say(f"next at {schedule.next_due:%Y-%m-%d %H:%M} UTC, if the queue has a worker: sqlsem work {queue}")
 
 
 def _body(
@@ -216,13 +216,13 @@ def _body(
     if arguments and call is None:
         raise click.UsageError("--arg goes with --call.")
     if sql_text is not None:
-        return tasks.Sql(_given(sql_text))
+        return tasks.Sql(_option_text(sql_text))
     if shell is not None or command is not None:
-        return tasks.Shell(command if shell is None else _given(shell))
+        return tasks.Shell(command if shell is None else _option_text(shell))
     if call is not None:
         return _call(call, arguments)
     assert json_body is not None
-    return tasks.Json(_json_value(_given(json_body)))
+    return tasks.Json(_json_value(_option_text(json_body)))
 
 
 def _call(function: str, arguments: Sequence[tuple[str | None, Any]]) -> tasks.Call:
@@ -282,21 +282,21 @@ def tasks_(
     if queue is not None and also is not None:
         raise click.UsageError("Name the queue once.")
     queue = queue or also
-    with options.coordinator(looks=True) as coordinator:
-        found = coordinator.admin.tasks(queue, status, maximum=maximum + 1, skip=(page - 1) * maximum)
-        why = _why(coordinator, found, whole=status is None and page == 1, ended=len(found) <= maximum)
+    with options.coordinator(must_exist=True) as coordinator:
+        entries = coordinator.admin.tasks(queue, status, maximum=maximum + 1, skip=(page - 1) * maximum)
+        why = _why(coordinator, entries, whole=status is None and page == 1, ended=len(entries) <= maximum)
     cut = ""
-    if len(found) > maximum:
+    if len(entries) > maximum:
         cut = f"There are more than these {maximum}; see them with --max, the next ones with --page {page + 1}."
     if as_json:
         reason_dicts = {number: reason.as_dict() for number, reason in why.items()}
-        output.print_json([{**task.as_dict(), "why": reason_dicts.get(task.task_id)} for task in found[:maximum]])
+        output.print_json([{**task.as_dict(), "why": reason_dicts.get(task.task_id)} for task in entries[:maximum]])
         if cut:
             output.say(cut)
         return
     console = output.console()
-    output.show(console, render_tasks(found[:maximum], console.width, queue, why))
-    counts = counted(found[:maximum], at_least=bool(cut) or page > 1)
+    output.show(console, render_tasks(entries[:maximum], console.width, queue, why))
+    counts = counted(entries[:maximum], at_least=bool(cut) or page > 1)
     if counts:
         output.echo("", *counts)
     if cut:
@@ -304,19 +304,19 @@ def tasks_(
 
 
 def _why(
-    coordinator: sqlsem.Coordinator, found: Sequence[TaskEntry], *, whole: bool, ended: bool
+    coordinator: sqlsem.Coordinator, entries: Sequence[TaskEntry], *, whole: bool, ended: bool
 ) -> dict[int, TaskReason]:
-    """Return why the pending tasks among ``found`` do not run, and when they will. ``whole``: all earlier tasks are
-    among them; ``ended``: all ended ones are, too.
+    """Return why the pending tasks among ``entries`` do not run, and when they will. ``whole``: no earlier task
+    is missing among them; ``ended``: no ended task is.
     """
-    known = {entry.task_id: entry for entry in found}
-    wanted: list[tuple[str | None, int]] = []
+    known = {entry.task_id: entry for entry in entries}
+    reads: list[tuple[str | None, int]] = []
     if not whole:
-        wanted += [(None, MAX_OPEN), ("failed", MAX_FAILED), ("running", MAX_RUNNING)]
-    wanted += [] if whole and ended else [("finished", MAX_ENDED)]
-    queues = dict.fromkeys(entry.queue for entry in found if entry.status == "pending")
+        reads += [(None, MAX_OPEN), ("failed", MAX_FAILED), ("running", MAX_RUNNING)]
+    reads += [] if whole and ended else [("finished", MAX_ENDED)]
+    queues = dict.fromkeys(entry.queue for entry in entries if entry.status == "pending")
     for queue in queues:
-        for status, maximum in wanted:
+        for status, maximum in reads:
             known.update((task.task_id, task) for task in coordinator.admin.tasks(queue, status, maximum=maximum))
     limits = [limit for queue in queues for limit in coordinator.admin.queue_limits(queue)]
     waits = [wait for queue in queues for wait in coordinator.admin.queue_waits(queue)]
@@ -336,19 +336,19 @@ def schedules(options: Connecting, as_json: bool) -> None:
       sqlsem schedules
       sqlsem schedules pause nightly-1a2b3c4d
     """
-    with options.coordinator(looks=True) as coordinator:
-        found = coordinator.admin.schedules()
+    with options.coordinator(must_exist=True) as coordinator:
+        rows = coordinator.admin.schedules()
     if as_json:
-        output.print_json([schedule.as_dict() for schedule in found])
+        output.print_json([schedule.as_dict() for schedule in rows])
     else:
         console = output.console()
-        output.show(console, render_schedules(found, console.width))
+        output.show(console, render_schedules(rows, console.width))
 
 
-def _change_schedule(options: Connecting, name: str, what: str, done: str) -> int:
-    with options.coordinator(looks=True) as coordinator:
+def _change_schedule(options: Connecting, name: str, action: str, done: str) -> int:
+    with options.coordinator(must_exist=True) as coordinator:
         try:
-            getattr(coordinator.admin, f"{what}_schedule")(name)
+            getattr(coordinator.admin, f"{action}_schedule")(name)
         except NotHeld as exc:
             output.print_error(exc)
             return 1
@@ -418,7 +418,7 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> None:
       sqlsem tasks log 17
       sqlsem tasks log 17 --json | jq '.[-1].error'
     """
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         attempts = coordinator.admin.attempts(task_id)
     if as_json:
         output.print_json([attempt.as_dict() for attempt in attempts])
@@ -492,7 +492,7 @@ def tasks_cancel(options: Connecting, task_ids: Sequence[int]) -> int:
 
 def _each(options: Connecting, task_ids: Sequence[int], change: Callable[[sqlsem.Coordinator, int], str]) -> int:
     code = 0
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         for number in task_ids:
             try:
                 done = change(coordinator, number)
@@ -521,7 +521,7 @@ def tasks_wait(options: Connecting, queue: str, timeout: float | None, allow_new
       --on-failure continue), 75 time is up, 78 nothing has ever been put
       into a queue of that name (--allow-new accepts it).
     """
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         if not allow_new:
             words = unknown_queue(coordinator, queue)
             if words is not None:

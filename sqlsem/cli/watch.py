@@ -58,7 +58,7 @@ def top(options: Connecting, interval: float) -> int:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("sqlsem top needs a terminal; for a pipe or a file there is: sqlsem ls --watch 2")
-    with options.coordinator(looks=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
         live = Poller(coordinator, interval)
         live.poll_once()
         program = Top(live)
@@ -76,7 +76,7 @@ def top(options: Connecting, interval: float) -> int:
     metavar="HOST",
     help="A host name that requests may use, as behind a proxy (repeatable). Then reading needs the token, too.",
 )
-@click.option("--allow-changes", is_flag=True, help="Whoever shows the token may pause, cap, release and retry.")
+@click.option("--allow-changes", is_flag=True, help="Requests with the token may pause, cap, revoke and retry.")
 @click.option("--private", is_flag=True, help="Show nothing without the token.")
 @click.option(
     "--token-file",
@@ -116,7 +116,7 @@ def dashboard(
     for module in ("starlette", "jinja2", "uvicorn"):
         _require(module, "dashboard")
     from sqlsem.dashboard import server  # loads Starlette and uvicorn, which no other command needs
-    from sqlsem.dashboard.app import Dashboard  # as above
+    from sqlsem.dashboard.app import Dashboard  # the same
 
     if tls_key and not tls_cert:
         raise click.UsageError("--tls-key is the key of a --tls-cert.")
@@ -127,26 +127,26 @@ def dashboard(
             f"on 127.0.0.1, behind a proxy with TLS (--name) or ssh -L."
         )
     private = private or bool(names) or not local
-    token, made = _token(token_file) if allow_changes or private else (None, False)
-    with options.coordinator(looks=True) as coordinator:
+    token, is_new = _token(token_file) if allow_changes or private else (None, False)
+    with options.coordinator(must_exist=True) as coordinator:
         live = Poller(coordinator, interval)
         live.poll_once()
         hosts = Hosts({host, *names, *(LOOPBACK if local else ())})
         application = Dashboard(live, hosts, token, private=private, allow_changes=allow_changes)
-        place = server.listen(host, port)
+        listener = server.listen(host, port)
         shown = f"[{host}]" if ":" in host else host
-        url = f"http{'s' if tls_cert else ''}://{shown}:{place.getsockname()[1]}/"
+        url = f"http{'s' if tls_cert else ''}://{shown}:{listener.getsockname()[1]}/"
 
         def ready() -> None:
             output.say(f"the dashboard is at {url} (Ctrl-C ends it)")
-            if made:
+            if is_new:
                 output.say(f"the token: {token}")
 
-        server.serve(application, place, ready, (tls_cert, tls_key) if tls_cert else None)
+        server.serve(application, listener, ready, (tls_cert, tls_key) if tls_cert else None)
 
 
 def _token(file: Path | None) -> tuple[str, bool]:
-    """Return the token, and True if it was made here."""
+    """Return the token, and True if it is new."""
     if file is not None:
         try:
             content = files.read(file)

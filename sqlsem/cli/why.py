@@ -21,11 +21,11 @@ from sqlsem.model import TaskEntry
 from sqlsem.names import RATE_PREFIX
 from sqlsem.printable import clean
 from sqlsem.terminal import output
-from sqlsem.terminal.why import entry_as_dict, task_as_dict, told_of_entry, told_of_task
+from sqlsem.terminal.why import entry_as_dict, explain_entry, explain_task, task_as_dict
 
 __all__ = ["why"]
 
-#: How many open tasks are read, to find those that hold up a task.
+#: How many open tasks are read, to find the tasks that block another one.
 MAX_TASKS = 10_000
 #: The states of open tasks.
 OPEN = ("pending", "running", "lost", "failed")
@@ -59,54 +59,54 @@ def why(options: Connecting, what: str, is_task: bool, maximum: int, as_json: bo
     Exit codes: 0 done, 1 there is no such request, task or queue, nor a session
     that keeps a lock.
     """
-    with options.coordinator(looks=True) as coordinator:
-        found = coordinator.admin.overview()
-        lines, plain = ([], []) if is_task else _requests(coordinator, found, what, maximum)
+    with options.coordinator(must_exist=True) as coordinator:
+        overview = coordinator.admin.overview()
+        lines, plain = ([], []) if is_task else _requests(coordinator, overview, what, maximum)
         if not plain:
-            lines, plain = _tasks(coordinator, found, what, maximum)
+            lines, plain = _tasks(coordinator, overview, what, maximum)
         if not plain and not is_task and what.startswith(RATE_PREFIX):
             lines, plain = _rate(coordinator, what.removeprefix(RATE_PREFIX))
-        kept = _kept(coordinator, found, what)
-    for line in kept:
+        kept_locks = _kept(coordinator, overview, what)
+    for line in kept_locks:
         output.say(line)
     if as_json:
         output.print_json(plain)
     elif plain:
         output.echo(*map(clean, lines))
-    elif not kept:
+    elif not kept_locks:
         kinds = "task or work queue" if is_task else "position, resource or task"
         output.echo(f"There is no such {kinds}: {clean(what)}")
-    return 0 if plain or kept else 1
+    return 0 if plain or kept_locks else 1
 
 
-def _kept(coordinator: sqlsem.Coordinator, found: Overview, what: str) -> list[str]:
-    """Return lines about sessions that keep a lock of the database for long."""
-    entries = [entry for entry in found.entries if what in (entry.resource, str(entry.position))]
+def _kept(coordinator: sqlsem.Coordinator, overview: Overview, what: str) -> list[str]:
+    """Return lines about sessions that keep a lock inside the database for longer than a call needs."""
+    entries = [entry for entry in overview.entries if what in (entry.resource, str(entry.position))]
     resource = entries[0].resource if entries else what
     return kept_lines(coordinator, resource, pins=any(entry.state != "waits" for entry in entries))
 
 
 def _requests(
-    coordinator: sqlsem.Coordinator, found: Overview, what: str, maximum: int
+    coordinator: sqlsem.Coordinator, overview: Overview, what: str, maximum: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Explain a request by its position, or all requests of a resource: as text and as JSON."""
     position = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
-    entries = [entry for entry in found.entries if entry.position == position]
+    entries = [entry for entry in overview.entries if entry.position == position]
     if not entries:
-        entries = [entry for entry in found.entries if entry.resource == what]
-    waits = WaitGraph(found)
-    told = reasons(found, only=position if len(entries) == 1 else None, waits=waits)
+        entries = [entry for entry in overview.entries if entry.resource == what]
+    waits = WaitGraph(overview)
+    entry_reasons = reasons(overview, only=position if len(entries) == 1 else None, waits=waits)
     lines: list[str] = []
     plain: list[dict[str, Any]] = []
     resources = {entry.resource for entry in entries[:maximum] if entry.resource.startswith(RATE_PREFIX)}
     rates = {name: coordinator.admin.rates(name.removeprefix(RATE_PREFIX)) for name in resources}
     for entry in entries[:maximum]:
-        chain, reason = waits.chain(entry.position), told.get(entry.position)
+        chain, reason = waits.chain(entry.position), entry_reasons.get(entry.position)
         behind = [other.entry for number, other in waits.blocked.items() if waits.head(number) == entry]
-        lines += told_of_entry(entry, reason, chain, behind)
+        lines += explain_entry(entry, reason, chain, behind)
         plain.append(entry_as_dict(entry, reason, chain))
         if rates.get(entry.resource):  # a rate has no holder: the first request waits, too
-            before = sum(row.resource == entry.resource and row.position < entry.position for row in found.entries)
+            before = sum(row.resource == entry.resource and row.position < entry.position for row in overview.entries)
             lines.append(f"  {rate_words(before, rates[entry.resource])}")
             plain[-1]["rate"] = {
                 "windows": [window.as_dict() for window in rates[entry.resource]],
@@ -125,26 +125,28 @@ def _rate(coordinator: sqlsem.Coordinator, name: str) -> tuple[list[str], list[d
 
 
 def _tasks(
-    coordinator: sqlsem.Coordinator, found: Overview, what: str, maximum: int
+    coordinator: sqlsem.Coordinator, overview: Overview, what: str, maximum: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Explain a task by its number, or the open tasks of a work queue: as text and as JSON."""
     number = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
-    queues = [task.queue for task in found.queues]
-    opened: list[TaskEntry] = []
+    queues = [task.queue for task in overview.queues]
+    known_tasks: list[TaskEntry] = []
     for queue in [what] if what in queues else queues if number is not None else []:
         try:
-            some = coordinator.admin.tasks(queue, maximum=MAX_TASKS)
-            opened += some
-            if len(some) == MAX_TASKS:  # further ended tasks come after these
-                opened += coordinator.admin.tasks(queue, "finished", maximum=MAX_ENDED)
+            page = coordinator.admin.tasks(queue, maximum=MAX_TASKS)
+            known_tasks += page
+            if len(page) == MAX_TASKS:  # further ended tasks come after these
+                known_tasks += coordinator.admin.tasks(queue, "finished", maximum=MAX_ENDED)
         except ConfigurationError:  # this login may not read tasks
             return [], []
-    asked = [task for task in opened if task.task_id == number] if number is not None else []
-    asked = asked or [task for task in opened if task.queue == what and task.status in OPEN]
-    names = dict.fromkeys(task.queue for task in asked)
+    selected = [task for task in known_tasks if task.task_id == number] if number is not None else []
+    selected = selected or [task for task in known_tasks if task.queue == what and task.status in OPEN]
+    names = dict.fromkeys(task.queue for task in selected)
     limits = [limit for queue in names for limit in coordinator.admin.queue_limits(queue)]
     waits = [wait for queue in names for wait in coordinator.admin.queue_waits(queue)]
-    requests = reasons(found) if any(task.blocked for task in asked) else None
-    told = task_reasons({task.task_id: task for task in opened}.values(), found.taken_at, limits, requests, waits)
-    lines = [line for task in asked[:maximum] for line in told_of_task(task, told.get(task.task_id))]
-    return lines, [task_as_dict(task, told.get(task.task_id)) for task in asked[:maximum]]
+    requests = reasons(overview) if any(task.blocked for task in selected) else None
+    reasons_by_task = task_reasons(
+        {task.task_id: task for task in known_tasks}.values(), overview.taken_at, limits, requests, waits
+    )
+    lines = [line for task in selected[:maximum] for line in explain_task(task, reasons_by_task.get(task.task_id))]
+    return lines, [task_as_dict(task, reasons_by_task.get(task.task_id)) for task in selected[:maximum]]

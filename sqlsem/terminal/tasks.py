@@ -22,12 +22,12 @@ from sqlsem.terminal.tables import fit, local_time, process_name, seconds_in_wor
 __all__ = [
     "STATES",
     "counted",
+    "describe_limits",
     "ready_in",
     "render_counts",
     "render_schedules",
     "render_tasks",
     "shortened",
-    "told_of_limits",
 ]
 
 #: The greatest number of characters of an error in a list.
@@ -72,7 +72,7 @@ def counted(found: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
     return lines
 
 
-def told_of_limits(limits: Iterable[QueueLimit]) -> Iterator[str]:
+def describe_limits(limits: Iterable[QueueLimit]) -> Iterator[str]:
     """Return the limits, rates and weights of work queues, a line for each queue or key."""
     for limit in limits:
         told = [] if limit.task_limit is None else [f"at most {limit.task_limit} running"]
@@ -145,7 +145,7 @@ def render_counts(
             )
             parts.append(Text(words, overflow="fold"))
     parts += [
-        Text(clean(line), overflow="fold") for line in told_of_limits(limit for limit in limits if limit.task_key)
+        Text(clean(line), overflow="fold") for line in describe_limits(limit for limit in limits if limit.task_key)
     ]
     return Group(*parts)
 

@@ -11,14 +11,14 @@ from sqlsem.model import Entry, TaskEntry
 from sqlsem.terminal.tables import process_name, seconds_in_words
 from sqlsem.terminal.tasks import shortened
 
-__all__ = ["entry_as_dict", "task_as_dict", "told_of_entry", "told_of_task"]
+__all__ = ["entry_as_dict", "explain_entry", "explain_task", "task_as_dict"]
 
 
 def _who(entry: Entry) -> str:
     return process_name(entry.host, entry.pid, entry.requesting_id)
 
 
-def told_of_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Iterable[Entry] = ()) -> Iterator[str]:
+def explain_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Iterable[Entry] = ()) -> Iterator[str]:
     """Yield lines about a request: why it waits, and the chain up to the root blocker. ``behind``: its waiters."""
     head = f"{entry.position}  {_who(entry)}"
     since = seconds_in_words(entry.seconds)
@@ -47,7 +47,7 @@ def told_of_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Ite
         yield "  They wait for each other: a deadlock, of which one request is told to give up"
 
 
-def told_of_task(task: TaskEntry, reason: TaskReason | None) -> Iterator[str]:
+def explain_task(task: TaskEntry, reason: TaskReason | None) -> Iterator[str]:
     """Yield lines about a task."""
     what = shortened(task.kind, task.body, task.note)
     whose = "" if task.key is None else f"key {task.key!r}, "

@@ -16,8 +16,8 @@ __all__ = ["memory"]
 
 @shows_options(ConnectOptions)
 def memory(name: str | None = None, **options: Unpack[ConnectOptions]) -> Coordinator:
-    """Return a coordinator whose locks are in the memory of this process, and gone with the last coordinator of that
-    name.
+    """Return a coordinator with locks in the memory of this process. They last until the last coordinator of this name
+    is closed.
 
     It has mutex, limit, read, write, stage and all_of, for threads and asyncio. It finds deadlocks, and limits and
     pauses can be set (`Admin.set_limit`, `Admin.pause`). Work queues, batches, upgrades and the other calls
@@ -25,7 +25,7 @@ def memory(name: str | None = None, **options: Unpack[ConnectOptions]) -> Coordi
 
     Args:
         name: Coordinators of the same name share their locks, as two programs share those in a database. Left out: this
-            one is alone.
+            coordinator shares its locks with no other.
         options: As for `sqlsem.connect`.
 
     Example:

@@ -15,40 +15,40 @@ Part = tuple[int, int, int | None]
 
 
 def search_beside(search: Callable[[Sequence[int]], Part], seeds: range, jobs: int) -> Part:
-    """Search with these seeds in ``jobs`` processes, until all are done or one has failed. Raises `ConfigurationError`
-    where the system cannot fork: a program need not be picklable.
+    """Search with these seeds in ``jobs`` processes, until all seeds are done or a schedule has failed. The processes
+    are forked, as a program may not be picklable; raises `ConfigurationError` if the system cannot fork.
     """
     if "fork" not in multiprocessing.get_all_start_methods():
-        raise ConfigurationError("jobs= needs fork(), which this system has not; start several searches by hand")
+        raise ConfigurationError("jobs= needs fork(), which this system lacks; start several searches by hand")
     context = multiprocessing.get_context("fork")
     children = {}
     for job in range(min(jobs, len(seeds))):
-        ours, theirs = context.Pipe(duplex=False)
-        child = context.Process(target=_search, args=(search, seeds[job::jobs], theirs), daemon=True)
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_search, args=(search, seeds[job::jobs], sender), daemon=True)
         child.start()
-        theirs.close()
-        children[ours] = child
+        sender.close()
+        children[receiver] = child
     done = steps = 0
     failed: int | None = None
-    left = list(children)
+    running = list(children)
     try:
-        while left and failed is None:
-            for ours in [connection for connection in left if connection in wait(left)]:
-                left.remove(ours)
+        while running and failed is None:
+            for receiver in [connection for connection in running if connection in wait(running)]:
+                running.remove(receiver)
                 try:
-                    part = ours.recv()
+                    part = receiver.recv()
                 except EOFError:
-                    raise RuntimeError("A process that searched has ended without a word; see its output") from None
+                    raise RuntimeError("A process of the search ended without a result; see its output") from None
                 done, steps, failed = done + part[0], steps + part[1], part[2] if failed is None else failed
     finally:
-        for ours, child in children.items():
-            if ours in left:
+        for receiver, child in children.items():
+            if receiver in running:
                 child.terminate()
             child.join()
-            ours.close()
+            receiver.close()
     return done, steps, failed
 
 
-def _search(search: Callable[[Sequence[int]], Part], seeds: Sequence[int], answer: Connection) -> None:
-    answer.send(search(seeds))
-    answer.close()
+def _search(search: Callable[[Sequence[int]], Part], seeds: Sequence[int], sender: Connection) -> None:
+    sender.send(search(seeds))
+    sender.close()

@@ -1,4 +1,4 @@
-"""Sessions of actors whose calls are cut into steps."""
+"""The base of the actors' sessions: a call consists of steps, and other actors run between them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ class Calling:
     _server: _Server
     _caller: Fiber | None = None  # the fiber that is in a call
 
-    def let_others_in(self, what: str) -> None:
-        """Let other actors run here; no one runs while the server is stalled."""
-        with self.in_a_call():
+    def yield_to_others(self, what: str) -> None:
+        """Let other actors run before the call goes on; wait while the server is stalled."""
+        with self.calling():
             self._fibers.step(what)
             while not self.cut and self._fibers.now < self._server.stalled_until:
-                self._fibers.block("the server stands still", self._server.stalled_until - self._fibers.now)
+                self._fibers.block("the server is stalled", self._server.stalled_until - self._fibers.now)
 
     @contextlib.contextmanager
-    def in_a_call(self) -> Iterator[None]:
+    def calling(self) -> Iterator[None]:
+        """Note until the block ends that the running fiber is in a call of this session."""
         self._caller = self._fibers.running
         try:
             yield
         finally:
             self._caller = None
 
-    def rouse(self) -> None:
+    def wake_caller(self) -> None:
         """Wake the fiber that is in a call, so that it sees what has happened."""
         if self._caller is not None:
             self._caller.ready = True

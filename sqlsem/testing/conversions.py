@@ -1,4 +1,4 @@
-"""Upgrades and downgrades of the simulated database, as ``sql/postgresql/conversions.sql`` does them."""
+"""Upgrades and downgrades of the simulated database: the same rules as in ``sql/postgresql/conversions.sql``."""
 
 from __future__ import annotations
 
@@ -16,55 +16,62 @@ __all__ = ["Conversions"]
 
 
 class Conversions(ConversionSession):
-    """The part of a session that converts."""
+    """The part of a session that upgrades and downgrades locks."""
 
     _server: Server
 
     def ask(self, what: str) -> None:
-        """Begin a call: other actors may run in between."""
+        """Begin a call: other actors may run before its effect."""
         raise NotImplementedError
 
     def answer(self, what: str) -> None:
-        """End a call; its answer is under way."""
+        """End a call: other actors may run before the client has its answer."""
         raise NotImplementedError
 
     def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
         what = f"begin_upgrade {ticket.position}"
         self.ask(what)
-        came = self._begin(ticket, only_if_free)
-        self.answer(f"{what}: {came.value}")
-        return came
+        result = self._begin(ticket, only_if_free)
+        self.answer(f"{what}: {result.value}")
+        return result
 
     def _begin(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
         server = self._server
         row = server.row(ticket)
-        if row is None or row.granted_at is None or row.position in server.revoked or not server.touch_member(_of(row)):
+        if (
+            row is None
+            or row.granted_at is None
+            or row.position in server.revoked
+            or not server.touch_member(_member_of(row))
+        ):
             return Upgrading.GONE
         if row.access != READ:
             return Upgrading.DONE if row.access == WRITE else Upgrading.BEGUN
         others = [other for other in server.rows_on(row.resource) if other.access == UPGRADE]
         if others:
-            server.reap_dead_members(row.resource, _of(row))
+            server.reap_dead_members(row.resource, _member_of(row))
             upgraders = [other for other in server.rows_on(row.resource) if other.access == UPGRADE]
-            if any(other.position not in server.revoked and not server.is_missing(_of(other)) for other in upgraders):
+            if any(
+                other.position not in server.revoked and not server.is_missing(_member_of(other)) for other in upgraders
+            ):
                 raise already_upgrading(upgraders, ticket)
             if upgraders:
                 return Upgrading.NOT_YET
-        free, inside = self._free(row), self._others_inside(row)
-        if (free or inside) and only_if_free and server.reap_dead_members(row.resource, _of(row)):
-            free, inside = self._free(row), self._others_inside(row)
-        if not free and not inside:
+        readers, holders = self._grantable_readers(row), self._other_holders(row)
+        if (readers or holders) and only_if_free and server.reap_dead_members(row.resource, _member_of(row)):
+            readers, holders = self._grantable_readers(row), self._other_holders(row)
+        if not readers and not holders:
             server.convert(row, WRITE, "upgraded")
             return Upgrading.DONE
-        if only_if_free or not all(server.may_enter(_request(other), other.position) for other in free):
+        if only_if_free or not all(server.may_enter(_request(other), other.position) for other in readers):
             return Upgrading.NOT_YET
-        for other in free:
+        for other in readers:
             server.grant(other)
         server.convert(row, UPGRADE)
         return Upgrading.BEGUN
 
-    def _free(self, row: Entry) -> list[Entry]:
-        """Return the waiting readers behind this row that fit if operators' settings are ignored."""
+    def _grantable_readers(self, row: Entry) -> list[Entry]:
+        """Return the waiting readers behind this row that could be granted without operators' settings."""
         rows = self._server.rows_on(row.resource)
         return [
             entry
@@ -76,7 +83,7 @@ class Conversions(ConversionSession):
             and _request(entry).fits([other for other in rows if other.position < entry.position], None)
         ]
 
-    def _others_inside(self, row: Entry) -> list[Entry]:
+    def _other_holders(self, row: Entry) -> list[Entry]:
         """Return the other holders, including those that may still believe that they hold."""
         return [
             other
@@ -94,20 +101,20 @@ class Conversions(ConversionSession):
             while True:
                 wakeup.clear()  # before the check, so that later changes are seen
                 self.require_connection()
-                came = self._become_writer(ticket)
+                upgraded = self._become_writer(ticket)
                 row = server.row(ticket)
-                if came is not False or row is None or row.access != UPGRADE:
+                if upgraded is not False or row is None or row.access != UPGRADE:
                     break
-                if server.reap_dead_members(ticket.resource, _of(row)):
+                if server.reap_dead_members(ticket.resource, _member_of(row)):
                     continue
-                left = deadline - server.fibers.now
-                if left <= 0:
+                remaining = deadline - server.fibers.now
+                if remaining <= 0:
                     break
-                wakeup.wait(min(left, server.next_test(ticket.resource)))
+                wakeup.wait(min(remaining, server.seconds_until_next_check(ticket.resource)))
         finally:
             server.waiting.discard(wakeup)
-        self.answer(f"{what}: {'gone' if came is None else 'writes' if came else 'not yet'}")
-        return came
+        self.answer(f"{what}: {'gone' if upgraded is None else 'writes' if upgraded else 'not yet'}")
+        return upgraded
 
     def require_connection(self) -> None:
         """Raise `Disconnected` if the connection is broken."""
@@ -120,9 +127,9 @@ class Conversions(ConversionSession):
             return None
         if row.access != UPGRADE:
             return row.access == WRITE
-        if self._others_inside(row):
+        if self._other_holders(row):
             return False
-        if not server.touch_member(_of(row)):
+        if not server.touch_member(_member_of(row)):
             return None
         server.convert(row, WRITE, "upgraded")
         return True
@@ -139,7 +146,7 @@ class Conversions(ConversionSession):
         return is_held
 
 
-def _of(row: Entry) -> int:
+def _member_of(row: Entry) -> int:
     """Return the member of a row."""
     assert row.member_id is not None
     return row.member_id

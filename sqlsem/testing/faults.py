@@ -16,35 +16,35 @@ FAULTS = ("crash", "pause", "cut", "slow", "restart", "failover", "clock", "revo
 
 
 class Trouble(Exception):
-    """The fault cannot happen now."""
+    """Raised if a fault cannot happen now."""
 
 
 class Faults:
-    """Makes things go wrong.
+    """Makes things go wrong. Durations are virtual seconds.
 
-    - ``crash B 20``: the process is killed; the server notices after so many seconds.
-    - ``pause B 7``: the process is stopped for so many seconds.
-    - ``cut B 1 20``: its second connection breaks, with the call under way: before the call reached the server, or
-      after its commit. The server notices after so many seconds.
-    - ``slow B.pulse 3``: the call that this thread makes takes so long, before it has its effect or after that.
-    - ``restart 7``: all sessions end, and the server is back after so many seconds.
-    - ``stall 3``: the server does nothing for so long; its sessions stay.
-    - ``failover 2 1``: the same, and a standby takes over. It has not received the last two of those changes that no
-      client waits for: releases, times of grants, heartbeats.
-    - ``clock -30``: the server's clock is set. (Forward only while all beacons are held and no member has a lease:
-      otherwise the server takes it for time that has passed, as the guarantees say.)
-    - ``revoke 0``: an operator revokes the first row. ``hold r`` pauses a resource, ``cap r`` caps it at 1, until the
-      calm phase begins; ``reap`` tests all members.
+    - ``crash B 20``: process B is killed; the server notices after 20 s.
+    - ``pause B 7``: process B is stopped for 7 s.
+    - ``cut B 1 20``: the second connection of B (number 1) breaks during a call: before the call reaches the server, or
+      after its commit. The server notices after 20 s.
+    - ``slow B.heartbeat 3``: the present call of this thread takes 3 s, before it has its effect or after that.
+    - ``restart 7``: all sessions end, and the server is back after 7 s.
+    - ``stall 3``: the server does nothing for 3 s; its sessions stay.
+    - ``failover 2 1``: as ``restart 1``, but a standby takes over. It has not received the last two changes of those
+      that no client waits for: releases, times of grants, heartbeats.
+    - ``clock -30``: the server's clock is set back by 30 s. (It is set forward only while all beacons are held and no
+      member has a lease. Otherwise the change would count as time that has passed: see the guarantees.)
+    - ``revoke 0``: an operator revokes the first row. ``hold r`` pauses the resource r, ``cap r`` caps it at 1, until
+      the calm phase begins; ``reap`` checks all members.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._undone: list[str] = []
+        self._changed_resources: list[str] = []
 
     # -- draw ---------------------------------------------------------------------------------------------------------
 
     def draw(self, chance: random.Random, kind: str) -> str | None:
-        """Draw a fault of that kind; None if it cannot happen to anything now."""
+        """Return a random fault of that kind; None if it cannot happen now."""
         world = self._world
         alive = [actor for actor in world.actors if actor.runs]
         if not alive:
@@ -77,20 +77,20 @@ class Faults:
     # -- make ---------------------------------------------------------------------------------------------------------
 
     def make(self, verb: str, rest: Sequence[str]) -> None:
-        """Make it happen. Raises `Trouble` if it cannot."""
+        """Make a fault happen. Raises `Trouble` if it cannot happen now."""
         getattr(self, f"_{verb}")(*rest)
 
     def undo(self) -> None:
         """Undo the faults that block others: resume resources and stopped processes."""
         server = self._world.server
-        for resource in self._undone:
+        for resource in self._changed_resources:
             server.pause(resource, False)
             server.set_cap(resource, None)
-        self._undone.clear()
+        self._changed_resources.clear()
         for actor in self._world.actors:
             actor.paused_until = min(actor.paused_until, self._world.fibers.now)
         server.stalled_until = min(server.stalled_until, self._world.fibers.now)
-        self._world.at(0, lambda: None)  # check the paused processes
+        self._world.at(0, lambda: None)  # an event, at which the paused processes are checked
 
     def _actor(self, name: str) -> Actor:
         for actor in self._world.actors:
@@ -101,7 +101,7 @@ class Faults:
     def _crash(self, name: str, linger: str = "0") -> None:
         actor = self._actor(name)
         if sum(not item.dead for item in self._world.actors) == 1:
-            raise Trouble("nobody would be left")
+            raise Trouble("no process would be left")
         actor.dead = True
         for session in [item for item in self._world.server.sessions if item.owner == name]:
             session.lose()
@@ -112,12 +112,12 @@ class Faults:
         self._actor(name).paused_until = self._world.fibers.now + float(seconds)
         self._world.at(float(seconds), lambda: None)
 
-    def _cut(self, name: str, which: str = "0", linger: str = "0") -> None:
+    def _cut(self, name: str, number: str = "0", linger: str = "0") -> None:
         self._actor(name)
         sessions = [session for session in self._world.server.sessions if session.owner == name and not session.cut]
-        if len(sessions) <= int(which):
+        if len(sessions) <= int(number):
             raise Trouble("there is no such connection")
-        session = sessions[int(which)]
+        session = sessions[int(number)]
         session.lose()
         self._world.at(float(linger), session.drop)
         self._world.run_due_events()
@@ -136,25 +136,25 @@ class Faults:
     def _stall(self, seconds: str) -> None:
         self._world.server.stall(float(seconds))
 
-    def _failover(self, forget: str, seconds: str) -> None:
-        self._world.server.fail_over(int(forget), float(seconds))
+    def _failover(self, lost_changes: str, seconds: str) -> None:
+        self._world.server.fail_over(int(lost_changes), float(seconds))
 
     def _clock(self, seconds: str) -> None:
         self._world.server.set_clock(float(seconds))
 
-    def _revoke(self, which: str) -> None:
+    def _revoke(self, number: str) -> None:
         rows = self._world.server.rows()
         if not rows:
             raise Trouble("there is no row")
-        self._world.server.revoke(rows[int(which) % len(rows)].position)
+        self._world.server.revoke(rows[int(number) % len(rows)].position)
 
     def _hold(self, resource: str) -> None:
         self._world.server.pause(resource, True)
-        self._undone.append(resource)
+        self._changed_resources.append(resource)
 
     def _cap(self, resource: str) -> None:
         self._world.server.set_cap(resource, 1)
-        self._undone.append(resource)
+        self._changed_resources.append(resource)
 
     def _reap(self) -> None:
         self._world.server.reap_all()

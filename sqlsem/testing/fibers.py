@@ -1,7 +1,7 @@
-"""Virtual time: the package's threads are greenlets here, of which one runs at a time, until it waits.
+"""Virtual time: each thread of the package is a greenlet here (a fiber). One fiber runs at a time, until it waits.
 
-`Fibers` is a runtime (`sqlsem.runtime`). Its driver (`Fibers.resume`) decides which ready fiber runs next, and time
-stands still unless the driver sets it forward. So those decisions alone determine a run.
+`Fibers` is a runtime (`sqlsem.runtime`). `World` decides which ready fiber runs next (`Fibers.resume`), and sets the
+time forward. Nothing else does, so these decisions alone determine a run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Fiber:
-    """A thread of execution. ``group``: its process, which is frozen or dead as a whole."""
+    """A thread of a simulated process. ``group``: that process, which is stopped or dead as a whole."""
 
     __slots__ = (
         "begun",
@@ -63,8 +63,8 @@ class Fibers(Runtime):
     """All fibers of a run, and their clock.
 
     Attributes:
-        now: The time, in seconds. The driver sets it forward.
-        ended: The run ends: a fiber that waits gets `GreenletExit`.
+        now: The time, in seconds; `World` sets it forward.
+        ended: True when the run ends: a fiber that waits then gets `GreenletExit`.
     """
 
     ends = (greenlet.GreenletExit,)
@@ -79,14 +79,14 @@ class Fibers(Runtime):
     # -- fibers -------------------------------------------------------------------------------------------------------
 
     def spawn(self, name: str, group: Any, call: Callable[[], object]) -> Fiber:
-        """Return a new fiber, which runs when it is resumed."""
+        """Return a new fiber; it runs when `resume` is called."""
         fiber = Fiber(len(self.all), name, group, call)
         fiber.ready = True
         self.all.append(fiber)
         return fiber
 
     def resume(self, fiber: Fiber) -> None:
-        """Run it until it waits, steps, or ends."""
+        """Run a fiber until it waits, makes a step, or ends."""
         fiber.ready = False
         fiber.deadline = math.inf
         if not fiber.begun:
@@ -110,13 +110,13 @@ class Fibers(Runtime):
         self.wake_at_end(fiber)
 
     def wake_at_end(self, fiber: Fiber) -> None:
-        """Wake the fibers that join it."""
+        """Wake the fibers that wait for the end of this one."""
         for other in self.all:
             if other.where == f"join {fiber.name}":
                 other.ready = True
 
     def step(self, where: str) -> None:
-        """Let other fibers run in between."""
+        """Let other fibers run before the calling fiber goes on. ``where`` says in the trace what it does next."""
         fiber = self.running
         if self.ended:
             raise greenlet.GreenletExit
@@ -128,12 +128,12 @@ class Fibers(Runtime):
         self._check(fiber)
 
     def block(self, where: str, seconds: float) -> bool:
-        """Wait until ``ready`` is set, or for ``seconds``. Return True if it was set."""
+        """Wait until the calling fiber's ``ready`` is set, or for ``seconds``. Return True if it was set."""
         fiber = self.running
         if self.ended:
             raise greenlet.GreenletExit
         if fiber is None:
-            raise RuntimeError(f"Nobody runs who could wait for {where}: in a simulation only its programs may wait")
+            raise RuntimeError(f"No fiber runs that could wait for {where}: in a simulation only its programs may wait")
         deadline = self.now + max(0.0, seconds)
         fiber.ready = False
         fiber.deadline = deadline
@@ -154,7 +154,7 @@ class Fibers(Runtime):
             self.block("sleep", end - self.now)
 
     def end(self) -> None:
-        """End all remaining fibers: their further actions have no effect."""
+        """End all remaining fibers."""
         self.ended = True
         for fiber in self.all:
             if fiber.glet is not None and not fiber.over:
@@ -185,8 +185,8 @@ class Fibers(Runtime):
         return _Timer(self, seconds, call)
 
     def namespace(self, local: threading.local) -> dict[str, Any]:
-        kept: dict[str, Any] = {} if self.running is None else self.running.names.setdefault(local, {})
-        return kept
+        names: dict[str, Any] = {} if self.running is None else self.running.names.setdefault(local, {})
+        return names
 
 
 class _Event(threading.Event):
@@ -273,13 +273,13 @@ class _Condition:
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         deadline = math.inf if timeout is None else self._fibers.now + timeout
         while not predicate():
-            left = deadline - self._fibers.now
-            if left <= 0:
+            remaining = deadline - self._fibers.now
+            if remaining <= 0:
                 return False
             self._event.clear()
             self._lock.release()
             try:
-                self._event.wait(left)
+                self._event.wait(remaining)
             finally:
                 self._lock.acquire()
         return True
@@ -297,16 +297,16 @@ class _Condition:
 class _Queue:
     def __init__(self, fibers: Fibers) -> None:
         self._items: deque[Any] = deque()
-        self._there = _Event(fibers)
+        self._arrived = _Event(fibers)
 
     def put(self, item: Any) -> None:
         self._items.append(item)
-        self._there.set()
+        self._arrived.set()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         if not self._items and block:
-            self._there.clear()
-            self._there.wait(timeout)
+            self._arrived.clear()
+            self._arrived.wait(timeout)
         if not self._items:
             raise queue.Empty
         return self._items.popleft()

@@ -1,9 +1,9 @@
 """SQLite in a simulation: the real engine on a real file, one connection a session, in virtual time.
 
-A step is a statement outside a transaction, the beginning of one that writes, its COMMIT, and the answer after that.
-Interleavings between two statements of a transaction do not matter, because no other connection sees or changes
-anything then. A session that finds the file locked (SQLITE_BUSY) lets others run, like a waiter for a lock. Time in SQL
-is the simulation's: ``julianday('now')`` is a function of ours.
+The steps of a session are: a statement outside of transactions, the beginning of a transaction that writes, its COMMIT,
+and the answer after that. Interleavings between two statements of a transaction do not matter, because no other
+connection sees or changes anything then. A session that finds the file locked (SQLITE_BUSY) lets other sessions run,
+like a waiter for a lock. SQL gets the virtual time, as the simulation replaces the function ``julianday('now')``.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from sqlsem.testing.real import OURS, RealServer, Row
 
 __all__ = ["FileServer", "files"]
 
-#: Seconds that a statement takes: no two have the same time.
+#: How long a statement takes, in virtual seconds: no two statements have the same time.
 STATEMENT_SECONDS = 0.0001
 #: Seconds after which a session that found the file locked tries again.
 BUSY_SECONDS = 0.02
-#: Seconds after which a waiter polls although nothing was written: the time of a member may be up.
+#: Seconds after which a waiter polls although nothing was written: the grace of a member may be over.
 LOOK_SECONDS = 0.25
-#: A folder in memory, where there is one.
+#: A folder in memory, if the system has one.
 IN_MEMORY = "/dev/shm"  # noqa: S108
 ROWS = """
 SELECT q.resource_id, q.queue_position, m.host, q.requesting_id, q.granted_at IS NOT NULL, q.revoked_at IS NOT NULL
@@ -45,7 +45,7 @@ FROM ProcessControl AS q LEFT JOIN sqlsem_member AS m USING (member_id) ORDER BY
 
 
 class FileSession(Calling, SqliteSession):
-    """A connection of an actor: others may run before each of its statements, and before it has the answer."""
+    """A session of an actor: other actors may run before each of its statements, and before it has the answer."""
 
     _server: FileServer
 
@@ -53,7 +53,7 @@ class FileSession(Calling, SqliteSession):
         super().__init__(engine)
         self._server, self._fibers, self.owner = engine.server, engine.server.fibers, engine.owner
         self.cut = False
-        self._doing = ""  # the statements of its transaction
+        self._doing = ""  # the last statement that its transaction has written
         self.notifier = VirtualNotifier(self._server, engine.path, "")
         self._server.sessions.append(self)
 
@@ -66,17 +66,17 @@ class FileSession(Calling, SqliteSession):
         self._step(f"COMMIT of: {self._doing}" if inside else _described(statement, parameters))
         self._doing = ""
         before = self._server.written
-        found = super()._execute(statement, parameters, fetch)
+        result = super()._execute(statement, parameters, fetch)
         self._fibers.now += STATEMENT_SECONDS
         if self.connection is not None and not self.connection.in_transaction and self._server.has_been_written():
             self._server.wake()
         if before != self._server.written:
             self._step("the answer")
-        return found
+        return result
 
     def _step(self, what: str) -> None:
         self._require()
-        self.let_others_in(what)
+        self.yield_to_others(what)
         self._require()
 
     def _require(self) -> None:
@@ -118,11 +118,11 @@ class FileSession(Calling, SqliteSession):
             connection.close()
 
     def drop(self) -> None:
-        """(A living process does not lose its beacon with a connection.)"""
+        """Do nothing: a living process does not lose its beacon with a connection."""
 
     def lose(self) -> None:
         self.cut = self.interrupted = True
-        self.rouse()
+        self.wake_caller()
 
     def close(self) -> None:
         super().close()
@@ -131,11 +131,11 @@ class FileSession(Calling, SqliteSession):
 
     def interrupt(self) -> None:
         super().interrupt()
-        self.rouse()
+        self.wake_caller()
 
 
 class Cursor:
-    """A cursor of a program, in a transaction of its own. It is also that transaction."""
+    """A cursor of a program, on the program's own connection, in a transaction."""
 
     def __init__(self, session: FileSession) -> None:
         self._session = session
@@ -166,18 +166,18 @@ class CallersSession(FileSession):
 
 
 class _Wakeup:
-    """An event that any write also sets, and that is waited for in long slices."""
+    """A wakeup event that any write sets, too. The session waits for it in longer slices than in real time."""
 
     def __init__(self, server: FileServer, wakeup: threading.Event) -> None:
-        self._server, self._nudge = server, wakeup
+        self._server, self._event = server, wakeup
         self.is_set, self.clear = wakeup.is_set, wakeup.clear
 
     def wait(self, seconds: float) -> None:
-        self._server.wait_for(max(seconds, LOOK_SECONDS), self._nudge)
+        self._server.wait_for(max(seconds, LOOK_SECONDS), self._event)
 
 
 class VirtualNotifier(UnixSocketNotifier):
-    """A waiter sleeps until a write, a ring, a wakeup, or the end of its time."""
+    """A notifier in virtual time: a waiter sleeps until a write, a notification, a wakeup, or its timeout."""
 
     def __init__(self, server: FileServer, database: Path, table: str) -> None:
         super().__init__(database, table)
@@ -186,7 +186,7 @@ class VirtualNotifier(UnixSocketNotifier):
 
     def listen(self, position: int) -> None:
         self._position = position
-        self._server.rung.discard(position)
+        self._server.notified_positions.discard(position)
 
     def stop(self) -> None:
         self._position = None
@@ -194,8 +194,8 @@ class VirtualNotifier(UnixSocketNotifier):
     def wait(self, seconds: float, wakeup: threading.Event) -> bool:
         if not wakeup.is_set():
             self._server.wait_for(max(seconds, LOOK_SECONDS), wakeup)
-        if self._position in self._server.rung:
-            self._server.rung.discard(self._position)
+        if self._position in self._server.notified_positions:
+            self._server.notified_positions.discard(self._position)
             return True
         return False
 
@@ -203,12 +203,12 @@ class VirtualNotifier(UnixSocketNotifier):
         self._server.wake()
 
     def ring(self, positions: Iterable[int]) -> None:
-        self._server.rung.update(positions)
+        self._server.notified_positions.update(positions)
         self._server.wake()
 
 
 class FileEngine(SqliteEngine):
-    """The file, as one process sees it."""
+    """The engine of one process."""
 
     def __init__(self, server: FileServer, options: Options, owner: str) -> None:
         super().__init__(f"sqlite:///{server.path}?mode=rw", options)
@@ -228,7 +228,7 @@ class FileEngine(SqliteEngine):
 
 
 class FileServer(RealServer):
-    """An SQLite file of its own for each run."""
+    """A new SQLite file for each run."""
 
     name = "sqlite"
     faults = ("crash", "pause", "cut", "slow", "clock", "revoke", "hold", "cap", "reap")
@@ -236,8 +236,8 @@ class FileServer(RealServer):
     def __init__(self, fibers: Fibers, path: Path) -> None:
         super().__init__(fibers)
         self.path = path
-        self.rung: set[int] = set()
-        self.written = 0  # how often
+        self.notified_positions: set[int] = set()
+        self.written = 0  # the number of writes that were noticed
         self._waiting: dict[int, Any] = {}
         self._seen: Any = None
         self._noticed = -1
@@ -278,7 +278,7 @@ class FileServer(RealServer):
         return [Row(*row[:4], *map(bool, row[4:])) for row in self._reader.execute(ROWS)]
 
     def wait_for(self, seconds: float, wakeup: threading.Event | None = None) -> None:
-        """Wait until something is written, or for this long."""
+        """Wait until a session writes or ``wakeup`` is set, for ``seconds`` at most."""
         changed = self.fibers.event() if wakeup is None else wakeup
         key = id(changed)
         self._waiting[key] = changed
@@ -311,7 +311,7 @@ class FileServer(RealServer):
 
 @contextlib.contextmanager
 def files() -> Iterator[Any]:
-    """Make servers on new files, which are deleted at the end."""
+    """Return a function that makes servers on new files, which are deleted at the end."""
     folder = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="sqlsem-simulated-", dir=folder) as folder:
         template = Path(folder, "template.db")

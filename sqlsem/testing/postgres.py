@@ -1,12 +1,12 @@
 """PostgreSQL in a simulation: the real engine on a real server, one connection a session, in virtual time.
 
-A step is a call of a routine, the COMMIT after it, and the answer after that; within a routine each wait for a lock,
-each sleep, and the part after a lock was granted. Only one session works in the server at a time. A session that is
-blocked there (``pg_blocking_pids``) is not chosen until another session's step unblocks it, or its lock_timeout is over
-in virtual time.
+The steps of a session are: the call of a routine, the COMMIT after it, and the answer after that; and inside a routine
+each wait for a lock, each sleep, and the part after a lock was granted. Only one session works in the server at a time.
+A session that is blocked there (``pg_blocking_pids``) goes on when another session's step unblocks it, or when its
+lock_timeout is over in virtual time.
 
-The database is one of its own on that server, in which the clock, sleeps and waits for advisory locks are replaced
-(``sql/postgresql/simulated.sql``). The tables and routines are exactly the shipped ones. Needs a superuser there.
+The simulation has a temporary database on that server. Its clock, its sleeps and its waits for advisory locks are
+replaced (``sql/postgresql/simulated.sql``), which needs a superuser. The tables and routines are the shipped ones.
 """
 
 from __future__ import annotations
@@ -45,55 +45,55 @@ T = TypeVar("T")
 
 #: Seconds that a call takes, so that no two calls have the same time.
 CALL_SECONDS = 0.0005
-#: Seconds after which we ask whether a session that waits for a lock is blocked,
+#: The real time after which we check if a session that has announced a wait for a lock is blocked.
 LOOK_SECONDS = 0.001
-#: and a session that has not answered: it may wait for a row. Then after twice the time, and so on.
+#: The same for a session that has not answered, as it may wait for a row. The time doubles with each check.
 UNSURE_SECONDS = 0.01
-#: Seconds, in real time, after which the server ends waits for rows (deadlock_timeout, lock_timeout).
+#: The real time after which the server itself ends waits for rows (deadlock_timeout, lock_timeout).
 DEADLOCK_SECONDS = 5.0
-#: Seconds, in real time, after which we give up on a server that does not answer.
+#: The real time after which a server that does not answer is an error.
 SILENT_SECONDS = 30.0
 #: Calls that are no steps: they prepare a connection, or only read.
 QUIET = frozenset(("backend", "session", "version", "settings", "installed"))
-#: Calls that leave nothing in the database.
+#: Calls that only read: they need no COMMIT, and the answer to them is no step of its own.
 LOOKS = frozenset(
     ("deadlock_rows", "live_members", "entries", "past", "overview", "priorities", "database_identity", "is_committed")
 )
-_SAID = re.compile(r"simulated: (stops|waits) (\S+)")
-#: Names and ids that are drawn at random, or made from the process's number.
-_OWN = re.compile(r"[:#\n]|\.\d|[0-9a-f]{16}|\.py$")
+_ANNOUNCEMENT = re.compile(r"simulated: (stops|waits) (\S+)")
+#: Matches names and ids that differ between runs: drawn at random, or made from the process's number.
+_VARYING = re.compile(r"[:#\n]|\.\d|[0-9a-f]{16}|\.py$")
 _UNITS = {"": 0.001, "us": 1e-6, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class _Call:
-    """A call under way in the server: a generator of psycopg's, and what it waits for."""
+    """A call that runs in the server: psycopg's generator for it, and what the call waits for."""
 
     def __init__(self, generator: Generator[Any, Any, Any]) -> None:
         self.generator = generator
         self.wants: Any = None
         self.over = False
         self.answer: Any = None
-        self.waits = False  # for a lock, or it has just been granted
+        self.waits = False  # True from the announcement of a wait for a lock until the call goes on
         self.limit = math.inf  # the lock_timeout of that wait
-        self.stop: float | None = None  # it sleeps for so many seconds
+        self.stop: float | None = None  # the seconds that the call sleeps now
 
     def advance(self, ready: Ready | None) -> None:
-        """Let psycopg begin (None), or read what has arrived. Raises the server's error."""
+        """Let psycopg send the call (None), or read what has arrived. Raises the server's error."""
         try:
             self.wants = next(self.generator) if ready is None else self.generator.send(ready)
         except StopIteration as done:
             self.over, self.answer = True, done.value
 
-    def hear(self, word: str, value: str) -> None:
-        """Record what one of the replaced functions announces."""
+    def record_announcement(self, word: str, value: str) -> None:
+        """Record what a replaced function of the database has announced: a sleep, or a wait for a lock."""
         if word == "stops":
             self.waits, self.stop = False, float(value)
         else:
             self.waits, self.limit = True, _seconds(value) or math.inf
 
 
-class Line(psycopg.Connection[Any]):
-    """A connection. In a fiber it waits in virtual time."""
+class SimulatedConnection(psycopg.Connection[Any]):
+    """A connection of psycopg that waits in virtual time, once it belongs to a session."""
 
     session: SimulatedSession | None = None
 
@@ -108,40 +108,44 @@ class Line(psycopg.Connection[Any]):
 
 
 class SimulatedSession(Calling, PostgresSession):
-    """A connection of an actor: others may run before each of its calls and commits, and before its answers."""
+    """A session of an actor: other actors may run before each of its calls and commits, and before the answers."""
 
     _server: PostgresServer
 
-    def __init__(self, engine: SimulatedEngine, line: Line, lots: random.Random) -> None:
-        super().__init__(engine, cast("Connection", line))
+    def __init__(
+        self, engine: SimulatedEngine, pg_connection: SimulatedConnection, random_numbers: random.Random
+    ) -> None:
+        super().__init__(engine, cast("Connection", pg_connection))
         self._server, self._fibers, self.owner = engine.server, engine.server.fibers, engine.owner
-        self.line = line
-        self.pid = line.info.backend_pid
+        self.pg_connection = pg_connection
+        self.pid = pg_connection.info.backend_pid
         self.cut = False
-        self.shut = False  # closed by the client; the server has not noticed yet
-        self.left_behind: Fiber | None = None  # runs the call that the client abandoned in the server
-        self.goes_on: _Call | None = None
-        self._lots = lots  # decides which calls are transactions whose COMMIT is a step of its own
-        self._inside = False  # in a call that is already cut into steps
+        self.shut = False  # True if the client has closed it, and the server has not noticed yet
+        self.abandoned_fiber: Fiber | None = (
+            None  # the fiber of a call that the client abandoned, and the server goes on with
+        )
+        self.running_call: _Call | None = None  # the call that runs in the server
+        self._random_numbers = random_numbers  # decides which calls have a COMMIT as a step of its own
+        self._inside = False  # True during a call that is already divided into steps
         self.call = functools.partial(self._called, self.call)
-        line.add_notice_handler(self._hear)
-        line.session = self
+        pg_connection.add_notice_handler(self._on_notice)
+        pg_connection.session = self
         self._server.sessions.append(self)
 
-    def _hear(self, diagnostic: psycopg.errors.Diagnostic) -> None:
-        match = _SAID.fullmatch(diagnostic.message_primary or "")
-        if match is not None and self.goes_on is not None:
-            self.goes_on.hear(match[1], match[2])
+    def _on_notice(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        match = _ANNOUNCEMENT.fullmatch(diagnostic.message_primary or "")
+        if match is not None and self.running_call is not None:
+            self.running_call.record_announcement(match[1], match[2])
 
-    # -- its calls, cut into steps ----------------------------------------------------------------------------------
+    # -- its calls, divided into steps --------------------------------------------------------------------------------
 
     def rows(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
-        return self._cut_into_steps(name, parameters, functools.partial(super().rows, name, parameters))
+        return self._in_steps_once(name, parameters, functools.partial(super().rows, name, parameters))
 
     def _called(self, call: Callable[..., Sequence[Any]], name: str, *parameters: Any) -> Sequence[Any]:
-        return self._cut_into_steps(name, parameters, functools.partial(call, name, *parameters))
+        return self._in_steps_once(name, parameters, functools.partial(call, name, *parameters))
 
-    def _cut_into_steps(self, name: str, parameters: Any, call: Callable[[], T]) -> T:
+    def _in_steps_once(self, name: str, parameters: Any, call: Callable[[], T]) -> T:
         if self._inside or name in QUIET or self._fibers.running is None:
             return call()
         self._inside = True
@@ -152,7 +156,7 @@ class SimulatedSession(Calling, PostgresSession):
 
     def _in_steps(self, name: str, what: str, call: Callable[[], T]) -> T:
         self._step(what)
-        if name in LOOKS or self._lots.random() < 0.5:
+        if name in LOOKS or self._random_numbers.random() < 0.5:
             answer = self._timed(call)
         else:
             self._run("BEGIN")
@@ -160,7 +164,7 @@ class SimulatedSession(Calling, PostgresSession):
                 answer = self._timed(call)
                 self._step(f"COMMIT of: {what}")
             except BaseException:
-                if not self.line.closed and not self._fibers.ended:
+                if not self.pg_connection.closed and not self._fibers.ended:
                     self._run("ROLLBACK")
                 raise
             self._run("COMMIT")
@@ -176,26 +180,26 @@ class SimulatedSession(Calling, PostgresSession):
             self._fibers.now += CALL_SECONDS
 
     def run_for_program(self, what: str, call: Callable[[], object]) -> None:
-        """Run a statement of the program's own."""
+        """Run a statement of the program, on its own connection."""
         self._step(what)
         with self.translated():
             self._timed(call)
 
     def _run(self, words: str) -> None:
         with self.translated():
-            self.line.execute(words.encode())
+            self.pg_connection.execute(words.encode())
 
     def _step(self, what: str) -> None:
-        self._require_still()
-        self.let_others_in(what)
-        self._require_still()
+        self._require_connection()
+        self.yield_to_others(what)
+        self._require_connection()
 
-    def _require_still(self) -> None:
+    def _require_connection(self) -> None:
         if not self._fibers.ended:
             with self.translated():
-                self.require_line()
+                self.require_connection()
 
-    def require_line(self) -> None:
+    def require_connection(self) -> None:
         """Raise psycopg's error if the connection is broken."""
         if self.cut:
             raise psycopg.OperationalError("the connection is broken")
@@ -206,42 +210,42 @@ class SimulatedSession(Calling, PostgresSession):
     # -- in the server -----------------------------------------------------------------------------------------------
 
     def wait_for(self, generator: Any) -> Any:
-        """Return the answer to the sent call, as psycopg reads it."""
-        call = self.goes_on = _Call(generator)
+        """Run a call in the server, and return its answer as psycopg reads it."""
+        call = self.running_call = _Call(generator)
         try:
-            with self.in_a_call():
+            with self.calling():
                 call.advance(None)
-                for _ in self._server.going_on(self, call):
-                    self.require_line()
+                for _ in self._server.run_call(self, call):
+                    self.require_connection()
         finally:
-            if self.left_behind is None:
-                self.goes_on = None
+            if self.abandoned_fiber is None:
+                self.running_call = None
         return call.answer
 
-    def _leave_behind(self, call: _Call) -> None:
-        """Let the call go on in the server, which does not know yet that the client is gone."""
+    def _abandon(self, call: _Call) -> None:
+        """Abandon a call: the server does not know yet that the client is gone, and goes on with it."""
 
         def run() -> None:
             with contextlib.suppress(psycopg.Error):
-                for _ in self._server.going_on(self, call):
+                for _ in self._server.run_call(self, call):
                     if self not in self._server.sessions:
                         return
-            self.goes_on = None
+            self.running_call = None
             if self.shut:
                 self.end()
 
-        self.left_behind = self._server.spawn(run)
+        self.abandoned_fiber = self._server.spawn(run)
 
     # -- its end -----------------------------------------------------------------------------------------------------
 
     def lose(self) -> None:
-        """Break the connection. Its call goes on in the server, and its answer is lost."""
+        """Break the connection. Its call goes on in the server, and the answer is lost."""
         if self.cut:
             return
         self.cut = True
-        if self.goes_on is not None and self in self._server.sessions:
-            self._leave_behind(self.goes_on)
-        self.rouse()
+        if self.running_call is not None and self in self._server.sessions:
+            self._abandon(self.running_call)
+        self.wake_caller()
 
     def end(self) -> None:
         """End the session in the server, which rolls back its transaction and releases its locks."""
@@ -249,9 +253,9 @@ class SimulatedSession(Calling, PostgresSession):
         if self in self._server.sessions:
             self._server.sessions.remove(self)
             self._server.terminate(self)
-        self.rouse()
-        if self.left_behind is not None:
-            self.left_behind.ready = True
+        self.wake_caller()
+        if self.abandoned_fiber is not None:
+            self.abandoned_fiber.ready = True
 
     def drop(self) -> None:
         self.end()
@@ -263,12 +267,12 @@ class SimulatedSession(Calling, PostgresSession):
     def close(self) -> None:
         if self._fibers.ended or self not in self._server.sessions:
             return
-        if not self.cut or (self.shut and self.goes_on is None):
+        if not self.cut or (self.shut and self.running_call is None):
             self.end()
 
 
 class SimulatedEngine(PostgresEngine):
-    """The database, as one process sees it."""
+    """The engine of one process."""
 
     def __init__(self, server: PostgresServer, options: Options, owner: str) -> None:
         super().__init__(server.url, options)
@@ -276,22 +280,22 @@ class SimulatedEngine(PostgresEngine):
 
     def open_session(self, purpose: str) -> SimulatedSession:
         self.server.fibers.step(f"connect to {purpose}")
-        lots = self.server.lots()
+        random_numbers = self.server.random_numbers()
         try:
-            line = Line.connect(**self.connect_parameters(purpose))
-            line.execute(_queries()["lots"].encode(), (lots.uniform(-1, 1),))
+            pg_connection = SimulatedConnection.connect(**self.connect_parameters(purpose))
+            pg_connection.execute(_queries()["lots"].encode(), (random_numbers.uniform(-1, 1),))
         except psycopg.Error as exc:
             raise self.unreachable(exc) from exc
-        return SimulatedSession(self, line, lots)
+        return SimulatedSession(self, pg_connection, random_numbers)
 
 
 class Cursor:
-    """A cursor of a program, in a transaction of its own."""
+    """A cursor of a program, on the program's own connection."""
 
     def __init__(self, session: SimulatedSession) -> None:
         self._session = session
-        self._cursor = session.line.cursor()
-        self.connection = session.line
+        self._cursor = session.pg_connection.cursor()
+        self.connection = session.pg_connection
 
     def execute(self, statement: str, parameters: Any = None) -> Cursor:
         self._session.run_for_program(statement, functools.partial(self._execute, statement, parameters))
@@ -320,7 +324,7 @@ class _Server:
 
 
 class PostgresServer(RealServer):
-    """A database of its own on a real server, made anew for each run."""
+    """A temporary database on a real server; its contents are deleted before each run."""
 
     name = "postgresql"
     faults = ("crash", "pause", "cut", "slow", "clock", "revoke", "hold", "cap", "reap", "stall")
@@ -346,8 +350,8 @@ class PostgresServer(RealServer):
         """Start a fiber that runs in the server."""
         return self.fibers.spawn("server", self._group_of_server, call)
 
-    def lots(self) -> random.Random:
-        """Return random numbers for a new session, from the seed of the run."""
+    def random_numbers(self) -> random.Random:
+        """Return a generator of random numbers for a new session, from the seed of the run."""
         return random.Random(self.seed * 1009 + next(self._numbers))
 
     def engine(self, options: Options, owner: str) -> SimulatedEngine:
@@ -372,7 +376,7 @@ class PostgresServer(RealServer):
     # -- time --------------------------------------------------------------------------------------------------------
 
     def set_time(self, forward: bool = True) -> None:
-        """Set the database's clock to ours."""
+        """Set the database's clock to that of the simulation."""
         now = round(self.clock * 1e6)
         if now != self._time:
             self._ask("set_clock", now, forward)
@@ -390,10 +394,10 @@ class PostgresServer(RealServer):
 
     # -- calls under way ----------------------------------------------------------------------------------------------
 
-    def going_on(self, session: SimulatedSession, call: _Call) -> Iterator[None]:
-        """Run a call in the server until there is an answer; yields after each wait, in virtual time."""
+    def run_call(self, session: SimulatedSession, call: _Call) -> Iterator[None]:
+        """Run a call in the server until it has an answer; yield after each of its waits in virtual time."""
         self._changed = True
-        patience = UNSURE_SECONDS
+        timeout = UNSURE_SECONDS
         while not call.over:
             if call.stop is not None:
                 seconds, call.stop = call.stop, None
@@ -403,12 +407,14 @@ class PostgresServer(RealServer):
                     self.fibers.step("has got a lock in the server")
                 yield
                 self._unblock(session)
-            elif (ready := _ready(session.line, call.wants, LOOK_SECONDS if call.waits else patience)) is not None:
+            elif (
+                ready := _ready(session.pg_connection, call.wants, LOOK_SECONDS if call.waits else timeout)
+            ) is not None:
                 call.advance(ready)
-                patience = UNSURE_SECONDS
+                timeout = UNSURE_SECONDS
             elif not self._are_blocked([session]):
-                patience *= 1 if call.waits else 2
-            elif (ready := _ready(session.line, call.wants, 0)) is not None:
+                timeout *= 1 if call.waits else 2
+            elif (ready := _ready(session.pg_connection, call.wants, 0)) is not None:
                 call.advance(ready)  # read what it announced before it was blocked
             else:
                 self._blocked[session] = cast("Fiber", self.fibers.running)
@@ -434,7 +440,7 @@ class PostgresServer(RealServer):
         super().notice()
 
     def _mark_unblocked(self) -> None:
-        """After each step, mark the calls that it unblocked in the server as ready, once they have stopped there."""
+        """Mark the calls that the last step unblocked in the server as ready, once they have stopped there."""
         until = time.monotonic() + SILENT_SECONDS
         while self._blocked:
             blocked = self._are_blocked(list(self._blocked))
@@ -442,10 +448,10 @@ class PostgresServer(RealServer):
             if not unblocked:
                 return
             for session in unblocked:
-                if _ready(session.line, Wait.R, LOOK_SECONDS) is not None:
+                if _ready(session.pg_connection, Wait.R, LOOK_SECONDS) is not None:
                     self._blocked.pop(session).ready = True
             if time.monotonic() > until:
-                raise RuntimeError(f"PostgreSQL has not said anything for {SILENT_SECONDS:g} s")
+                raise RuntimeError(f"PostgreSQL has not answered for {SILENT_SECONDS:g} s")
 
     def moves(self) -> bool:
         until = time.monotonic() + DEADLOCK_SECONDS
@@ -454,7 +460,7 @@ class PostgresServer(RealServer):
             self._mark_unblocked()
             if len(self._blocked) < before:
                 return True
-            _ready(next(iter(self._blocked)).line, Wait.R, LOOK_SECONDS)
+            _ready(next(iter(self._blocked)).pg_connection, Wait.R, LOOK_SECONDS)
         return False
 
     def terminate(self, session: SimulatedSession) -> None:
@@ -466,7 +472,7 @@ class PostgresServer(RealServer):
             if time.monotonic() > until:
                 raise RuntimeError(f"PostgreSQL's process {session.pid} does not end")
         self._blocked.pop(session, None)
-        psycopg.Connection.close(session.line)
+        psycopg.Connection.close(session.pg_connection)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -488,7 +494,9 @@ class PostgresServer(RealServer):
 
 @contextlib.contextmanager
 def servers(url: str) -> Iterator[Any]:
-    """Make servers in a new database, which is dropped at the end. Raises `ConfigurationError` if that fails."""
+    """Return a function that makes servers in a new database, which is dropped at the end. Raises `ConfigurationError`
+    if it cannot be created.
+    """
     name = f"sqlsem_simulated_{secrets.token_hex(6)}"
     try:
         maintenance = psycopg.connect(url, autocommit=True)
@@ -496,15 +504,15 @@ def servers(url: str) -> Iterator[Any]:
     except psycopg.Error as exc:
         raise PostgresEngine(url, Options()).unreachable(exc) from None
     try:
-        ours = conninfo.make_conninfo(url, dbname=name)
-        with psycopg.connect(ours, autocommit=True) as control:
+        database_url = conninfo.make_conninfo(url, dbname=name)
+        with psycopg.connect(database_url, autocommit=True) as control:
             _prepare(control)
-            engine = PostgresEngine(ours, Options())
+            engine = PostgresEngine(database_url, Options())
             own = engine.connect("look")
             try:
                 own.install(engine.plan)
-                own.reap()  # finds its tables before the clock is replaced
-                yield lambda fibers: PostgresServer(fibers, ours, control, own)
+                own.reap()  # so that it knows its tables before the clock is replaced
+                yield lambda fibers: PostgresServer(fibers, database_url, control, own)
             finally:
                 own.close()
     finally:
@@ -526,9 +534,9 @@ def _queries() -> dict[str, str]:
     return sql.queries(PostgresEngine.name, file="simulated")
 
 
-def _ready(line: Line, wants: Wait, seconds: float) -> Ready | None:
-    """Return what a connection is ready for; None: for nothing, after so many seconds."""
-    socket = line.pgconn.socket
+def _ready(pg_connection: SimulatedConnection, wants: Wait, seconds: float) -> Ready | None:
+    """Return whether a connection can be read or written; None if neither, after ``seconds``."""
+    socket = pg_connection.pgconn.socket
     reads = [socket] if wants & Wait.R else []
     writes = [socket] if wants & Wait.W else []
     readable, writable, _ = select.select(reads, writes, [], seconds)
@@ -544,6 +552,6 @@ def _seconds(setting: str) -> float:
 
 
 def _described(parameters: Any) -> str:
-    """Return a call's parameters without those that differ between processes: ids, hashes, names of processes."""
+    """Return a call's parameters as text, without those that differ between runs: ids, hashes, names of processes."""
     values = parameters.values() if isinstance(parameters, dict) else parameters or ()
-    return ", ".join(str(value) for value in values if value is not None and not _OWN.search(str(value)))[:60]
+    return ", ".join(str(value) for value in values if value is not None and not _VARYING.search(str(value)))[:60]

@@ -1,8 +1,8 @@
-"""Real databases in a simulation: their tables take the place of `sqlsem.testing.server.Server`, and are read after
-steps.
+"""Real databases in a simulation, in the place of `sqlsem.testing.server.Server`.
 
 The actors' sessions are the shipped ones, with a step before each statement. So this searches the interleavings that
-the real SQL allows. The database reports nothing: a session of our own reads the tables to see what has changed.
+the real SQL allows. The database reports nothing: after each step the simulation reads the tables in a session of its
+own, to see what has changed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["OURS", "Connected", "RealServer", "Row"]
 
 #: Audit at most this many rows of the history at the end.
 MAX_PAST = 100_000
-#: Outcomes of rows that did not leave by their owner's will.
-TAKEN_AWAY = ("reaped", "revoked", "lost")
-#: Seconds after which an operator tries again who met a locked file.
+#: The outcomes of rows that were removed against their owner's will.
+EVICTED = ("reaped", "revoked", "lost")
+#: The pause after which an operator's call that found the file locked is tried again.
 AGAIN_SECONDS = 1.0
-#: The name of the observing session.
+#: The owner of the session with which the simulation reads the tables.
 OURS = "us"
 
 
@@ -42,13 +42,13 @@ class Connected(Protocol):
     cut: bool
 
     def end(self) -> None:
-        """The database notices that the process is gone."""
+        """End the session in the database, as its process is gone."""
 
     def drop(self) -> None:
-        """The database notices that the connection is broken."""
+        """End the session in the database, as its connection is broken."""
 
     def lose(self) -> None:
-        """The connection breaks."""
+        """Break the connection; the database does not notice yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class Row:
 
     resource: str
     position: int
-    host: str | None  # the actor
+    host: str | None  # the name of the actor
     requesting_id: str
     granted: bool
     revoked: bool
 
 
 class _Operator:
-    """Makes the calls of operators, beside the processes."""
+    """The group of the fiber that makes operators' calls, beside the processes."""
 
     name = "operator"
     dead = False
@@ -76,7 +76,7 @@ class _Operator:
 
 
 class RealServer(abc.ABC):
-    """The interface that a simulation needs of a database, with the attributes of `sqlsem.testing.server.Server`."""
+    """The interface of a real database for `World`, with the attributes of `sqlsem.testing.server.Server`."""
 
     #: The faults that can happen there.
     faults: ClassVar[tuple[str, ...]]
@@ -90,12 +90,12 @@ class RealServer(abc.ABC):
         self.stalled_until = -math.inf  # the server does nothing until then
         self.sessions: list[Connected] = []
         self.removed: Callable[[Any, str], object] = lambda row, why: None
-        self.let_in: set[int] = set()
-        self.released: set[int] = set()  # released by their owners
-        self._there: dict[int, Row] = {}
-        self._stepped = False  # True: the clock was set, so no times can be compared
+        self.ever_granted: set[int] = set()
+        self.released: set[int] = set()  # positions that their owners have released
+        self._known_rows: dict[int, Row] = {}
+        self._stepped = False  # True if the clock was set: then times cannot be compared
         self._group = _Operator()
-        self._acts: deque[Callable[[Session], object]] = deque()  # calls that are still to be made
+        self._operator_calls: deque[Callable[[Session], object]] = deque()  # calls that are still to be made
 
     @property
     def clock(self) -> float:
@@ -113,7 +113,7 @@ class RealServer(abc.ABC):
     @property
     @abc.abstractmethod
     def own(self) -> Session:
-        """Return a session of our own, for reading."""
+        """Return the session with which the simulation reads the tables."""
 
     @abc.abstractmethod
     def has_changed(self) -> bool:
@@ -130,17 +130,17 @@ class RealServer(abc.ABC):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def notice(self) -> None:
-        """After each step, report the rows that left against their owner's will."""
+        """After each step, report the rows that were removed against their owner's will."""
         if not self.has_changed():
             return
         now = {row.position: row for row in self.rows()}
-        gone = [row for position, row in self._there.items() if position not in now]
-        self._there = now
-        self.let_in.update(position for position, row in now.items() if row.granted)
+        gone = [row for position, row in self._known_rows.items() if position not in now]
+        self._known_rows = now
+        self.ever_granted.update(position for position, row in now.items() if row.granted)
         for row in gone:
             ended = [hold for hold in self.own.history(row.resource, 100) if hold.position == row.position]
             why = ended[0].outcome if ended else "removed without a trace"
-            if why in TAKEN_AWAY or not ended:
+            if why in EVICTED or not ended:
                 self.removed(row, why)
             else:
                 self.released.add(row.position)
@@ -158,7 +158,7 @@ class RealServer(abc.ABC):
         return () if self._stepped else audit(self.own.history(None, MAX_PAST)).findings
 
     def reap(self) -> None:
-        """At the end, remove dead members once no other process is left."""
+        """At the end, after all processes, remove dead members."""
         for session in [session for session in self.sessions if session.owner != OURS]:
             session.end()
         self.own.reap()
@@ -167,25 +167,25 @@ class RealServer(abc.ABC):
 
     def operate(self, call: Callable[[Session], object]) -> None:
         """Let an operator make a call, beside all processes, and after the operator's earlier calls."""
-        self._acts.append(call)
-        if len(self._acts) == 1:
+        self._operator_calls.append(call)
+        if len(self._operator_calls) == 1:
             self.fibers.spawn("operator", self._group, self._operate)
 
     def _operate(self) -> None:
-        while self._acts:
+        while self._operator_calls:
             session = None
             try:
                 session = self.engine(Options(), self._group.name).connect("look")
-                self._acts[0](session)
+                self._operator_calls[0](session)
             except ConfigurationError:
-                pass  # it cannot be set now, like a cap that a request counts on
+                pass  # the database refuses it now, like lifting a cap that a request relies on
             except Unavailable:  # the file was locked for too long
                 self.fibers.sleep(AGAIN_SECONDS)
                 continue
             finally:
                 if session is not None:
                     session.close()
-            self._acts.popleft()
+            self._operator_calls.popleft()
 
     def pause(self, resource: str, paused: bool) -> None:
         self.operate(lambda session: session.set_resource(resource, "paused", int(paused)))
@@ -208,13 +208,13 @@ class RealServer(abc.ABC):
         raise Trouble("there is no server")
 
     def moves(self) -> bool:
-        """Return True if a fiber can go on without an event of ours. (Called when no event is left.)"""
+        """Return True if a fiber can go on without an event of the simulation. (Called when no event is left.)"""
         return False
 
     def restart(self, seconds: float) -> None:
         raise Trouble("a server that others use is not restarted")
 
-    def fail_over(self, forget: int, seconds: float) -> None:
+    def fail_over(self, lost_changes: int, seconds: float) -> None:
         raise Trouble("it has no standby")
 
 

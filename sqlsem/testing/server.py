@@ -1,7 +1,7 @@
 """A database in memory that can go wrong: the queue of `sqlsem.engines.memory`, with members that can die.
 
-Its contents are in `sqlsem.testing.store`; its sessions are here. Each call is one transaction; between its effect and
-its answer other actors run.
+`sqlsem.testing.store` has its contents, this module its sessions. Each call is one transaction. Other actors may run
+before the call, and between its effect and its answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Server", "ServerEngine", "ServerSession"]
 
 
 class Server(Tables):
-    """The server, as a simulation sees it."""
+    """The server: the interface that `World` uses, as does `sqlsem.testing.real.RealServer`."""
 
     def reap(self) -> None:
         """Remove dead members."""
@@ -34,13 +34,13 @@ class Server(Tables):
     def reap_all(self) -> None:
         """Remove dead members, as an operator does."""
         self.reap()
-        for number in list(self.people):
+        for number in list(self.member_rows):
             self.check_if_dead(number, 0)
 
     def set_clock(self, seconds: float) -> None:
         """Set the clock. Raises `Trouble` if the change would count as time that has passed."""
         if seconds > 0 and any(
-            person.lease is not None or not person.beacon.lives or self.revoked for person in self.people.values()
+            member.lease is not None or not member.beacon.lives or self.revoked for member in self.member_rows.values()
         ):
             raise Trouble("it would count as time that has passed")
         self.skew += seconds
@@ -50,7 +50,7 @@ class Server(Tables):
         self.stalled_until = self.fibers.now + seconds
 
     def moves(self) -> bool:
-        """Return False: no fiber goes on without an event of ours."""
+        """Return False: no fiber goes on without an event of the simulation."""
         return False
 
     def engine(self, options: Options, owner: str) -> ServerEngine:
@@ -58,7 +58,7 @@ class Server(Tables):
         return ServerEngine(self, options, owner)
 
     def notice(self) -> None:
-        """Do nothing after a step: the callbacks have reported everything already."""
+        """Do nothing: the callbacks have reported everything during the step."""
 
     def resources(self) -> list[str]:
         """Return the resources with rows."""
@@ -73,7 +73,7 @@ class Server(Tables):
 
 
 class ServerSession(Calling, Handovers, Conversions, MemorySession):
-    """A connection. ``lives``: the server has the session; the client may have lost it before."""
+    """A session of an actor. ``lives``: True as long as the server has it; the client may have lost it before."""
 
     _server: Server
 
@@ -104,8 +104,8 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         self._fail()
 
     def _fail(self) -> None:
-        """Raise in the fiber that is in a call."""
-        self.rouse()
+        """Wake the fiber that is in a call, where `require_connection` then raises."""
+        self.wake_caller()
         self._server.wake()
 
     def close(self) -> None:
@@ -128,22 +128,22 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
             raise Disconnected("The connection is broken")
 
     def ask(self, what: str) -> None:
-        """Begin a call."""
+        """Begin a call: other actors may run before its effect."""
         self.require_connection()
         self._step(what)
 
     def answer(self, what: str) -> None:
-        """End a call; its answer is under way."""
+        """End a call: other actors may run before the client has its answer."""
         self._step(what)
 
     def _step(self, what: str) -> None:
-        self.let_others_in(what)
+        self.yield_to_others(what)
         self.require_connection()
 
     def as_beacon(self) -> ServerSession:
         return self
 
-    def give_up(self, member_id: int) -> None:
+    def require_member(self, member_id: int) -> None:
         if not self._server.touch_member(member_id):
             self._interrupted = True
             raise Disconnected(f"Member {member_id} was given up")
@@ -155,19 +155,19 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         server, options = self._server, self.options
         number = server.next_number()
         member = Member(number, self.owner, options.grace, options.lease, self)
-        server.people[number] = member
+        server.member_rows[number] = member
         server.members[number] = (self.owner, pid, program)
         server.record_heartbeat(member)
-        server.durable()
+        server.mark_durable()
         self.answer(f"register member: {number}")
         return number
 
     def reattach_member(self, member_id: int) -> bool:
         self.ask("reattach member")
         server = self._server
-        member = server.people.get(member_id)
+        member = server.member_rows.get(member_id)
         if member is not None:
-            # (The old session, if it lingers, no longer counts.)
+            # (If the server still has the old session, that no longer counts.)
             member.beacon = self
             server.record_heartbeat(member)
         self.answer(f"reattach member: {'known' if member else 'unknown'}")
@@ -176,19 +176,19 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
     def heartbeat(self, member_id: int) -> Heartbeat:
         self.ask("heartbeat")
         server = self._server
-        member = server.people.get(member_id)
+        member = server.member_rows.get(member_id)
         if member is not None:
             server.record_heartbeat(member)
-        mine = frozenset(position for position, (owner, _) in server.calls.items() if owner == member_id)
-        pulse = Heartbeat(member is not None, mine, mine & frozenset(server.revoked))
+        positions = frozenset(position for position, (owner, _) in server.calls.items() if owner == member_id)
+        heartbeat = Heartbeat(member is not None, positions, positions & frozenset(server.revoked))
         self.answer("heartbeat" if member else "heartbeat: unknown")
-        return pulse
+        return heartbeat
 
     def deregister_member(self, member_id: int) -> None:
         self.ask("deregister member")
-        if self._server.people.pop(member_id, None) is not None:
+        if self._server.member_rows.pop(member_id, None) is not None:
             super().deregister_member(member_id)
-            self._server.durable()
+            self._server.mark_durable()
         self.answer("deregister member")
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -198,14 +198,14 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
     ) -> list[Ticket] | None:
         what = "register " + ", ".join(request.describe() for request in requests)
         self.ask(what)
-        self.give_up(member_id)
+        self.require_member(member_id)
         if only_if_free:
             for request in requests:
                 if not self._server.may_enter(request):
                     self._server.reap_dead_members(request.resource, member_id)
         tickets = super().register(member_id, requesting_id, owner, uid, requests, only_if_free)
-        came = "not free" if tickets is None else ", ".join(_described(ticket) for ticket in tickets)
-        self.answer(f"{what}: {came}")
+        result = "not free" if tickets is None else ", ".join(_described(ticket) for ticket in tickets)
+        self.answer(f"{what}: {result}")
         return tickets
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
@@ -267,9 +267,9 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
                     assert row is not None
                     if server.reap_dead_members(ticket.resource, row.member_id or 0):
                         continue
-                    left = deadline - fibers.now
-                    if left > 0:
-                        wakeup.wait(min(left, server.next_test(ticket.resource)))
+                    remaining = deadline - fibers.now
+                    if remaining > 0:
+                        wakeup.wait(min(remaining, server.seconds_until_next_check(ticket.resource)))
                         continue
                 break
         finally:
@@ -278,13 +278,13 @@ class ServerSession(Calling, Handovers, Conversions, MemorySession):
         return state
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
-        self.ask("look")
+        self.ask("poll")
         states = {ticket.position: self._poll(ticket) for ticket in tickets}
         for ticket in tickets:
             if states[ticket.position] is False and self._server.reap_dead_members(ticket.resource, member_id):
                 states[ticket.position] = self._poll(ticket)
         answers: dict[int, bool | None] = {position: state for position, state in states.items() if state is not False}
-        self.answer(f"look: {answers}")
+        self.answer(f"poll: {answers}")
         return answers
 
 

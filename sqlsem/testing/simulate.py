@@ -1,9 +1,9 @@
 """Search for schedules in which locks, or a program that uses them, go wrong: in virtual time, and repeatable.
 
-A *program* is a function that uses locks as any program does. Several processes run it in parallel, on a database in
-memory. Locks, membership and retries are the shipped code. But time is virtual, only one thing happens at a time, and
-the next event is drawn: which fiber goes on, and which fault happens (`FAULTS`). After that phase there are no more
-faults, and every living process must be granted its locks.
+A *program* is a function that uses locks as any program does. Several simulated processes run it in parallel, on a
+database in memory. Locks, membership and retries are the shipped code. But time is virtual, and one thing happens at a
+time. A *schedule* says what happens next: which thread goes on, and which fault happens (`FAULTS`). It is drawn at
+random from a seed. In its last phase there are no more faults, and every living process must be granted its locks.
 
 >>> def nightly(me):
 ...     with me.locks.mutex("nightly"):
@@ -56,11 +56,11 @@ __all__ = [
     "travelling",
 ]
 
-#: How URLs of PostgreSQL begin.
+#: The beginnings of PostgreSQL's URLs.
 SERVERS = ("postgresql:", "postgres:")
 #: Collect garbage after this many new objects during a search.
 GARBAGE = 50_000
-#: Seconds that shortening may take.
+#: How long the search for a shorter schedule may take.
 SHORTEN_SECONDS = 20.0
 #: Show at most this many lines of a trace, the last ones.
 MAX_LINES = 60
@@ -82,16 +82,16 @@ class Report:
 
 
 class SimulationFailed(AssertionError):
-    """A schedule was found in which something goes wrong.
+    """Raised for a schedule in which something goes wrong.
 
     Attributes:
-        kind: 'overlap', 'loss' (reported late), 'phantom' (a grant without a row), 'left' (rows that stay), 'stuck'
-            (alive, and never granted), 'error' (the program, or its check, raised); or a kind of ``sqlsem audit``'s, as
-            'order'.
-        why: What went wrong, in words.
-        schedules: How many were tried, including this one.
-        schedule: The schedule as text, shortened: pass it as ``replay=``.
-        steps: Its steps, a line each.
+        kind: 'overlap' (conflicting holders), 'loss' (reported late), 'phantom' (a grant without a row), 'twice' (a
+            task that two workers run), 'left' (rows that stay), 'stuck' (a living process that is never granted),
+            'error' (the program, or a check, raised); or a kind of finding of ``sqlsem audit``, such as 'order'.
+        why: The violation, in words.
+        schedules: How many schedules were tried, including this one.
+        schedule: The shortened schedule, as text for ``replay=``.
+        steps: The steps of the schedule, a line each.
     """
 
     def __init__(self, violation: Violation, schedules: int, schedule: str, steps: Sequence[str], drawn: int) -> None:
@@ -102,12 +102,12 @@ class SimulationFailed(AssertionError):
         self.steps = tuple(steps)
         shown = self.steps[-MAX_LINES:]
         left_out = [f"({len(self.steps) - len(shown)} lines before)"] if len(shown) < len(self.steps) else []
-        left = len(_read(schedule)[1])
+        shortened = len(_read(schedule)[1])
         super().__init__(
             "\n".join(
                 [
                     f"{self.kind}: {self.why}",
-                    f"found by schedule {schedules}, shortened from {drawn} choices to {left}; to repeat it: "
+                    f"found by schedule {schedules}, shortened from {drawn} choices to {shortened}; to repeat it: "
                     f"replay={schedule!r}",
                     *left_out,
                     *shown,
@@ -136,36 +136,36 @@ def simulate(
     jobs: int = 1,
     replay: str | None = None,
 ) -> Report:
-    """Run a program by many schedules and return what was tried. Raises `SimulationFailed` with the first schedule in
-    which something goes wrong, shortened, and how to repeat it.
+    """Run a program by many schedules, and return the size of the search. Raises `SimulationFailed` for the first
+    schedule in which something goes wrong: it has the shortened schedule, and the way to repeat it.
 
     Args:
-        program: The function that each process runs, with its `Actor`: uses ``me.locks``, a coordinator, or the default
-            one, which is the same, in the plain, blocking way. ``me.step()`` lets others run in between,
-            ``me.sleep(60)`` lets time pass. If it does not catch a loss (`LockLost`) or an unreachable database
-            (`Unavailable`), it begins again, as a job would. It must not use threads, asyncio, or wait for anything
-            real.
-        processes: How many run it.
-        threads: How many threads each of them runs it in.
+        program: The function that each process runs, with its `Actor` as the argument. It makes blocking calls of
+            ``me.locks``, a coordinator, which is also the default one. ``me.step()`` lets other processes run in
+            between, ``me.sleep(60)`` lets time pass. If the program does not catch a loss (`LockLost`) or an
+            unreachable database (`Unavailable`), it begins again, as a job would. It must not use threads or asyncio,
+            or wait for anything real.
+        processes: The number of processes that run the program.
+        threads: The number of threads of each process that run the program.
         faults: The faults that may happen: some of `FAULTS`; none if it is empty.
-        most_faults: At most this many in a schedule.
-        schedules: How many to try,
-        seconds: and for how long at most, in real time.
-        seed: Of the first schedule; the next one has the next number.
-        steps: After at most this many, there are no more faults.
-        grace: As for `sqlsem.connect`; ``lease`` and ``retry``, too. Virtual seconds.
+        most_faults: The greatest number of faults of a schedule.
+        schedules: The number of schedules to try.
+        seconds: The time after which the search ends in any case, in real time.
+        seed: The seed of the first schedule; the next schedule has the next number.
+        steps: The greatest number of steps before the last phase, which has no more faults.
+        grace: As for `sqlsem.connect`, in virtual seconds; ``lease`` and ``retry``, too.
         begin: Called before each schedule: sets up the state that ``always`` checks.
         always: Called after each step; raises if the state is wrong (``assert balance >= 0``).
-        database: ``memory``; or ``sqlite``: the real engine on files of its own, and so some ten times slower; there
-            the faults of servers do not happen. Or ``postgresql://…``: the real engine in a database of its own on that
-            server, which is made and dropped, and needs a superuser. It is neither restarted nor promoted.
-        jobs: In how many processes to search, which are forked off this one.
-        replay: The text of a schedule that failed: only that is run.
+        database: ``memory``. Or ``sqlite``: the real engine on temporary files, some ten times slower, without the
+            faults of servers. Or ``postgresql://…``: the real engine in a temporary database on that server, which
+            needs a superuser; the server is neither restarted nor promoted.
+        jobs: The number of processes that search; they are forked from this one.
+        replay: The text of a schedule that failed: only this schedule is run.
 
     Raises:
         SimulationFailed: Something goes wrong: two conflicting holders, a loss that is reported too late, a living
-            process that is never granted, a deadlock, an exception of the program's own or of ``always``.
-        ConfigurationError: A wrong argument; or a text that is no schedule.
+            process that is never granted its locks, a deadlock, another exception of the program or of ``always``.
+        ConfigurationError: An invalid argument, or a text that is no schedule.
 
     >>> simulate(mixed, processes=2, schedules=20, seed=7).schedules
     20
@@ -199,7 +199,7 @@ def simulate(
 
 
 def _database(name: str) -> tuple[Sequence[str], Callable[[], contextlib.AbstractContextManager[MakeServer]]]:
-    """Return the faults that can happen there, and a maker of its servers."""
+    """Return the faults that can happen in a database, and the context manager of the function that makes it."""
     if name == "memory":
         return FAULTS, in_memory
     if name == FileServer.name:
@@ -234,9 +234,9 @@ def _search(settings: Settings, seeds: range, seconds: float | None, jobs: int) 
 
 
 def _try(settings: Settings, until: float | None, seeds: Sequence[int]) -> Part:
-    """Try these seeds in turn, until one fails or the time is over."""
+    """Run the schedules of these seeds, until one fails or the time is over."""
     done = taken = 0
-    with settings.databases() as make, _seldom_collected():
+    with settings.databases() as make, _rare_garbage_collection():
         for seed in seeds:
             if until is not None and time.monotonic() >= until:
                 break
@@ -248,8 +248,8 @@ def _try(settings: Settings, until: float | None, seeds: Sequence[int]) -> Part:
 
 
 @contextlib.contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Collect garbage seldom: each schedule leaves thousands of objects that refer to each other."""
+def _rare_garbage_collection() -> Iterator[None]:
+    """Collect garbage rarely: each schedule leaves thousands of objects in reference cycles."""
     before = gc.get_threshold()
     gc.set_threshold(GARBAGE, *before[1:])
     try:
@@ -312,8 +312,8 @@ def _read(text: str) -> tuple[int, list[Choice]]:
 
 
 def _shortened(settings: Settings, make: MakeServer, world: World) -> list[Choice]:
-    """Return fewer choices that lead to a violation of the same kind: leaves out larger parts first, then single
-    ones.
+    """Return fewer choices that lead to a violation of the same kind: leave out larger parts first, then single
+    choices.
     """
     assert world.violation is not None
     kind, until = world.violation.kind, time.monotonic() + SHORTEN_SECONDS
@@ -342,7 +342,7 @@ def _shortened(settings: Settings, make: MakeServer, world: World) -> list[Choic
 
 
 def mixed(me: Actor) -> None:
-    """Use a bit of everything that locks offer; the program with which `simulate` tests sqlsem itself."""
+    """Use all kinds of locks; the default program with which `simulate` tests sqlsem itself."""
     locks, chance = me.locks, me.random
     for _ in range(chance.randrange(1, 3)):
         kind = chance.randrange(8)
@@ -394,7 +394,7 @@ def converting(me: Actor) -> None:
 
 
 def travelling(me: Actor) -> None:
-    """Hand locks over, and adopt them in the first process that has the token: also twice, too late, or never."""
+    """Hand locks over, and adopt them in any process that has the token: also twice, too late, or never."""
     locks, chance = me.locks, me.random
     tokens = me.shared.setdefault("tokens", [])
     for _ in range(chance.randrange(1, 4)):
@@ -444,7 +444,9 @@ PROGRAMS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Test sqlsem itself: ``python -m sqlsem.testing.simulate --seconds 60``; returns 1 if it finds something."""
-    parser = argparse.ArgumentParser(prog="python -m sqlsem.testing.simulate", description="Tries sqlsem itself.")
+    parser = argparse.ArgumentParser(
+        prog="python -m sqlsem.testing.simulate", description="Search for schedules in which sqlsem itself fails."
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="real time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=3)
@@ -454,19 +456,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--database", default="memory", help="memory, sqlite or postgresql://…")
     parser.add_argument("-n", "--jobs", type=int, default=1, help="how many processes search")
     parser.add_argument("--replay")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         report = simulate(
-            PROGRAMS[given.program],
-            processes=given.processes,
-            threads=given.threads,
+            PROGRAMS[options.program],
+            processes=options.processes,
+            threads=options.threads,
             schedules=2**31 - 1,
-            seconds=given.seconds,
-            seed=given.seed,
-            lease=given.lease,
-            database=given.database,
-            jobs=given.jobs,
-            replay=given.replay,
+            seconds=options.seconds,
+            seed=options.seed,
+            lease=options.lease,
+            database=options.database,
+            jobs=options.jobs,
+            replay=options.replay,
         )
     except SimulationFailed as exc:
         output.echo(*str(exc).splitlines())

@@ -1,5 +1,5 @@
-"""Programs beside those of `sqlsem.testing.simulate`, for features built on locks: work queues, priorities, leaders,
-once a period. Each checks its own results; the simulation checks the locks.
+"""Programs for `sqlsem.testing.simulate` that use features built on locks: work queues, priorities, leaders, jobs that
+run once per period, release on commit. Each checks its own results; the simulation checks the locks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_ATTEMPTS = 100
 
 
 def queued(me: Actor) -> None:
-    """Put and run tasks, some of them with locks, in all processes; in the end each was finished exactly once."""
+    """Put and run tasks, some of them with locks, in all processes; check that each is finished exactly once."""
     chance = me.random
     queue = me.locks.queue("work", on_failure="continue")
     put: set[int] = me.shared.setdefault("put", set())
@@ -36,20 +36,20 @@ def queued(me: Actor) -> None:
             with me.locks.mutex("r"):
                 me.step("inside")
         else:
-            _run_one(me, queue)
+            _run_a_task(me, queue)
     while True:
-        before = set(put)  # others put more meanwhile
+        before = set(put)  # (Other processes put more tasks meanwhile.)
         counts = queue.counts()
         if counts is None or counts.pending + counts.running == 0:
             break
-        if not _run_one(me, queue):
+        if not _run_a_task(me, queue):
             me.sleep(1.0)
     statuses = {task.task_id: task.status for task in queue.tasks(maximum=1000)}
-    unfinished = {task: statuses.get(task, "is no more") for task in before if statuses.get(task) != "finished"}
-    assert not unfinished, f"the queue is empty, and of what was put is not finished: {unfinished}"
+    unfinished = {task: statuses.get(task, "does not exist") for task in before if statuses.get(task) != "finished"}
+    assert not unfinished, f"the queue is empty, but tasks are not finished: {unfinished}"
 
 
-def _run_one(me: Actor, queue: Queue) -> bool:
+def _run_a_task(me: Actor, queue: Queue) -> bool:
     """Run one task; return False if there was none."""
     task = queue.try_claim()
     if task is None:
@@ -65,19 +65,19 @@ def _run_one(me: Actor, queue: Queue) -> bool:
 
 
 def ranked(me: Actor) -> None:
-    """Acquire locks by priority, in two classes with different ageing."""
+    """Acquire a lock by priority, and check that no request overtakes an earlier one of at least its priority."""
     chance = me.random
     me.locks.admin.set_priorities("p", "10s")
     for _ in range(chance.randrange(1, 4)):
         priority = chance.choice((0, 0, 5))
         lock = me.locks.mutex("p", priority=priority)
-        # (The row of an earlier request, which is removed later, does not belong to this one.)
+        # (Rows of this process's earlier requests may still be there; they do not belong to this request.)
         me.shared.setdefault("left", set()).update(row.position for row in _rows(me) if row.host == me.name)
-        before = {position for position, its in _waiting(me).items() if its >= priority}
+        before = {position for position, other in _waiting(me).items() if other >= priority}
         me.shared[me.name] = priority
         if lock.acquire(timeout=chance.choice((0, 5.0, None))):
             passed = before & _waiting(me).keys()
-            assert not passed, f"{me} has overtaken who asked before and has at least its priority: {sorted(passed)}"
+            assert not passed, f"{me} has overtaken earlier requests of at least its priority: {sorted(passed)}"
             me.step("inside")
             me.sleep(chance.choice((0.0, 0.0, 3.0)))
             lock.release()
@@ -89,8 +89,8 @@ def _rows(me: Actor) -> list[Row]:
 
 
 def _waiting(me: Actor) -> dict[int, int]:
-    """Return the waiters by number, with their priorities. (A row in the priority queue is granted as such, and still
-    waits.)
+    """Return the priorities of the waiters, by position. (A row in the priority queue may be granted there; its request
+    still waits.)
     """
     known = [row for row in _rows(me) if row.host in me.shared and row.position not in me.shared["left"]]
     return {
@@ -132,13 +132,13 @@ def _leads(actor: Actor, term: Term) -> bool:
 
 
 def periodic(me: Actor) -> None:
-    """Run once a period: at most one of the processes does it."""
+    """Run a job once a period, and check that only one process has done it."""
     done: dict[Any, str] = me.shared.setdefault("done", {})
     for _ in range(me.random.randrange(1, 4)):
         me.step("asks")
         run = me.locks.once("report", per="1d").begin()
         if run is None:
-            assert "begun" in me.shared, "nobody has run it, and it is said to be done"
+            assert "begun" in me.shared, "no process has run it, and yet it counts as done"
             continue
         me.shared["begun"] = True
         me.step("runs it")
@@ -151,12 +151,12 @@ def periodic(me: Actor) -> None:
 
 
 class _Undone(Exception):
-    """Rolls its transaction back."""
+    """Raised to roll a transaction back."""
 
 
 def departing(me: Actor) -> None:
-    """Release locks with a transaction of the program's (`sqlsem.Grant.release_on_commit`): never before the commit,
-    soon after it, and not after a rollback, also to a savepoint.
+    """Release locks on the commit of the program's transaction (`sqlsem.Grant.release_on_commit`), and check that this
+    happens soon after the commit, never before it, and not after a rollback, also to a savepoint.
     """
     locks, chance = me.locks, me.random
     for _ in range(chance.randrange(1, 3)):
@@ -177,27 +177,29 @@ def departing(me: Actor) -> None:
                 if how in ("savepoint", "again"):
                     cursor.execute("ROLLBACK TO SAVEPOINT here")
                 me.sleep(chance.choice((0.0, 0.0, 1.0)))
-                _require_not_given_back(me, grant, "before the commit")
+                _require_not_released(me, grant, "before the commit")
                 if how == "rollback":
                     raise _Undone
             if how in ("rollback", "savepoint"):
                 me.sleep(1.0)
-                _require_not_given_back(me, grant, f"after a {how} that has undone the call")
+                _require_not_released(me, grant, f"after a {how} that has undone the call")
             elif how != "commit and leave":
-                _wait_until_gone(me, grant)
+                _wait_for_release(me, grant)
 
 
-def _require_not_given_back(me: Actor, grant: Grant, when: str) -> None:
+def _require_not_released(me: Actor, grant: Grant, when: str) -> None:
     assert isinstance(me.world.server, RealServer)
     gone = me.world.server.released.intersection(ticket.position for ticket in grant.state.tickets)
-    assert not gone, f"{me} has given back what is at {sorted(gone)}, {when}"
+    assert not gone, f"{me} has released the lock at {sorted(gone)}, {when}"
 
 
-def _wait_until_gone(me: Actor, grant: Grant) -> None:
-    """Wait for the release after the commit. Faults meanwhile do not count."""
+def _wait_for_release(me: Actor, grant: Grant) -> None:
+    """Wait for the release after the commit. (The time limit begins anew while faults happen.)"""
     world, state = me.world, grant.state
     positions, since = {ticket.position for ticket in state.tickets}, world.fibers.now
     while state.why_lost is None and any(row.position in positions for row in world.server.rows()):
         since = max(since, world.calm_since) if world.calm else world.fibers.now
-        assert world.fibers.now <= since + LEFT_SECONDS, f"{me} still has {state!r}, which a commit has given back"
+        assert world.fibers.now <= since + LEFT_SECONDS, (
+            f"{me} still holds {state!r}, which a commit should have released"
+        )
         me.sleep(0.1)

@@ -1,7 +1,9 @@
 """One run of programs in virtual time: the processes, their database, the faults, and the checks.
 
-A seed and *choices* decide a run. A choice is a step at which something else happens than usual (the running fiber goes
-on until it waits). So a run can be repeated, and shortened by leaving choices out.
+Usually the running fiber goes on until it waits. A *choice* is a step at which something else happens: another fiber
+runs, a fault happens, or the faults end. The seed and the choices decide a run, so that it can be repeated, and
+shortened by leaving choices out. The choices end in the *calm phase*, in which no more faults happen and every living
+process must be granted its locks.
 """
 
 from __future__ import annotations
@@ -44,19 +46,19 @@ __all__ = [
 
 log = logging.getLogger("sqlsem")
 
-#: The event at a step: ``(17, "crash B")``.
+#: A choice: its step, and what happens there: ``(17, "crash B")``.
 Choice = tuple[int, str]
-#: Seconds after the last fault by which each living process must have been granted its locks.
+#: In the calm phase each living process must be granted its locks within so many seconds,
 SERVED_SECONDS = 300.0
-#: Steps by which that must be.
+#: and within so many steps.
 SERVED_STEPS = 20_000
-#: A sleeper wakes this much too late, as on real machines; never too early by the rounding of a float.
+#: A sleeper wakes this much too late, as on real machines, and never too early because a float was rounded.
 LATE_SECONDS = 1e-6
-#: A fiber that does not wait lets others run after this many steps.
+#: A fiber that does not wait is interrupted after so many steps, and another one runs.
 MAX_STEPS = 50
-#: Seconds after which a program that lost a lock begins again.
+#: The pause before a program that lost a lock begins again.
 AGAIN_SECONDS = 0.1
-#: Seconds for which the rows of an ended process may stay: a pending registration is dropped, and a heartbeat comes.
+#: How long the rows of an ended process may stay: a deferred call or the next heartbeat removes them.
 LEFT_SECONDS = 60.0
 
 
@@ -68,13 +70,13 @@ class Violation:
     words: str
 
 
-#: Makes the database of a run.
+#: A function that makes the database of a run.
 MakeServer = Callable[[Fibers], "Server | RealServer"]
 
 
 @contextlib.contextmanager
 def in_memory() -> Iterator[MakeServer]:
-    """Make the simulated database."""
+    """Return a function that makes the simulated database."""
     yield Server
 
 
@@ -93,7 +95,7 @@ class Settings:
     retry: float = 10.0
     always: Callable[[], object] | None = None
     begin: Callable[[], object] | None = None
-    #: Where the databases of the runs are.
+    #: Opens the place for the databases of the runs: in memory, in files or on a server.
     databases: Callable[[], contextlib.AbstractContextManager[MakeServer]] = in_memory
 
 
@@ -105,7 +107,7 @@ class Actor:
         number: 0 for the first one.
         locks: Its coordinator.
         random: Decided by the seed of the run.
-        shared: A dict that all of them share, empty at the beginning of a run, for messages to each other, say.
+        shared: A dict that all processes of a run share, empty at its beginning; for messages, say.
     """
 
     def __init__(self, world: World, number: int, settings: Settings) -> None:
@@ -119,7 +121,7 @@ class Actor:
         self.dead = False
         self.paused_until = -math.inf
         self.fibers: list[Fiber] = []
-        self.left = settings.threads  # of its threads
+        self.threads_left = settings.threads  # the number of its threads whose program has not ended
         self._random: random.Random | None = None
         self._doing = ""
 
@@ -136,7 +138,7 @@ class Actor:
         return not self.dead and self.world.fibers.now >= self.paused_until
 
     def step(self, words: str = "works") -> None:
-        """Do something that takes a moment, while others may run."""
+        """Do something that takes a moment, in which other fibers may run. ``words`` describes it in the trace."""
         self.world.fibers.step(words)
 
     def sleep(self, seconds: float) -> None:
@@ -148,9 +150,9 @@ class Actor:
         commits at the end of the block, and rolls back if the block raises. For `sqlsem.Grant.release_on_commit` and
         `sqlsem.Grant.assert_held`.
 
-        Others may run before it begins, on PostgreSQL between its statements, before the COMMIT and before the answer
-        to that. Raises `Unavailable` when its connection breaks. Raises `ConfigurationError` in memory, where there are
-        no transactions.
+        Other fibers may run before it begins, before the COMMIT and before the answer to that, and on PostgreSQL
+        between its statements. Raises `Unavailable` if its connection breaks, and `ConfigurationError` in memory, where
+        there are no transactions.
         """
         server = self.world.server
         if not isinstance(server, RealServer):
@@ -169,7 +171,7 @@ Program = Callable[[Actor], object]
 
 @dataclass
 class World:
-    """One run. ``choices`` None: they are drawn by the seed, and recorded in ``made``; otherwise these are made."""
+    """One run. With ``choices``, these are made; else the seed draws them, and ``made`` records them."""
 
     settings: Settings
     fibers: Fibers
@@ -185,9 +187,9 @@ class World:
         self.violation: Violation | None = None
         self.actors: list[Actor] = []
         self.shared: dict[str, Any] = {}
-        self._withdrawn: set[int] = set()  # rows that were revoked in transit
+        self._revoked_in_transit: set[int] = set()  # positions
         self.steps = 0
-        self.calm = False  # no more faults
+        self.calm = False  # True in the calm phase: no more faults
         self.calm_since = 0.0
         self._calm_step = 0
         self._events: list[tuple[float, int, Callable[[], object]]] = []
@@ -196,13 +198,13 @@ class World:
         self._running_for = 0
         self._random = random.Random(self.seed)
         self.faults = Faults(self)
-        self._given = list(self.choices or ())
-        self._given.reverse()
+        self._choices_left = list(self.choices or ())
+        self._choices_left.reverse()
         self._next = 0
         self._pace = 0.0
         if self.choices is None:
             self._pace = self._random.choice((0.02, 0.1, 0.3))
-            self._left = self._random.randrange(self.settings.most_faults + 1) if self.settings.faults else 0
+            self._faults_left = self._random.randrange(self.settings.most_faults + 1) if self.settings.faults else 0
             self._kinds = [
                 fault for fault in self.settings.faults if self._random.random() < 0.5
             ] or self.settings.faults
@@ -213,7 +215,7 @@ class World:
 
     def run(self) -> Violation | None:
         """Run to the end; return the violation, if there is one."""
-        random.seed(self.seed)  # for the pauses between attempts
+        random.seed(self.seed)  # for the random pauses between attempts
         settings = self.settings
         if settings.begin is not None:
             settings.begin()
@@ -223,7 +225,7 @@ class World:
             actor.client.event_bus.add("granted", functools.partial(self._granted, actor))
             for thread in range(settings.threads):
                 name = actor.name if settings.threads == 1 else f"{actor.name}{thread + 1}"
-                self.fibers.spawn(name, actor, functools.partial(self._live, actor))
+                self.fibers.spawn(name, actor, functools.partial(self._run_program, actor))
         try:
             while self.violation is None and (fiber := self._choose()) is not None:
                 if self.trace is not None:
@@ -235,23 +237,23 @@ class World:
                 else:
                     self._check_tasks()
                     if settings.always is not None and self.violation is None:
-                        self._always(settings.always)
+                        self._check_always(settings.always)
             if self.violation is None:
                 self._check_end()
         finally:
             for actor in self.actors:
-                actor.client.member.closing.set()  # no other thread closes it later, in real time
+                actor.client.member.closing.set()  # so that no thread closes the client later, in real time
             self.fibers.end()
             self.server.close()
         return self.violation
 
-    def _always(self, check: Callable[[], object]) -> None:
+    def _check_always(self, check: Callable[[], object]) -> None:
         try:
             check()
         except Exception as exc:
             self._fail("error", f"after a step of {self._last.name if self._last else '?'}: {exc!r}")
 
-    def _live(self, actor: Actor) -> None:
+    def _run_program(self, actor: Actor) -> None:
         defaults.provide_here(actor.locks)
         while True:
             try:
@@ -259,10 +261,10 @@ class World:
                 break
             except (LockLost, Unavailable) as exc:
                 if self.trace is not None:
-                    self.trace.append(f"{'':>19}{actor.name:<9} is told: {exc}")
+                    self.trace.append(f"{'':>19}{actor.name:<9} gets: {exc}")
                 self.fibers.sleep(AGAIN_SECONDS)
-        actor.left -= 1
-        if actor.left:
+        actor.threads_left -= 1
+        if actor.threads_left:
             return
         since = self.fibers.now
         while self._rows_of(actor):
@@ -278,7 +280,7 @@ class World:
             session.end()
 
     def _rows_of(self, actor: Actor) -> list[Entry | Row]:
-        # (A row in transit is not its own any more, and goes when another member finds its time over.)
+        # (A row in transit no longer belongs to the actor: another member removes it when its time is over.)
         return [
             row
             for row in self.server.rows()
@@ -288,7 +290,7 @@ class World:
     # -- which fiber goes on -----------------------------------------------------------------------------------------
 
     def _choose(self) -> Fiber | None:
-        """Choose the fiber that goes on; None when all is over, or something is wrong."""
+        """Return the fiber that goes on; None if all processes have ended or a check has failed."""
         self.steps += 1
         while True:
             chosen = self._make_choices()
@@ -299,7 +301,7 @@ class World:
             ready = self._ready()
             if ready:
                 break
-            # (Paused processes go on then, and their due events happen before.)
+            # (Paused processes go on at that time; the events that were due meanwhile happen first.)
             times = [max(fiber.deadline, fiber.group.paused_until) for fiber in self.fibers.all if _is_left(fiber)]
             if self._events:
                 times.append(self._events[0][0])
@@ -315,27 +317,27 @@ class World:
         ):
             self._stuck(f"{self.fibers.now - self.calm_since:.0f} s after the last thing went wrong")
             return None
-        return self._of(ready, chosen)
+        return self._next_fiber(ready, chosen)
 
     def _ready(self) -> list[Fiber]:
         return [fiber for fiber in self.fibers.all if fiber.ready and not fiber.over and fiber.group.runs]
 
-    def _of(self, ready: list[Fiber], chosen: str | None) -> Fiber:
-        last, found = self._last, None
+    def _next_fiber(self, ready: list[Fiber], chosen: str | None) -> Fiber:
+        last, fiber = self._last, None
         if chosen is not None:
-            found = next((fiber for fiber in ready if fiber.name == chosen), None)
-        if found is None and last in ready and self._running_for < MAX_STEPS:
-            found = last
-        if found is None:
+            fiber = next((candidate for candidate in ready if candidate.name == chosen), None)
+        if fiber is None and last in ready and self._running_for < MAX_STEPS:
+            fiber = last
+        if fiber is None:
             number = -1 if last is None else last.number
-            found = next((fiber for fiber in ready if fiber.number > number), ready[0])
-        self._running_for = self._running_for + 1 if found is last else 0
-        self._last = found
-        return found
+            fiber = next((candidate for candidate in ready if candidate.number > number), ready[0])
+        self._running_for = self._running_for + 1 if fiber is last else 0
+        self._last = fiber
+        return fiber
 
     def _stuck(self, words: str) -> None:
         waiting = "; ".join(f"{fiber.name}: {fiber.where}" for fiber in self.fibers.all if _is_left(fiber))
-        self._fail("stuck", f"somebody alive was not served, {words} ({waiting})")
+        self._fail("stuck", f"a living process was not granted its locks, {words} ({waiting})")
 
     def _pass_time(self, at: float) -> None:
         if not math.isinf(at):
@@ -347,7 +349,7 @@ class World:
                 fiber.ready = True
 
     def at(self, seconds: float, call: Callable[[], object]) -> None:
-        """Make something happen after so many seconds."""
+        """Schedule a call after so many virtual seconds."""
         heapq.heappush(self._events, (self.fibers.now + seconds, next(self._numbers), call))
 
     def run_due_events(self) -> None:
@@ -365,9 +367,9 @@ class World:
             return None
         chosen = None
         if self.choices is not None:
-            while self._given and self._given[-1][0] <= self.steps:
-                chosen = self._make(self._given.pop()[1]) or chosen
-            if not self._given:
+            while self._choices_left and self._choices_left[-1][0] <= self.steps:
+                chosen = self._make_choice(self._choices_left.pop()[1]) or chosen
+            if not self._choices_left:
                 self._calm_down()
         elif self.steps >= self._calm_at:
             self.made.append((self.steps, "calm"))
@@ -377,18 +379,18 @@ class World:
             self._draw_next()
             if words is not None:
                 self.made.append((self.steps, words))
-                chosen = self._make(words)
+                chosen = self._make_choice(words)
         return chosen
 
     def _draw(self) -> str | None:
-        if self._left and self._random.random() < 0.3:
+        if self._faults_left and self._random.random() < 0.3:
             words = self.faults.draw(self._random, self._random.choice(self._kinds))
-            self._left -= words is not None
+            self._faults_left -= words is not None
             return words
         ready = [fiber for fiber in self._ready() if fiber is not self._last]
         return f"run {self._random.choice(ready).name}" if ready else None
 
-    def _make(self, words: str) -> str | None:
+    def _make_choice(self, words: str) -> str | None:
         verb, *rest = words.split()
         if verb == "run":
             return rest[0]
@@ -409,7 +411,7 @@ class World:
         if self.calm:
             return
         self.calm, self.calm_since, self._calm_step = True, self.fibers.now, self.steps
-        self._given.clear()
+        self._choices_left.clear()
         self.faults.undo()
 
     # -- checks ------------------------------------------------------------------------------------------------------
@@ -419,21 +421,19 @@ class World:
             self.violation = Violation(kind, words)
 
     def _believed(self, actor: Actor) -> Iterator[tuple[Request, int]]:
-        """Yield the locks that a process believes to hold. A process that does not run believes nothing, nor one that
-        must verify first.
-        """
+        """Yield the locks that a process believes it holds: none if it is stopped, or must verify them first."""
         if actor.runs and not actor.client.member.is_uncertain():
             for grant in actor.client.registry.grants():
                 state = grant.state
                 if state.why_lost is None:
                     for request, ticket in zip(state.requests, state.tickets, strict=True):
-                        if ticket.position not in self._withdrawn:
+                        if ticket.position not in self._revoked_in_transit:
                             yield request, ticket.position
 
     def _removed(self, row: Entry | Row, why: str) -> None:
         if why == "revoked" and row.requesting_id.startswith("in transit"):
-            # Its giver may not know yet that it has handed it over, but no longer works under it.
-            self._withdrawn.add(row.position)
+            # The process that handed it over may not have the reply yet, but no longer relies on the lock.
+            self._revoked_in_transit.add(row.position)
             return
         for actor in self.actors:
             if actor.name == row.host and any(position == row.position for _, position in self._believed(actor)):
@@ -442,23 +442,23 @@ class World:
                 )
 
     def _granted(self, actor: Actor, event: Any) -> None:
-        if event.position not in self.server.let_in:
-            self._fail("phantom", f"{actor} has {event.resource!r} at {event.position}, which was granted to nobody")
+        if event.position not in self.server.ever_granted:
+            self._fail("phantom", f"{actor} has {event.resource!r} at {event.position}, which was never granted")
         elif all(row.position != event.position for row in self.server.rows_on(event.resource)):
             self._fail("phantom", f"{actor} has {event.resource!r} at {event.position}, whose row is gone")
         inside = [
             (other.name, request)
             for other in self.actors
             for request, _ in self._believed(other)
-            # (A request for a rate leaves its queue, and its process hears of that later. No work is done there.)
+            # (A request for a rate leaves its queue before its process knows that. Nothing is held under it.)
             if request.resource == event.resource and not event.resource.startswith(RATE_PREFIX)
         ]
         if not together([request for _, request in inside]):
             holders = ", ".join(f"{name}: {request.describe()}" for name, request in inside)
-            self._fail("overlap", f"more are inside than may be: {holders}")
+            self._fail("overlap", f"more hold it than may: {holders}")
 
     def _check_tasks(self) -> None:
-        """Check that no task is run by two workers."""
+        """Check that no two workers run the same task."""
         runs: dict[str, Actor] = {}
         for actor in self.actors:
             if actor.client.claims and actor.runs and not actor.client.member.is_uncertain():
@@ -470,13 +470,15 @@ class World:
         self._pass_time(self.fibers.now + 10 * SERVED_SECONDS)
         self.server.reap()
         for row in self.server.rows():
-            self._fail("left", f"all have ended, and a row stays: {row.resource!r} at {row.position}, of {row.host}")
+            self._fail(
+                "left", f"all processes have ended, and a row stays: {row.resource!r} at {row.position}, of {row.host}"
+            )
         for finding in self.server.findings():
             self._fail(finding.kind, f"{finding.resource!r} at {finding.position}: {finding.words}")
 
 
 def together(requests: Iterable[Request]) -> bool:
-    """Return True if these may be held at the same time. (Not by `Request.fits`, which is under test.)"""
+    """Return True if these requests may hold at the same time. (Does not use `Request.fits`, which is under test.)"""
     inside = list(requests)
     for request in inside:
         others = [
@@ -495,7 +497,7 @@ def _is_left(fiber: Fiber) -> bool:
 
 
 class _TraceHandler(logging.Handler):
-    """Puts log records among the steps."""
+    """Writes log records into the trace, among its steps."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -508,7 +510,7 @@ class _TraceHandler(logging.Handler):
 
 @contextlib.contextmanager
 def log_to_trace(world: World) -> Iterator[None]:
-    """Send log records to the run's trace only."""
+    """Send log records to the trace of the run only, until the block ends."""
     before, propagate, handlers, disabled = log.level, log.propagate, log.handlers, log.disabled
     log.propagate, log.handlers, log.disabled = False, [_TraceHandler(world)], world.trace is None
     try:

@@ -145,14 +145,14 @@ def not_alone(patch):
     def others(self, row):
         return [other for other in real(self, row) if other.position > row.position]
 
-    real = Conversions._others_inside
-    patch.setattr(Conversions, "_others_inside", others)
+    real = Conversions._other_holders
+    patch.setattr(Conversions, "_other_holders", others)
 
 
 @bug(program=travelling)
 def token_good_twice(patch):
     """Let every holder of the token adopt it."""
-    real = Handovers._take
+    real = Handovers._adopt_rows
     adopted = {}
 
     def take(self, member_id, requesting_id, owner, uid, token):
@@ -163,7 +163,7 @@ def token_good_twice(patch):
             for request, ticket in adopted[self._server, token]
         ]
 
-    patch.setattr(Handovers, "_take", take)
+    patch.setattr(Handovers, "_adopt_rows", take)
 
 
 @pytest.mark.parametrize("name", BUGS)

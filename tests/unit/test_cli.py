@@ -393,7 +393,7 @@ def test_looking_again(coordinator: sqlsem.Coordinator, monkeypatch: pytest.Monk
         assert result.exit_code == 130
         frames = re.split(r"(?m)^-- \d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", result.stdout)
         assert [frame.strip()[:1] for frame in frames] == ["", "x", "x"]
-        assert "sqlsem: error: gone fishing; looking again" in result.stderr
+        assert "sqlsem: error: gone fishing; trying again" in result.stderr
         looks.clear()
         result = call("ls", "--watch", "100ms", "--json")
         decoder, text, times = json.JSONDecoder(), result.stdout, []
