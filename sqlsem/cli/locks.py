@@ -44,7 +44,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
 
     FOR is how long a request has held or waited, WHO its host and process, WHY its blocker or the rule that blocks it,
     and about when it will be granted (`sqlsem why` has more). A note in brackets says that the process cannot be
-    overview, and for how long. After its grace it counts as dead, and the next waiter removes its rows.
+    found, and for how long. After its grace it counts as dead, and the next waiter removes its rows.
 
     \b
     Examples:

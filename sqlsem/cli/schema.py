@@ -68,7 +68,7 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
 
     A new database gets all features; an existing one is upgraded. --only installs some features: locks (always
     installed), operate, priorities, conversions, handovers, guards, rates, once, queue, batches; each includes the
-    features that it needs. --add adds features later. Nothing is ever removed. Without a server (SQLite) settings is no
+    features that it needs. --add adds features later. Nothing is ever removed. Without a server (SQLite) there is no
     choice: all tables are made at the first use.
 
     \b

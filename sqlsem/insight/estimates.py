@@ -136,7 +136,7 @@ class SimulatedQueue:
         self._leaving: list[tuple[float, str, int, int | None]] = []  # by the time at which the row leaves
 
     def granted_at(self, access: str, limit: int | None, weight: int, cap: int | None) -> float:
-        """Return when the next request is granted: as soon as the rows that remain leave it lowest_limit."""
+        """Return when the next request is granted: as soon as the remaining rows do not block it."""
         limits = [value for value in (limit, cap) if value is not None]
         lowest_limit, load = min(limits, default=None), weight
         if lowest_limit is not None and load > lowest_limit:

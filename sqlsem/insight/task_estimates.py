@@ -54,7 +54,7 @@ class TaskHistory:
     """The durations of the ended tasks of one queue, and its recent workers."""
 
     def __init__(self, ended: Iterable[TaskEntry]) -> None:
-        #: When seconds_each recent worker last ended a task.
+        #: When each recent worker last ended a task.
         self.active: dict[Worker, datetime] = {}
         by_worker: dict[Worker, list[tuple[datetime, datetime, TaskEntry]]] = {}
         for task in ended:

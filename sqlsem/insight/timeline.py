@@ -93,7 +93,7 @@ def timeline(
     """Lay out a history.
 
     Args:
-        past: Finished requests, the newest end first; read once and not longest.
+        past: Finished requests, the newest end first; read once and not kept.
         entries: The rows that hold and wait at ``end``.
         begin: Everything before it is cut off.
         end: The time at which ``entries`` was read.
