@@ -64,6 +64,7 @@ def passing(connect, name, make, places):
     return statistics.quantiles(pauses, n=5)[-1]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_wait_ends_as_promptly_as_a_short_wait(kind, connect, name):
     make, places = KINDS[kind]
