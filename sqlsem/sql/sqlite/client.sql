@@ -2,13 +2,11 @@
 -- Every write is inside BEGIN IMMEDIATE, which serves as the gate: numbers become visible in their order.
 --
 -- Times are seconds since 1970, by the host's clock.
--- where {status_after} is CASE WHEN :outcome = 'finished' THEN 'finished' WHEN :outcome = 'cancelled' OR
--- cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending'
--- ELSE 'failed' END where {error_after} is CASE WHEN cancel_asked_by IS NULL OR :outcome = 'finished' THEN :error ELSE
--- 'cancelled by ' || cancel_asked_by || coalesce(char(10) || :error, '') END where {cap} is coalesce((SELECT cap FROM
--- {schema}_resource WHERE resource_id = :resource), (SELECT cap FROM {schema}_limit_pattern WHERE substr(:resource, 1,
--- length(prefix)) = prefix ORDER BY length(prefix) DESC LIMIT 1)) where {patterned} is EXISTS (SELECT 1 FROM
--- {schema}_limit_pattern WHERE substr(:resource, 1, length(prefix)) = prefix) where {end_of_time} is 253370764800.0
+-- where {status_after} is CASE WHEN :outcome = 'finished' THEN 'finished' WHEN :outcome = 'cancelled' OR cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending' ELSE 'failed' END
+-- where {error_after} is CASE WHEN cancel_asked_by IS NULL OR :outcome = 'finished' THEN :error ELSE 'cancelled by ' || cancel_asked_by || coalesce(char(10) || :error, '') END
+-- where {cap} is coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), (SELECT cap FROM {schema}_limit_pattern WHERE substr(:resource, 1, length(prefix)) = prefix ORDER BY length(prefix) DESC LIMIT 1))
+-- where {patterned} is EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(:resource, 1, length(prefix)) = prefix)
+-- where {end_of_time} is 253370764800.0
 -- where {clock} is (julianday('now') - 2440587.5) * 86400.0
 
 -- name: version
