@@ -17,7 +17,8 @@ from sqlsem.errors import NotHeld, Unavailable
 __all__: list[str] = []
 
 #: Seconds that an installation may take that has to wait for an open transaction before it gives up or goes on. It
-#: gives up after 60 s by itself.
+#: gives up after 60 s by itself; an attempt that began before that may last as long as an installation (three of them
+#: are added, as an attempt beside others takes longer).
 INSTALL_SECONDS = 100.0
 
 
@@ -158,7 +159,7 @@ def install_over_holders(bench: Bench, notes: Notes) -> None:
     bench.reinstall()
     took = time.monotonic() - began
     if bench.has_routines:
-        _install_over_pin(bench, notes)
+        _install_over_pin(bench, notes, INSTALL_SECONDS + 3 * took)
     for coordinator in coordinators:
         coordinator.client.member.heartbeat()
     lost = sum(grant.lost for grant in grants)
@@ -171,7 +172,7 @@ def install_over_holders(bench: Bench, notes: Notes) -> None:
     _old_tokens(bench, notes)
 
 
-def _install_over_pin(bench: Bench, notes: Notes) -> None:
+def _install_over_pin(bench: Bench, notes: Notes, limit: float) -> None:
     session = bench.session()
     resource = bench.name()
     position = session.acquire(resource).position
@@ -180,15 +181,13 @@ def _install_over_pin(bench: Bench, notes: Notes) -> None:
         with session.transaction():
             session.rows("assert_holding", resource, position)
             installing = later(bench.reinstall)
-            installing.result(INSTALL_SECONDS)
+            installing.result(limit)
             notes.note("with an open transaction that had asserted its lock it went through")
     except TimeoutError:
         assert installing is not None
         with contextlib.suppress(Exception):  # nothing is in its way now; and nothing may be removed meanwhile
             installing.result(PATIENCE)
-        raise Failed(
-            f"with an open transaction in the way it neither gave up nor went on in {INSTALL_SECONDS:g} s"
-        ) from None
+        raise Failed(f"with an open transaction in the way it neither gave up nor went on in {limit:.0f} s") from None
     except Unavailable as exc:
         notes.note(f"with an open transaction in the way it gave up in time ({str(exc)[:120]})")
     session.release(resource)
