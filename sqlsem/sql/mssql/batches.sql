@@ -80,12 +80,12 @@ GO
 -- Return the names of a batch's parts in some states, for messages: a, b (why).
 IF OBJECT_ID(N'{schema}.parts_in') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parts_in AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.parts_in @batch bigint, @states nvarchar(100), @told nvarchar(1000) OUTPUT
+ALTER PROCEDURE {schema}.parts_in @batch bigint, @states nvarchar(100), @part_list nvarchar(1000) OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @part nvarchar(255) = N'', @error nvarchar(200), @count int = 1;
-    SET @told = N'';
+    SET @part_list = N'';
     WHILE @count = 1
     BEGIN
         SET @count = 0;
@@ -94,7 +94,7 @@ BEGIN
           AND @states LIKE CONCAT(N'%', status, N'%')
         ORDER BY part;
         IF @count = 1
-            SET @told = LEFT(CONCAT(@told, CASE WHEN @told <> N'' THEN N', ' END, @part, N' (' + @error + N')'), 1000);
+            SET @part_list = LEFT(CONCAT(@part_list, CASE WHEN @part_list <> N'' THEN N', ' END, @part, N' (' + @error + N')'), 1000);
     END;
 END;
 GO
@@ -121,7 +121,7 @@ BEGIN
                           member_id bigint NOT NULL);
     DECLARE @dead TABLE (batch_id bigint NOT NULL PRIMARY KEY);
     DECLARE @member bigint = -1, @before bigint, @batch bigint = 0, @batch_before bigint, @batch_name nvarchar(255),
-            @told nvarchar(1000), @message nvarchar(2000);
+            @part_list nvarchar(1000), @message nvarchar(2000);
     INSERT INTO @part (batch_id, part)
     SELECT batch_id, part FROM {schema}.batch_part WITH (INDEX (batch_part_status)) WHERE status = N'running';
     INSERT INTO @callback (batch_id)
@@ -182,8 +182,8 @@ BEGIN
         -- Report it now: if the next batch is busy and this call fails, no later call would report this one.
         IF @tell = 1 AND EXISTS (SELECT 1 FROM @dead WHERE batch_id = @batch)
         BEGIN
-            EXEC {schema}.parts_in @batch, N'failed', @told OUTPUT;
-            SET @message = CONCAT(N'sqlsem: batch ', @batch, N' of ''', @batch_name, N''' has failed parts: ', @told,
+            EXEC {schema}.parts_in @batch, N'failed', @part_list OUTPUT;
+            SET @message = CONCAT(N'sqlsem: batch ', @batch, N' of ''', @batch_name, N''' has failed parts: ', @part_list,
                 N'; run these parts again');
             RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
         END;
@@ -226,12 +226,12 @@ BEGIN
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @asked TABLE (part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
+    DECLARE @part_names TABLE (part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
     DECLARE @old TABLE (batch_id bigint NOT NULL PRIMARY KEY);
     DECLARE @at int, @rest nvarchar(max) = CONCAT(@parts, NCHAR(10)), @now datetime2(6), @host nvarchar(255), @pid int,
             @status nvarchar(16), @opened datetime2(6), @limit datetime2(6), @same bit = 0, @joins bit = 0, @asked_ms bigint = @window_ms,
             @part_status nvarchar(16), @part_uid nvarchar(64), @part_member bigint, @started datetime2(6), @days int,
-            @before bigint, @one nvarchar(400), @is_last bit, @callback_status nvarchar(16), @callback_member bigint, @opened_by nvarchar(128),
+            @before bigint, @part_name nvarchar(400), @is_last bit, @callback_status nvarchar(16), @callback_member bigint, @opened_by nvarchar(128),
             @own_ms bigint, @missing bigint, @count int = 0, @message nvarchar(2000);
     EXEC {schema}.check_name N'batch', @name;
     EXEC {schema}.check_name N'part', @part;
@@ -246,24 +246,24 @@ BEGIN
     SET @at = CHARINDEX(NCHAR(10), @rest);
     WHILE @at > 0
     BEGIN
-        SET @one = LEFT(@rest, CASE WHEN @at > 401 THEN 400 ELSE @at - 1 END);
-        EXEC {schema}.check_name N'part', @one;
+        SET @part_name = LEFT(@rest, CASE WHEN @at > 401 THEN 400 ELSE @at - 1 END);
+        EXEC {schema}.check_name N'part', @part_name;
         SET @count = @count + 1;
         IF @count > 10000
         BEGIN
             SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has more than 10000 parts');
             EXEC {schema}.raise_error 50000, @message;
         END;
-        IF EXISTS (SELECT 1 FROM @asked WHERE part = @one)
+        IF EXISTS (SELECT 1 FROM @part_names WHERE part = @part_name)
         BEGIN
-            SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' names part ''', @one, N''' twice; each part is one job');
+            SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' names part ''', @part_name, N''' twice; each part is one job');
             EXEC {schema}.raise_error 50000, @message;
         END;
-        INSERT INTO @asked (part) VALUES (@one);
+        INSERT INTO @part_names (part) VALUES (@part_name);
         SET @rest = SUBSTRING(@rest, @at + 1, 2147483647);
         SET @at = CHARINDEX(NCHAR(10), @rest);
     END;
-    IF NOT EXISTS (SELECT 1 FROM @asked WHERE part = @part COLLATE Latin1_General_100_BIN2)
+    IF NOT EXISTS (SELECT 1 FROM @part_names WHERE part = @part COLLATE Latin1_General_100_BIN2)
     BEGIN
         SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no part ''', @part, N'''; it has ',
             LEFT(REPLACE(@parts, NCHAR(10), N', '), 1000));
@@ -292,8 +292,8 @@ BEGIN
                @started = started_at, @is_last = is_last
         FROM {schema}.batch_part WHERE batch_id = @id AND part = @part;
         IF NOT EXISTS (SELECT 1 FROM {schema}.batch_part AS p
-                       WHERE p.batch_id = @id AND p.part NOT IN (SELECT a.part FROM @asked AS a))
-           AND NOT EXISTS (SELECT 1 FROM @asked AS a
+                       WHERE p.batch_id = @id AND p.part NOT IN (SELECT a.part FROM @part_names AS a))
+           AND NOT EXISTS (SELECT 1 FROM @part_names AS a
                            WHERE a.part NOT IN (SELECT p.part FROM {schema}.batch_part AS p WHERE p.batch_id = @id))
             SET @same = 1;
         -- Only the login that opened a batch can change its window: another login must not end the batch early.
@@ -336,7 +336,7 @@ BEGIN
                     SET @id = SCOPE_IDENTITY();
                     SET @opened = @now;
                     SET @attempt = 0;
-                    INSERT INTO {schema}.batch_part (batch_id, part) SELECT @id, part FROM @asked;
+                    INSERT INTO {schema}.batch_part (batch_id, part) SELECT @id, part FROM @part_names;
                     SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
                     -- Find them by the index first, and write them by number: this call must not wait for rows of other
                     -- names.
@@ -770,10 +770,10 @@ BEGIN TRY
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @names TABLE (part nvarchar(400) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
     DECLARE @given TABLE (ordinal int NOT NULL PRIMARY KEY, part nvarchar(400) COLLATE Latin1_General_100_BIN2 NULL);
-    DECLARE @at int, @ordinal int = 0, @maximum int, @rest nvarchar(max), @one nvarchar(400),
+    DECLARE @at int, @ordinal int = 0, @maximum int, @rest nvarchar(max), @part_name nvarchar(400),
             @lines nvarchar(max) = N'', @member bigint, @owner nvarchar(400),
             @uid nvarchar(64) = CONVERT(nvarchar(64), NEWID()), @window_ms bigint, @code nvarchar(16), @attempt int,
-            @previous bigint, @told nvarchar(1000), @message nvarchar(2000);
+            @previous bigint, @part_list nvarchar(1000), @message nvarchar(2000);
     EXEC {schema}.check_name N'batch', @name;
     EXEC {schema}.check_name N'part', @part;
     IF NOT (@window_seconds >= 0.001 AND @window_seconds <= 315360000) OR @window_seconds IS NULL
@@ -803,16 +803,16 @@ BEGIN TRY
     WHILE @ordinal < @maximum
     BEGIN
         SET @ordinal = @ordinal + 1;
-        SELECT @one = part FROM @given WHERE ordinal = @ordinal;
-        EXEC {schema}.check_name N'part', @one;
-        IF EXISTS (SELECT 1 FROM @names WHERE part = @one)
+        SELECT @part_name = part FROM @given WHERE ordinal = @ordinal;
+        EXEC {schema}.check_name N'part', @part_name;
+        IF EXISTS (SELECT 1 FROM @names WHERE part = @part_name)
         BEGIN
-            SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' names part ''', @one,
+            SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' names part ''', @part_name,
                 N''' twice; each part is one job');
             EXEC {schema}.raise_error 50000, @message;
         END;
-        INSERT INTO @names (part) VALUES (@one);
-        SET @lines = CONCAT(@lines, CASE WHEN @lines <> N'' THEN NCHAR(10) END, @one);
+        INSERT INTO @names (part) VALUES (@part_name);
+        SET @lines = CONCAT(@lines, CASE WHEN @lines <> N'' THEN NCHAR(10) END, @part_name);
     END;
     IF @lines = N''
         SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no parts; name all of them in @parts');
@@ -838,8 +838,8 @@ BEGIN TRY
         FROM {schema}.batch WHERE batch_id = @batch_id;
     ELSE IF @code = N'differs'
     BEGIN
-        EXEC {schema}.parts_in @batch_id, N'expected running failed succeeded', @told OUTPUT;
-        SELECT @message = CONCAT(N'sqlsem: batch ', @batch_id, N' of ''', @name, N''' is open with other parts: ', @told,
+        EXEC {schema}.parts_in @batch_id, N'expected running failed succeeded', @part_list OUTPUT;
+        SELECT @message = CONCAT(N'sqlsem: batch ', @batch_id, N' of ''', @name, N''' is open with other parts: ', @part_list,
             N'; login ', opened_by, N' opened it at ', CONVERT(nvarchar(30), opened_at, 126),
             N'; declare the same in all parts, or have an operator abandon it: EXEC {schema}.abandon_batch')
         FROM {schema}.batch WHERE batch_id = @batch_id;
@@ -848,8 +848,8 @@ BEGIN TRY
         EXEC {schema}.raise_error 50007, @message;
     IF @previous IS NOT NULL
     BEGIN
-        EXEC {schema}.parts_in @previous, N'expected running failed', @told OUTPUT;
-        SET @message = CONCAT(N'sqlsem: batch ', @previous, N' of ''', @name, N''' has expired; it lacked ', @told);
+        EXEC {schema}.parts_in @previous, N'expected running failed', @part_list OUTPUT;
+        SET @message = CONCAT(N'sqlsem: batch ', @previous, N' of ''', @name, N''' has expired; it lacked ', @part_list);
         RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     END;
     SELECT @batch_id AS batch_id;
@@ -920,13 +920,13 @@ BEGIN TRY
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @id bigint, @status nvarchar(16), @told nvarchar(1000), @message nvarchar(2000);
+    DECLARE @id bigint, @status nvarchar(16), @part_list nvarchar(1000), @message nvarchar(2000);
     EXEC {schema}.session_part_end @name, @part, N'succeeded', NULL, @outcome OUTPUT, @id OUTPUT,
         @is_last OUTPUT, @status OUTPUT;
     IF @outcome = N'succeeded' AND @status = N'failed'
     BEGIN
-        EXEC {schema}.parts_in @id, N'failed', @told OUTPUT;
-        SET @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has failed: ', @told,
+        EXEC {schema}.parts_in @id, N'failed', @part_list OUTPUT;
+        SET @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has failed: ', @part_list,
             N'; run these parts again');
     END
     ELSE IF @outcome = N'late'

@@ -370,7 +370,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL, task_key nvarchar(255) NULL,
                          lock_count int NOT NULL, task_order int NOT NULL);
-    DECLARE @place int = 0, @maximum int, @one bigint, @key nvarchar(255), @locks int, @number int, @there int, @free int, @of int,
+    DECLARE @place int = 0, @maximum int, @candidate bigint, @key nvarchar(255), @locks int, @number int, @row_count int, @free int, @of int,
             @room int, @resource nvarchar(255), @access nvarchar(64), @limit int, @weight int, @position bigint, @eligible int;
     SET @task = NULL;
     INSERT INTO @line (task_id, task_key, lock_count, task_order)
@@ -382,9 +382,9 @@ BEGIN
     WHILE @place < @maximum AND @task IS NULL
     BEGIN
         SET @place = @place + 1;
-        SELECT @one = task_id, @key = task_key, @locks = lock_count, @of = task_order FROM @line WHERE place = @place;
+        SELECT @candidate = task_id, @key = task_key, @locks = lock_count, @of = task_order FROM @line WHERE place = @place;
         SET @number = 0;
-        SET @there = 0;
+        SET @row_count = 0;
         SET @free = 0;
         WHILE @number < @locks
         BEGIN
@@ -394,25 +394,25 @@ BEGIN
                    @position = t.queue_position
             FROM {schema}.task_lock AS l
             JOIN {schema}.entry AS t WITH (READCOMMITTEDLOCK) ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
-            WHERE l.task_id = @one AND l.number = @number AND t.member_id = @proxy AND t.revoked_at IS NULL;
+            WHERE l.task_id = @candidate AND l.number = @number AND t.member_id = @proxy AND t.revoked_at IS NULL;
             IF @position IS NOT NULL
             BEGIN
                 SELECT @eligible = eligible FROM {schema}.eligibility(@resource, @position, @access, @limit, @weight, NULL);
-                SET @there = @there + 1;
+                SET @row_count = @row_count + 1;
                 SET @free = @free + @eligible;
             END;
         END;
         EXEC @room = {schema}.has_room @queue, @key, 0;
-        IF @there < @locks OR @of <> @order OR @room = 0
-            EXEC {schema}.leave_lock_queues @one;
+        IF @row_count < @locks OR @of <> @order OR @room = 0
+            EXEC {schema}.leave_lock_queues @candidate;
         ELSE IF @free < @locks
         BEGIN
             -- A resource was paused, or has another limit now.
-            UPDATE {schema}.task_lock SET waits = 1 WHERE task_id = @one;
-            UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = @locks WHERE task_id = @one;
+            UPDATE {schema}.task_lock SET waits = 1 WHERE task_id = @candidate;
+            UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = @locks WHERE task_id = @candidate;
         END
         ELSE
-            SET @task = @one;
+            SET @task = @candidate;
     END;
 END;
 GO

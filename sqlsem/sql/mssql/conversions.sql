@@ -31,15 +31,15 @@ BEGIN
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: begin_upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @member bigint, @other bigint, @before bigint,
-            @alive int, @let_in int = 0, @now datetime2(6), @sign int, @gate nvarchar(255) = LEFT(CONCAT(N'gate.sqlsem.{schema}.', @resource), 255);
+    DECLARE @result int, @code int, @exists int, @access nvarchar(64), @limit int, @member bigint, @other bigint, @before bigint,
+            @alive int, @let_in int = 0, @now datetime2(6), @is_alive int, @gate nvarchar(255) = LEFT(CONCAT(N'gate.sqlsem.{schema}.', @resource), 255);
     DECLARE @free TABLE (queue_position bigint NOT NULL PRIMARY KEY, held int NOT NULL);
-    SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit, @member = t.member_id
+    SELECT @exists = 1, @access = t.access_type, @limit = t.concurrency_limit, @member = t.member_id
     FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
       AND t.granted_at IS NOT NULL AND t.revoked_at IS NULL
       AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN());
-    IF @there IS NULL
+    IF @exists IS NULL
         SET @result = -2;
     ELSE IF @access NOT IN (N'read', N'upgrade:new', N'upgrade', N'write') OR COALESCE(@limit, 0) <> 1
         THROW 50000, N'sqlsem: this row is no reader of limit 1 and cannot be upgraded', 1;
@@ -184,8 +184,8 @@ BEGIN
     IF @result = 0
     BEGIN
         -- (A member is removed together with its rows: see wait.)
-        EXEC @sign = {schema}.touch_member @member;
-        IF @sign = 0
+        EXEC @is_alive = {schema}.touch_member @member;
+        IF @is_alive = 0
             SET @result = -2;
     END;
     IF @answer = 1
@@ -212,20 +212,20 @@ BEGIN
         THROW 50001, N'sqlsem: upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
-    DECLARE @result int, @code int, @there int, @access nvarchar(64), @member bigint, @other bigint, @left int,
+    DECLARE @result int, @code int, @exists int, @access nvarchar(64), @member bigint, @other bigint, @left int,
             @pause float = 2, @name nvarchar(255);
     BEGIN TRY
         WHILE @result IS NULL
         BEGIN
-            SET @there = NULL;
-            SELECT @there = 1, @access = t.access_type, @member = t.member_id
+            SET @exists = NULL;
+            SELECT @exists = 1, @access = t.access_type, @member = t.member_id
             FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
             WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
               AND t.granted_at IS NOT NULL AND t.revoked_at IS NULL
               AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN());
-            IF @there IS NULL OR @access <> N'upgrade'
+            IF @exists IS NULL OR @access <> N'upgrade'
             BEGIN
-                SET @result = CASE WHEN @there IS NULL THEN -2 WHEN @access = N'write' THEN 0 ELSE -1 END;
+                SET @result = CASE WHEN @exists IS NULL THEN -2 WHEN @access = N'write' THEN 0 ELSE -1 END;
                 BREAK;
             END;
             -- Wait for each row with granted_at, and for each row ahead, which can be granted without regard to this
@@ -356,7 +356,7 @@ BEGIN
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: downgrade must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @code int = 0, @there int, @access nvarchar(64), @limit int,
+    DECLARE @code int = 0, @exists int, @access nvarchar(64), @limit int,
             @gate nvarchar(255) = LEFT(CONCAT(N'gate.sqlsem.{schema}.', @resource), 255),
             @pin nvarchar(255) = CONCAT(N'pin.sqlsem.{schema}.', @position);
     BEGIN TRY
@@ -366,12 +366,12 @@ BEGIN
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
         SET @code = 0;
-        SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit
+        SELECT @exists = 1, @access = t.access_type, @limit = t.concurrency_limit
         FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
         WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
           AND t.granted_at IS NOT NULL AND t.revoked_at IS NULL
           AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN());
-        IF @there IS NULL
+        IF @exists IS NULL
             SET @code = -1;
         ELSE IF @access NOT IN (N'read', N'upgrade:new', N'upgrade', N'write') OR COALESCE(@limit, 0) <> 1
             THROW 50000, N'sqlsem: this row is no writer of limit 1 and cannot be downgraded', 1;

@@ -56,7 +56,7 @@ BEGIN
     DECLARE @cycle TABLE (step int NOT NULL PRIMARY KEY, waiter bigint NOT NULL, blocker bigint NOT NULL);
     DECLARE @n int, @before bigint, @who int, @place int, @position bigint, @access nvarchar(64), @bound int, @cap int,
             @weight int, @granted int, @sum bigint, @low int, @changed int, @depth int, @count int, @start int,
-            @one bigint, @blocker bigint, @waiter bigint, @size int, @step int, @text nvarchar(4000);
+            @current bigint, @blocker bigint, @waiter bigint, @size int, @step int, @text nvarchar(4000);
 
     -- Read the rows in one statement: of owners that wait and have two rows, and the rows that wait ahead of them.
     -- Without these there is no cycle. Bare participants, which may leave at any time, and rows that are being removed
@@ -170,18 +170,18 @@ BEGIN
       AND ((w.access_type = N'upgrade' AND b.granted = 1 AND b.position <> w.position)
            OR (w.access_type <> N'upgrade' AND b.position < w.position
                AND (w.access_type = N'write' OR b.access_type <> w.access_type)));
-    SET @one = 0;
+    SET @current = 0;
     WHILE @victim IS NULL
     BEGIN
-        SET @before = @one;
-        SELECT TOP (1) @one = who FROM @row WHERE who > @before AND member_id = @member AND stuck = 1 AND waits = 1
+        SET @before = @current;
+        SELECT TOP (1) @current = who FROM @row WHERE who > @before AND member_id = @member AND stuck = 1 AND waits = 1
         ORDER BY who;
-        IF @one = @before
+        IF @current = @before
             RETURN 0;
         DELETE FROM @down;
         DELETE FROM @up;
-        INSERT INTO @down (who, depth) VALUES (CAST(@one AS int), 0);
-        INSERT INTO @up (who, depth) VALUES (CAST(@one AS int), 0);
+        INSERT INTO @down (who, depth) VALUES (CAST(@current AS int), 0);
+        INSERT INTO @up (who, depth) VALUES (CAST(@current AS int), 0);
         SET @depth = 0;
         SET @count = 1;
         WHILE @count > 0
@@ -214,17 +214,17 @@ BEGIN
     END;
 
     -- Find no cycle with a dead owner: its removal will end the deadlock.
-    SET @one = 0;
+    SET @current = 0;
     WHILE 1 = 1
     BEGIN
-        SET @before = @one;
-        SELECT TOP (1) @one = member_id FROM @row WHERE who IN (SELECT who FROM @down) AND member_id > @before
+        SET @before = @current;
+        SELECT TOP (1) @current = member_id FROM @row WHERE who IN (SELECT who FROM @down) AND member_id > @before
         ORDER BY member_id;
-        IF @one = @before
+        IF @current = @before
             BREAK;
-        EXEC {schema}.check_liveness @one, @member;
+        EXEC {schema}.check_liveness @current, @member;
         IF NOT EXISTS (SELECT 1 FROM {schema}.member
-                       WHERE member_id = @one AND missing_since IS NULL
+                       WHERE member_id = @current AND missing_since IS NULL
                          AND (lease_until IS NULL OR lease_until >= SYSUTCDATETIME()))
             SET @victim = NULL;
     END;
@@ -256,12 +256,12 @@ BEGIN
                 AND target NOT IN (SELECT target FROM @way)) AS e
         WHERE choice = 1;
     END;
-    SET @one = @start;
+    SET @current = @start;
     SET @waiter = NULL;
     SET @step = @depth;  -- the length of the cycle
     WHILE @step > 0
     BEGIN
-        SELECT @waiter = waiter, @blocker = blocker, @one = source FROM @way WHERE target = @one;
+        SELECT @waiter = waiter, @blocker = blocker, @current = source FROM @way WHERE target = @current;
         INSERT INTO @cycle (step, waiter, blocker) VALUES (@step, @waiter, @blocker);
         SET @step = @step - 1;
     END;

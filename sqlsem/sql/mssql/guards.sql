@@ -33,7 +33,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @session nvarchar(4000) = CAST(SESSION_CONTEXT(N'sqlsem.{schema}.grants') AS nvarchar(4000)),
-            @position bigint, @id nvarchar(255), @access nvarchar(64), @pinned bit, @kept bit = 0, @member bigint, @there int = 0,
+            @position bigint, @id nvarchar(255), @access nvarchar(64), @pinned bit, @kept bit = 0, @member bigint, @exists int = 0,
             @code int, @tries int = 0, @table nvarchar(300), @message nvarchar(1000), @name nvarchar(255);
     -- Find candidates; each is tested below. (NOLOCK, as open transactions may have locked other rows. Two tries, as
     -- such a read can miss a row while its page is split.)
@@ -58,18 +58,18 @@ BEGIN
             @LockTimeout = 10000, @DbPrincipal = @principal;
         -- (If the member is gone, its row is still there: this transaction has pinned it.)
         IF @code >= 0
-            SELECT @there = 1, @access = t.access_type
+            SELECT @exists = 1, @access = t.access_type
             FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
             WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @id
               AND (@pinned = 1 OR t.member_id = @member) AND t.granted_at IS NOT NULL AND (m.login = ORIGINAL_LOGIN() OR (m.login IS NULL AND @pinned = 1));
     END;
-    IF @there = 1 AND @access = N'write'
+    IF @exists = 1 AND @access = N'write'
         RETURN 0;
 
     SELECT @table = CONCAT(OBJECT_SCHEMA_NAME(parent_id), N'.', OBJECT_NAME(parent_id)) FROM sys.triggers WHERE object_id = @trigger;
     SET @message = CONCAT(N'sqlsem: writing to ', COALESCE(@table, N'this table'), N' needs the lock ''', @resource,
         N''' in its transaction, ',
-        CASE WHEN @there = 1 THEN CONCAT(N'and position ', @position, N' has access ', @access, N', not write; take it for writing')
+        CASE WHEN @exists = 1 THEN CONCAT(N'and position ', @position, N' has access ', @access, N', not write; take it for writing')
              WHEN COALESCE(@session, N'') <> N'' THEN N'and the grant of this connection is no grant of it that is (still) held; take the lock again'
              ELSE N'which has asserted no grant of it that is held: EXEC {schema}.assert_holding (grant.assert_held) after BEGIN TRANSACTION' END);
     EXEC {schema}.escape_control_chars @message OUTPUT;
@@ -127,7 +127,7 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @id int, @schema nvarchar(128), @name nvarchar(128), @trigger nvarchar(128), @disabled int, @known nvarchar(max),
-            @text nvarchar(max), @message nvarchar(1000), @made int = 0;
+            @text nvarchar(max), @message nvarchar(1000), @changed int = 0;
     EXEC {schema}.check_name N'resource', @resource;
     EXEC {schema}.find_table @table, @id OUTPUT;
     SELECT @schema = OBJECT_SCHEMA_NAME(@id), @name = OBJECT_NAME(@id);
@@ -156,13 +156,13 @@ BEGIN
     IF @text IS NOT NULL
     BEGIN
         EXEC (@text);
-        SET @made = 1;
+        SET @changed = 1;
     END;
     IF @answer = 1
-        SELECT @made AS made;
-    ELSE IF @made = 1
+        SELECT @changed AS made;
+    ELSE IF @changed = 1
         PRINT N'sqlsem: INSERT, UPDATE and DELETE with OUTPUT and without INTO are refused on this table from now on (error 334). EF Core: HasTrigger, UseSqlOutputClause(false); SQLAlchemy: implicit_returning=False';
-    RETURN @made;
+    RETURN @changed;
 END;
 GO
 
@@ -174,17 +174,17 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @id int, @text nvarchar(max), @made int = 0;
+    DECLARE @id int, @text nvarchar(max), @changed int = 0;
     EXEC {schema}.find_table @table, @id OUTPUT;
     IF @@LOCK_TIMEOUT = -1
         SET LOCK_TIMEOUT 5000;
-    SELECT @text = CONCAT(N'DROP TRIGGER ', QUOTENAME(schema_name), N'.', QUOTENAME(trigger_name)), @made = 1
+    SELECT @text = CONCAT(N'DROP TRIGGER ', QUOTENAME(schema_name), N'.', QUOTENAME(trigger_name)), @changed = 1
     FROM {schema}.guards() WHERE parent_id = @id;
-    IF @made = 1
+    IF @changed = 1
         EXEC (@text);
     IF @answer = 1
-        SELECT @made AS made;
-    RETURN @made;
+        SELECT @changed AS made;
+    RETURN @changed;
 END;
 GO
 

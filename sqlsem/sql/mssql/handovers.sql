@@ -190,7 +190,7 @@ BEGIN
         SET IMPLICIT_TRANSACTIONS OFF;
     DECLARE @code int, @me nvarchar(128) = ORIGINAL_LOGIN(), @hash varchar(64) = {schema}.token_hash(@token), @transit bigint,
             @rows int, @given_by nvarchar(128), @given_to nvarchar(128), @given_at datetime2(6), @adopted_at datetime2(6),
-            @adopted_by bigint, @adopted_uid nvarchar(64), @lease int, @one bigint, @before bigint, @name nvarchar(255),
+            @adopted_by bigint, @adopted_uid nvarchar(64), @lease int, @row_position bigint, @before bigint, @name nvarchar(255),
             @lock int, @tries int = 5, @moved int;
     IF @requesting_id IS NULL OR @uid IS NULL OR CONCAT(@requesting_id, @owner, @uid) COLLATE Latin1_General_100_BIN2
        LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
@@ -234,18 +234,18 @@ BEGIN
                 IF @@ROWCOUNT = 0
                     THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
                 SET @moved = 0;
-                SET @one = -1;
+                SET @row_position = -1;
                 WHILE @lock > 0
                 BEGIN
-                    SET @before = @one;
-                    SELECT TOP (1) @one = queue_position, @resource = resource_id FROM {schema}.entry WITH (INDEX (entry_member))
+                    SET @before = @row_position;
+                    SELECT TOP (1) @row_position = queue_position, @resource = resource_id FROM {schema}.entry WITH (INDEX (entry_member))
                     WHERE member_id = @transit AND queue_position > @before ORDER BY queue_position;
-                    IF @one = @before
+                    IF @row_position = @before
                         BREAK;
                     UPDATE {schema}.entry
                     SET member_id = @member, requesting_id = @requesting_id, owner = @owner,
                         request_uid = CASE WHEN @rows = 1 THEN @uid ELSE CONCAT(@uid, N'.', @moved + 1) END
-                    WHERE resource_id = @resource AND queue_position = @one AND member_id = @transit AND revoked_at IS NULL;
+                    WHERE resource_id = @resource AND queue_position = @row_position AND member_id = @transit AND revoked_at IS NULL;
                     SET @moved = @moved + @@ROWCOUNT;
                 END;
                 IF @moved = @rows
@@ -273,18 +273,18 @@ BEGIN
     END CATCH;
     SELECT @resource = resource_id FROM {schema}.handover WHERE token_hash = @hash;
     SELECT @lease = lease_ms FROM {schema}.member WHERE member_id = @member;
-    SET @one = -1;
+    SET @row_position = -1;
     WHILE @code = 0 AND @lease IS NULL
     BEGIN
-        SET @before = @one;
-        SELECT TOP (1) @one = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
+        SET @before = @row_position;
+        SELECT TOP (1) @row_position = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
         WHERE member_id = @member AND queue_position > @before
           AND (request_uid = @uid OR LEFT(request_uid, LEN(@uid) + 1) = CONCAT(@uid, N'.'))
         ORDER BY queue_position;
-        IF @one = @before
+        IF @row_position = @before
             BREAK;
         -- (A short wait: a waiter may share the lock for an instant, to test it. Without the lock, waiters poll.)
-        SET @name = CONCAT(N'entry.sqlsem.{schema}.', @one);
+        SET @name = CONCAT(N'entry.sqlsem.{schema}.', @row_position);
         EXEC @lock = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 50, @DbPrincipal = @principal;
     END;
@@ -465,11 +465,11 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @there int = 0;
-    SELECT @there = 1 FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE marker = @marker;
+    DECLARE @exists int = 0;
+    SELECT @exists = 1 FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE marker = @marker;
     IF @answer = 1
-        SELECT @there AS there;
-    RETURN @there;
+        SELECT @exists AS there;
+    RETURN @exists;
 END;
 GO
 

@@ -226,22 +226,22 @@ ALTER PROCEDURE {schema}.release_rows
 AS
 BEGIN
     SET NOCOUNT, XACT_ABORT ON;
-    DECLARE @one bigint = @position, @last bigint = @position, @code int, @result int = -1,
+    DECLARE @current bigint = @position, @last bigint = @position, @code int, @result int = -1,
             @who nvarchar(400) = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')));
     IF @who IS NULL
         EXEC {schema}.session_name @who OUTPUT;
     -- Find candidates; release tests each of them. (READPAST: no caller must wait here for rows that other sessions
     -- have locked, such as a bare participant's before its commit, or a row that is being removed.)
     IF @position IS NULL
-        SELECT @one = MIN(queue_position), @last = MAX(queue_position)
+        SELECT @current = MIN(queue_position), @last = MAX(queue_position)
         FROM {schema}.entry WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE resource_id = @resource AND requesting_id = @who;
-    WHILE @one IS NOT NULL
+    WHILE @current IS NOT NULL
     BEGIN
-        EXEC @code = {schema}.release @resource, @one, @who, @outcome;
+        EXEC @code = {schema}.release @resource, @current, @who, @outcome;
         SELECT @result = CASE WHEN @code = 0 THEN 0 ELSE @result END,
-               @one = CASE WHEN @one < @last
+               @current = CASE WHEN @current < @last
                            THEN (SELECT TOP (1) queue_position FROM {schema}.entry WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
-                                 WHERE resource_id = @resource AND requesting_id = @who AND queue_position > @one
+                                 WHERE resource_id = @resource AND requesting_id = @who AND queue_position > @current
                                  ORDER BY queue_position) END;
     END;
     IF @result < 0

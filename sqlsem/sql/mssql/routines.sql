@@ -505,13 +505,13 @@ BEGIN
     SET NOCOUNT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
-    DECLARE @code int, @there int, @beacon int, @grace int, @lease_until datetime2(6), @missing_since datetime2(6),
+    DECLARE @code int, @exists int, @beacon int, @grace int, @lease_until datetime2(6), @missing_since datetime2(6),
             @heartbeat_at datetime2(6), @start datetime2(6), @since datetime2(6), @host nvarchar(255), @pid int,
             @program nvarchar(255), @login nvarchar(128), @name nvarchar(255);
-    SELECT @there = 1, @beacon = beacon, @grace = grace_ms, @lease_until = lease_until, @missing_since = missing_since,
+    SELECT @exists = 1, @beacon = beacon, @grace = grace_ms, @lease_until = lease_until, @missing_since = missing_since,
            @heartbeat_at = heartbeat_at, @host = host, @pid = pid, @program = program, @login = login
     FROM {schema}.member WHERE member_id = @member;
-    IF @there IS NULL OR @member = @mine OR @lease_until >= SYSUTCDATETIME()
+    IF @exists IS NULL OR @member = @mine OR @lease_until >= SYSUTCDATETIME()
         RETURN 0;
     EXEC @code = {schema}.check_origin;
     IF @code = 1
@@ -531,14 +531,14 @@ BEGIN
             SET @since = COALESCE(@missing_since, SYSUTCDATETIME());
         IF @grace > 0 AND DATEADD(millisecond, @grace, @since) > SYSUTCDATETIME()
         BEGIN
-            SET @there = 0;
+            SET @exists = 0;
             IF @missing_since IS NULL
             BEGIN
                 UPDATE {schema}.member SET missing_since = SYSUTCDATETIME()
                 WHERE member_id = @member AND beacon = @beacon AND missing_since IS NULL;
-                SET @there = @@ROWCOUNT;
+                SET @exists = @@ROWCOUNT;
             END;
-            RETURN @there;
+            RETURN @exists;
         END;
     END;
     BEGIN TRANSACTION;
@@ -547,11 +547,11 @@ BEGIN
     DELETE FROM {schema}.member
     WHERE member_id = @member AND (beacon = @beacon OR (beacon IS NULL AND @beacon IS NULL))
       AND ((lease_until IS NULL AND heartbeat_at = @heartbeat_at) OR lease_until < SYSUTCDATETIME());
-    SET @there = @@ROWCOUNT;
-    IF @there > 0
+    SET @exists = @@ROWCOUNT;
+    IF @exists > 0
         EXEC {schema}.delete_member_rows @member, N'reaped', @host, @pid, @program, @login, @heartbeat_at;
     COMMIT TRANSACTION;
-    RETURN CASE WHEN @there > 0 THEN 1 ELSE 0 END;
+    RETURN CASE WHEN @exists > 0 THEN 1 ELSE 0 END;
 END;
 GO
 
@@ -564,8 +564,8 @@ ALTER PROCEDURE {schema}.touch_member @member bigint
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @there int = 0, @due int = 0;
-    SELECT @there = 1,
+    DECLARE @exists int = 0, @due int = 0;
+    SELECT @exists = 1,
            @due = CASE WHEN COALESCE(lease_ms, grace_ms) > 0
                         AND DATEADD(millisecond, COALESCE(lease_ms, grace_ms) / 8, heartbeat_at) < SYSUTCDATETIME()
                        THEN 1 ELSE 0 END
@@ -575,9 +575,9 @@ BEGIN
         UPDATE {schema}.member
         SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
         WHERE member_id = @member;
-        SET @there = @@ROWCOUNT;
+        SET @exists = @@ROWCOUNT;
     END;
-    RETURN @there;
+    RETURN @exists;
 END;
 GO
 
@@ -588,15 +588,15 @@ ALTER PROCEDURE {schema}.touch_worker @member bigint, @host nvarchar(255) OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @there int, @due int;
-    SELECT @there = 1, @host = host, @pid = COALESCE(pid, session_id),
+    DECLARE @exists int, @due int;
+    SELECT @exists = 1, @host = host, @pid = COALESCE(pid, session_id),
            @due = CASE WHEN COALESCE(lease_ms, grace_ms) > 0
                         AND DATEADD(millisecond, COALESCE(lease_ms, grace_ms) / 8, heartbeat_at) < SYSUTCDATETIME()
                        THEN 1 ELSE 0 END
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     IF @due = 1
-        EXEC @there = {schema}.touch_member @member;
-    IF COALESCE(@there, 0) = 0
+        EXEC @exists = {schema}.touch_member @member;
+    IF COALESCE(@exists, 0) = 0
         THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
 END;
 GO
@@ -612,11 +612,11 @@ BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
     DECLARE @member bigint, @requested_at datetime2(6), @granted_at datetime2(6), @revoked_at datetime2(6),
-            @waiter_lease_until datetime2(6), @stale bigint, @code int, @there int, @grace int;
-    SELECT @there = 1, @member = member_id, @requested_at = requested_at, @granted_at = granted_at,
+            @waiter_lease_until datetime2(6), @stale bigint, @code int, @exists int, @grace int;
+    SELECT @exists = 1, @member = member_id, @requested_at = requested_at, @granted_at = granted_at,
            @revoked_at = revoked_at, @waiter_lease_until = waiter_lease_until
     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
-    IF @there IS NULL
+    IF @exists IS NULL
         RETURN 1;
     IF @granted_at IS NULL AND @waiter_lease_until < SYSUTCDATETIME()  -- its client no longer polls
     BEGIN
@@ -636,9 +636,9 @@ BEGIN
         RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
     END;
 
-    SET @there = NULL;
-    SELECT @there = 1, @grace = grace_ms FROM {schema}.member WHERE member_id = @member;
-    IF @there IS NULL
+    SET @exists = NULL;
+    SELECT @exists = 1, @grace = grace_ms FROM {schema}.member WHERE member_id = @member;
+    IF @exists IS NULL
     BEGIN
         EXEC @code = {schema}.delete_member_rows @member, N'reaped';
         RETURN CASE WHEN @code > 0 THEN 1 ELSE 0 END;
@@ -831,11 +831,11 @@ BEGIN
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: reattach_member must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @lease int, @there int, @beacon int, @code int, @name nvarchar(255), @position bigint = -1, @before bigint;
+    DECLARE @lease int, @exists int, @beacon int, @code int, @name nvarchar(255), @position bigint = -1, @before bigint;
     IF (SELECT known FROM {schema}.origin()) = 0
         EXEC {schema}.check_origin;
-    SELECT @there = 1, @lease = lease_ms FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
-    IF @there IS NULL
+    SELECT @exists = 1, @lease = lease_ms FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
+    IF @exists IS NULL
     BEGIN
         IF @answer = 1
             SELECT 0 AS known;
@@ -848,7 +848,7 @@ BEGIN
         SET beacon = @beacon, session_id = @@SPID, missing_since = NULL, heartbeat_at = SYSUTCDATETIME(),
             lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
         WHERE member_id = @member;
-        SET @there = @@ROWCOUNT;
+        SET @exists = @@ROWCOUNT;
     END TRY
     BEGIN CATCH
         IF @name IS NOT NULL
@@ -857,9 +857,9 @@ BEGIN
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
-    IF @there = 0 AND @name IS NOT NULL  -- removed during this call
+    IF @exists = 0 AND @name IS NOT NULL  -- removed during this call
         EXEC {schema}.release_session_lock @name;
-    WHILE @there > 0 AND @lease IS NULL
+    WHILE @exists > 0 AND @lease IS NULL
     BEGIN
         SET @before = @position;
         SELECT TOP (1) @position = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
@@ -872,8 +872,8 @@ BEGIN
             @LockTimeout = 50, @DbPrincipal = @principal;
     END;
     IF @answer = 1
-        SELECT CASE WHEN @there > 0 THEN 1 ELSE 0 END AS known;
-    RETURN CASE WHEN @there > 0 THEN 1 ELSE 0 END;
+        SELECT CASE WHEN @exists > 0 THEN 1 ELSE 0 END AS known;
+    RETURN CASE WHEN @exists > 0 THEN 1 ELSE 0 END;
 END;
 GO
 
@@ -890,24 +890,24 @@ BEGIN
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @there int, @beacon int, @lease int, @name nvarchar(255);
-    SELECT @there = 1, @beacon = beacon, @lease = lease_ms
+    DECLARE @exists int, @beacon int, @lease int, @name nvarchar(255);
+    SELECT @exists = 1, @beacon = beacon, @lease = lease_ms
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN()
     OPTION (KEEPFIXED PLAN);
-    IF @there = 1 AND @lease IS NULL
+    IF @exists = 1 AND @lease IS NULL
     BEGIN
         SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
         IF APPLOCK_MODE(@principal, @name, N'Session') <> N'Exclusive'
             THROW 50003, N'sqlsem: this connection changed sessions under its member (a connection pool?); connect past the pool, or with a lease', 1;
     END;
-    IF @there = 1
+    IF @exists = 1
     BEGIN
         BEGIN TRANSACTION;
         UPDATE {schema}.member
         SET heartbeat_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME()), missing_since = NULL
         WHERE member_id = @member
         OPTION (KEEPFIXED PLAN);
-        SET @there = @@ROWCOUNT;
+        SET @exists = @@ROWCOUNT;
         -- A crash of the server may undo a heartbeat if the member has a beacon, as its grace then begins anew. It must
         -- not undo the renewal of a lease.
         IF @lease IS NULL AND @@VERSION LIKE N'Microsoft SQL %'
@@ -915,7 +915,7 @@ BEGIN
         ELSE
             COMMIT TRANSACTION;
     END;
-    IF @there = 1
+    IF @exists = 1
         SELECT 1 AS known, t.queue_position, CASE WHEN t.revoked_at IS NULL THEN 0 ELSE 1 END AS revoked
         FROM (SELECT 1 AS one) AS o LEFT JOIN {schema}.entry AS t WITH (INDEX (entry_member)) ON t.member_id = @member
         OPTION (KEEPFIXED PLAN);
@@ -1196,20 +1196,20 @@ BEGIN
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: register_all must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @asked TABLE (ordinal int NOT NULL PRIMARY KEY, resource_id nvarchar(400), access_type nvarchar(100),
+    DECLARE @request_rows TABLE (ordinal int NOT NULL PRIMARY KEY, resource_id nvarchar(400), access_type nvarchar(100),
                           gate nvarchar(255) COLLATE Latin1_General_100_BIN2,
                           concurrency_limit int, weight int, note nvarchar(1000), queue_position bigint, granted bit);
     DECLARE @ordinal int = 0, @maximum int, @gate nvarchar(255), @position bigint, @granted bit, @code int, @free int = 1,
-            @name nvarchar(255), @uid_one nvarchar(80), @resource nvarchar(400), @access nvarchar(100), @limit int,
+            @name nvarchar(255), @request_uid nvarchar(80), @resource nvarchar(400), @access nvarchar(100), @limit int,
             @weight int, @note nvarchar(1000), @taken nvarchar(max) = N'', @tried int = 0, @again int = 1;
     SET @uid = COALESCE(@uid, CONVERT(nvarchar(60), NEWID()));
-    INSERT INTO @asked (ordinal, resource_id, gate, access_type, concurrency_limit, weight, note)
+    INSERT INTO @request_rows (ordinal, resource_id, gate, access_type, concurrency_limit, weight, note)
     SELECT CAST(j.[key] AS int) + 1, r.a_resource, LEFT(CONCAT(N'gate.sqlsem.{schema}.', r.a_resource), 255),
            r.an_access, r.a_limit, r.a_weight, r.a_note
     FROM OPENJSON(@requests) AS j
     CROSS APPLY OPENJSON(j.value) WITH (a_resource nvarchar(400) '$.resource', an_access nvarchar(100) '$.access',
         a_limit int '$.limit', a_weight int '$.weight', a_note nvarchar(1000) '$.note') AS r;
-    SELECT @maximum = COUNT(*) FROM @asked;
+    SELECT @maximum = COUNT(*) FROM @request_rows;
     BEGIN TRY
         EXEC @code = {schema}.touch_member @member;
         IF @code = 0
@@ -1222,21 +1222,21 @@ BEGIN
             BEGIN TRANSACTION;
             -- All gates, in one order. (If the names of gates are so long that they are cut off, resources may share a
             -- gate, which does no harm.)
-            SELECT @gate = MIN(gate) FROM @asked;
+            SELECT @gate = MIN(gate) FROM @request_rows;
             WHILE @gate IS NOT NULL
             BEGIN
                 EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                     @LockTimeout = @patience, @DbPrincipal = @principal;
                 IF @code < 0
                     THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
-                SELECT @gate = MIN(gate) FROM @asked WHERE gate > @gate;
+                SELECT @gate = MIN(gate) FROM @request_rows WHERE gate > @gate;
             END;
-            SET @uid_one = CONCAT(@uid, N'.1');
-            IF @try = 1 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE request_uid = @uid_one)
+            SET @request_uid = CONCAT(@uid, N'.1');
+            IF @try = 1 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE request_uid = @request_uid)
             BEGIN
                 SET @resource = NULL;
                 SELECT TOP (1) @resource = a.resource_id, @access = a.access_type, @weight = a.weight
-                FROM @asked AS a CROSS APPLY {schema}.effective_settings(a.resource_id) AS o
+                FROM @request_rows AS a CROSS APPLY {schema}.effective_settings(a.resource_id) AS o
                 WHERE a.concurrency_limit IS NULL AND o.cap IS NULL ORDER BY a.ordinal;
                 IF @resource IS NOT NULL
                     EXEC {schema}.check_registration @requesting_id, @owner OUTPUT, @resource, @access, NULL, @weight, 1;
@@ -1244,7 +1244,7 @@ BEGIN
                 BEGIN
                     SET @ordinal = @ordinal + 1;
                     SELECT @resource = resource_id, @access = access_type, @limit = concurrency_limit, @weight = weight
-                    FROM @asked WHERE ordinal = @ordinal;
+                    FROM @request_rows WHERE ordinal = @ordinal;
                     SELECT @free = eligible
                     FROM {schema}.eligibility(@resource, 9223372036854775807, @access, @limit, @weight, NULL);
                 END;
@@ -1263,14 +1263,14 @@ BEGIN
         WHILE @ordinal < @maximum AND @free = 1
         BEGIN
             SET @ordinal = @ordinal + 1;
-            SET @uid_one = CONCAT(@uid, N'.', @ordinal);
+            SET @request_uid = CONCAT(@uid, N'.', @ordinal);
             SELECT @resource = resource_id, @access = access_type, @limit = concurrency_limit, @weight = weight, @note = note
-            FROM @asked WHERE ordinal = @ordinal;
+            FROM @request_rows WHERE ordinal = @ordinal;
             SET @position = NULL;
-            EXEC {schema}.register @member, @requesting_id, @owner, @uid_one, 0, @resource, @access, @limit, @weight, @note, 0,
+            EXEC {schema}.register @member, @requesting_id, @owner, @request_uid, 0, @resource, @access, @limit, @weight, @note, 0,
                 @position OUTPUT, @granted OUTPUT;
             SET @taken = CONCAT(@taken, @position, N',');
-            UPDATE @asked SET queue_position = @position, granted = @granted WHERE ordinal = @ordinal;
+            UPDATE @request_rows SET queue_position = @position, granted = @granted WHERE ordinal = @ordinal;
         END;
         IF @free = 1
             COMMIT TRANSACTION;
@@ -1292,7 +1292,7 @@ BEGIN
             THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
         THROW;
     END CATCH;
-    SELECT resource_id, queue_position, granted FROM @asked WHERE queue_position IS NOT NULL ORDER BY ordinal;
+    SELECT resource_id, queue_position, granted FROM @request_rows WHERE queue_position IS NOT NULL ORDER BY ordinal;
 END;
 GO
 
@@ -1365,19 +1365,19 @@ BEGIN TRY
         THROW 50001, N'sqlsem: wait must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
-    DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @weight int, @member bigint,
+    DECLARE @result int, @code int, @exists int, @access nvarchar(64), @limit int, @weight int, @member bigint,
             @granted_at datetime2(6), @revoked_at datetime2(6), @eligible int, @blocker bigint, @until nvarchar(10),
-            @left int, @pause float, @waiting int = 0, @sign_at datetime2(6), @name nvarchar(255),
+            @left int, @pause float, @waiting int = 0, @heartbeat_due_at datetime2(6), @name nvarchar(255),
             @unheld nvarchar(255), @waiting_name nvarchar(255), @requested_at datetime2(6), @slice int, @slot int,
             @tested_at datetime2(6) = SYSUTCDATETIME();
-    SELECT @there = 1, @requested_at = t.requested_at, @access = t.access_type, @limit = t.concurrency_limit, @weight = t.weight, @member = t.member_id,
+    SELECT @exists = 1, @requested_at = t.requested_at, @access = t.access_type, @limit = t.concurrency_limit, @weight = t.weight, @member = t.member_id,
            @granted_at = t.granted_at, @revoked_at = t.revoked_at,
-           @sign_at = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
+           @heartbeat_due_at = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
                            THEN DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.heartbeat_at) END
     FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN()
     WHERE t.resource_id = @resource AND t.queue_position = @position
     OPTION (KEEPFIXED PLAN);
-    IF @there IS NULL OR @revoked_at IS NOT NULL
+    IF @exists IS NULL OR @revoked_at IS NOT NULL
         SET @result = -2;
     ELSE IF @granted_at IS NOT NULL
         SET @result = 0;
@@ -1532,12 +1532,12 @@ BEGIN TRY
     END CATCH;
     IF @waiting = 1
         EXEC {schema}.release_session_lock @waiting_name;
-    IF @result = 0 AND @sign_at < SYSUTCDATETIME()
+    IF @result = 0 AND @heartbeat_due_at < SYSUTCDATETIME()
     BEGIN
         -- A member is removed together with its rows. So the grant is valid if the member exists and has a recent
         -- heartbeat.
-        EXEC @there = {schema}.touch_member @member;
-        IF @there = 0
+        EXEC @exists = {schema}.touch_member @member;
+        IF @exists = 0
             SET @result = -2;
     END;
     IF @answer = 1
@@ -1569,16 +1569,16 @@ BEGIN
         THROW 50001, N'sqlsem: poll_waiters must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     -- answer: 0 waits, 1 granted, 2 waits and is not checked again, -2 gone
-    DECLARE @asked TABLE (queue_position bigint NOT NULL PRIMARY KEY,
+    DECLARE @waiters TABLE (queue_position bigint NOT NULL PRIMARY KEY,
                           resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
                           access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL, concurrency_limit int NULL,
                           weight int NULL, answer int NULL);
-    DECLARE @turn TABLE (queue_position bigint NOT NULL PRIMARY KEY);
+    DECLARE @eligible_rows TABLE (queue_position bigint NOT NULL PRIMARY KEY);
     DECLARE @tested TABLE (resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
-    DECLARE @width int = 1, @heads int = 0, @found int, @more int, @code int, @granted int = 0, @position bigint, @resource nvarchar(255),
+    DECLARE @width int = 1, @heads_tested int = 0, @found int, @more int, @code int, @granted int = 0, @position bigint, @resource nvarchar(255),
             @access nvarchar(64), @limit int, @weight int;
     -- Look the rows up by their numbers, in one index alone: see revoke.
-    INSERT INTO @asked (queue_position, resource_id)
+    INSERT INTO @waiters (queue_position, resource_id)
     SELECT j.queue_position, t.resource_id
     FROM (SELECT DISTINCT CAST(o.value AS bigint) AS queue_position FROM OPENJSON(@positions) AS o) AS j
     LEFT JOIN {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK) ON t.queue_position = j.queue_position;
@@ -1586,18 +1586,18 @@ BEGIN
     SET access_type = t.access_type, concurrency_limit = t.concurrency_limit, weight = t.weight,
         answer = CASE WHEN m.member_id IS NULL OR t.revoked_at IS NOT NULL THEN -2 WHEN t.granted_at IS NOT NULL THEN 1
                       ELSE 0 END
-    FROM @asked AS a
+    FROM @waiters AS a
     LEFT JOIN {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
         ON t.resource_id = a.resource_id AND t.queue_position = a.queue_position AND t.member_id = @member
     LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN();
     WHILE 1 = 1
     BEGIN
-        INSERT INTO @turn (queue_position)
+        INSERT INTO @eligible_rows (queue_position)
         SELECT f.queue_position
         FROM (SELECT queue_position, resource_id, access_type, concurrency_limit, weight,
                      ROW_NUMBER() OVER (PARTITION BY resource_id, access_type, concurrency_limit, weight
                                         ORDER BY queue_position) AS place
-              FROM @asked WHERE answer = 0) AS f
+              FROM @waiters WHERE answer = 0) AS f
         CROSS APPLY {schema}.eligibility(f.resource_id, f.queue_position, f.access_type, f.concurrency_limit, f.weight, NULL) AS h
         WHERE f.place <= @width AND h.eligible = 1;
         SET @found = @@ROWCOUNT;
@@ -1609,7 +1609,7 @@ BEGIN
         BEGIN
             SELECT TOP (1) @position = t.queue_position, @resource = a.resource_id, @access = a.access_type,
                    @limit = a.concurrency_limit, @weight = a.weight
-            FROM @turn AS t JOIN @asked AS a ON a.queue_position = t.queue_position ORDER BY t.queue_position;
+            FROM @eligible_rows AS t JOIN @waiters AS a ON a.queue_position = t.queue_position ORDER BY t.queue_position;
             UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()  -- for readers the rule is applied twice: see wait
             WHERE resource_id = @resource AND queue_position = @position AND member_id = @member AND revoked_at IS NULL
               AND (@access <> N'read'
@@ -1621,20 +1621,20 @@ BEGIN
                             WHERE resource_id = @resource AND queue_position = @position AND member_id = @member
                               AND revoked_at IS NULL)
                 SET @code = 2;
-            UPDATE @asked SET answer = @code WHERE queue_position = @position;
-            DELETE FROM @turn WHERE queue_position = @position;
+            UPDATE @waiters SET answer = @code WHERE queue_position = @position;
+            DELETE FROM @eligible_rows WHERE queue_position = @position;
             SET @found = @found - 1;
         END;
         IF @more > 0
             CONTINUE;
-        IF @heads = 1
+        IF @heads_tested = 1
             BREAK;
         -- At the end of each call test the owners of the first rows, too, on up to 32 of the resources, chosen at
         -- random.
-        SET @heads = 1;
+        SET @heads_tested = 1;
         SET @width = 1;
         INSERT INTO @tested (resource_id)
-        SELECT TOP (32) a.resource_id FROM (SELECT DISTINCT resource_id FROM @asked WHERE answer = 0) AS a ORDER BY NEWID();
+        SELECT TOP (32) a.resource_id FROM (SELECT DISTINCT resource_id FROM @waiters WHERE answer = 0) AS a ORDER BY NEWID();
         SET @found = 0;
         WHILE EXISTS (SELECT 1 FROM @tested)
         BEGIN
@@ -1653,7 +1653,7 @@ BEGIN
         IF @code = 0
             THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
     END;
-    SELECT queue_position, CASE WHEN answer = 1 THEN 1 ELSE 0 END AS granted FROM @asked WHERE answer IN (1, -2);
+    SELECT queue_position, CASE WHEN answer = 1 THEN 1 ELSE 0 END AS granted FROM @waiters WHERE answer IN (1, -2);
 END;
 GO
 
@@ -1834,10 +1834,10 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @there int = 0;
+    DECLARE @holding int = 0;
     -- In manual commit mode the transaction begins with the first statement that reads a table.
     IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2
-        SELECT @there = 0 FROM {schema}.entry WHERE queue_position < 0;
+        SELECT @holding = 0 FROM {schema}.entry WHERE queue_position < 0;
     IF @@TRANCOUNT = 0
         THROW 50001, N'sqlsem: asserting needs an open transaction, to which it pins the row; BEGIN TRANSACTION first (no autocommit)', 1;
     DECLARE @code int, @name nvarchar(255) = CONCAT(N'pin.sqlsem.{schema}.', @position);
@@ -1847,19 +1847,19 @@ BEGIN
         THROW 50002, N'sqlsem: busy: this row is being removed', 1;
     -- Every removal of a row takes this lock first. The row itself is not locked, as other sessions must read it, above
     -- all heartbeats.
-    SELECT @there = CASE WHEN m.login = ORIGINAL_LOGIN() THEN 1 ELSE -1 END
+    SELECT @holding = CASE WHEN m.login = ORIGINAL_LOGIN() THEN 1 ELSE -1 END
     -- (READCOMMITTEDLOCK: the caller may run under a snapshot that is older than the registration.)
     FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
     LEFT JOIN {schema}.member AS m WITH (READCOMMITTEDLOCK) ON m.member_id = t.member_id
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
       AND t.granted_at IS NOT NULL;
-    IF @there < 1  -- pin no row of another login
+    IF @holding < 1  -- pin no row of another login
         EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction', @DbPrincipal = @principal;
-    IF @there = -1
+    IF @holding = -1
         THROW 50006, N'sqlsem: this row is another login''s; only its own can pin it', 1;
     IF @answer = 1
-        SELECT @there AS holding;
-    RETURN @there;
+        SELECT @holding AS holding;
+    RETURN @holding;
 END;
 GO
 
@@ -2159,7 +2159,7 @@ BEGIN
     SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @there int, @resource nvarchar(255), @granted_at datetime2(6), @member bigint, @code int = 1, @pin nvarchar(255);
+    DECLARE @exists int, @resource nvarchar(255), @granted_at datetime2(6), @member bigint, @code int = 1, @pin nvarchar(255);
     -- Look the resource up by the number, in one index alone. All other statements search the clustered index: two that
     -- went through the two indexes in opposite orders could wait for each other.
     SELECT @resource = resource_id FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE queue_position = @position;
@@ -2173,9 +2173,9 @@ BEGIN
            CASE WHEN t.granted_at IS NULL THEN N'waits' ELSE N'holds' END, CASE WHEN @force = 1 THEN N'force' END
     FROM {schema}.entry AS t WHERE t.resource_id = @resource AND t.queue_position = @position;
     COMMIT TRANSACTION;
-    SELECT @there = 1, @granted_at = granted_at, @member = member_id
+    SELECT @exists = 1, @granted_at = granted_at, @member = member_id
     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
-    IF @there IS NULL
+    IF @exists IS NULL
         SET @code = -1;
     ELSE IF @force = 1 OR @granted_at IS NULL OR @member IS NULL
     BEGIN
@@ -2214,20 +2214,20 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     IF (@member IS NULL AND @login IS NULL) OR (@member IS NOT NULL AND @login IS NOT NULL) OR @login = N''
         THROW 50000, N'sqlsem: revoke_members needs either a member or a login', 1;
-    DECLARE @one bigint = -1, @before bigint, @position bigint, @last bigint, @gone int = 0, @rows int = 0, @code int;
+    DECLARE @current_member bigint = -1, @before bigint, @position bigint, @last bigint, @gone int = 0, @rows int = 0, @code int;
     WHILE 1 = 1
     BEGIN
-        SET @before = @one;
-        SELECT TOP (1) @one = member_id FROM {schema}.member
+        SET @before = @current_member;
+        SELECT TOP (1) @current_member = member_id FROM {schema}.member
         WHERE member_id > @before AND (member_id = @member OR login = @login) ORDER BY member_id;
-        IF @one = @before
+        IF @current_member = @before
             BREAK;
         SET @position = -1;
         WHILE 1 = 1
         BEGIN
             SET @last = @position;
             SELECT TOP (1) @position = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
-            WHERE member_id = @one AND queue_position > @last
+            WHERE member_id = @current_member AND queue_position > @last
             ORDER BY queue_position;
             IF @position = @last
                 BREAK;
@@ -2236,7 +2236,7 @@ BEGIN
                 SET @rows = @rows + 1;
         END;
         DELETE FROM {schema}.member
-        WHERE member_id = @one AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (INDEX (entry_member)) WHERE member_id = @one);
+        WHERE member_id = @current_member AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (INDEX (entry_member)) WHERE member_id = @current_member);
         SET @gone = @gone + @@ROWCOUNT;
     END;
     IF @gone > 0 OR @rows > 0

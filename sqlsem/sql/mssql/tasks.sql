@@ -85,8 +85,8 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @message nvarchar(1000), @name nvarchar(255), @code int, @then nvarchar(100),
-            @mine bit = 0, @key nvarchar(400) = COALESCE(@unique_key, @replace_key), @there bigint,
-            @there_by nvarchar(128), @count int;
+            @mine bit = 0, @key nvarchar(400) = COALESCE(@unique_key, @replace_key), @existing bigint,
+            @existing_by nvarchar(128), @count int;
     SET @task_id = NULL;
     EXEC {schema}.check_name N'queue', @queue;
     IF @key IS NOT NULL
@@ -154,17 +154,17 @@ BEGIN
                 ROLLBACK TRANSACTION;
             THROW 50002, N'sqlsem: busy: a task with this key is being put by another transaction; try again', 1;
         END;
-        SELECT TOP (1) @there = task_id, @there_by = put_by FROM {schema}.task
+        SELECT TOP (1) @existing = task_id, @existing_by = put_by FROM {schema}.task
         WHERE unique_key = @key AND queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_id DESC;
         IF @unique_key IS NOT NULL
-            SET @task_id = @there;
-        ELSE IF @there IS NOT NULL AND COALESCE(@there_by, N'') <> @put_by
+            SET @task_id = @existing;
+        ELSE IF @existing IS NOT NULL AND COALESCE(@existing_by, N'') <> @put_by
             AND COALESCE(IS_MEMBER(N'{schema}_operator'), 0) = 0 AND COALESCE(IS_MEMBER(N'db_owner'), 0) = 0
             AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
         BEGIN
             IF @mine = 1
                 ROLLBACK TRANSACTION;
-            SET @message = CONCAT(N'sqlsem: task ', @there, N' with this key was put by ', @there_by,
+            SET @message = CONCAT(N'sqlsem: task ', @existing, N' with this key was put by ', @existing_by,
                 N', and is not replaced by another login''s');
             EXEC {schema}.raise_error 50006, @message;
         END;
@@ -189,18 +189,18 @@ BEGIN
         SET @task_id = SCOPE_IDENTITY();
         IF @locks IS NOT NULL
             EXEC {schema}.store_task_locks @task_id, @queue, @locks;
-        IF @there IS NOT NULL
+        IF @existing IS NOT NULL
         BEGIN
             -- The old task is cancelled; a running one only gives up its key.
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME(),
                 error = CONCAT(N'replaced by task ', @task_id)
-            WHERE task_id = @there AND status IN (N'pending', N'failed') AND is_open = CAST(1 AS bit);
+            WHERE task_id = @existing AND status IN (N'pending', N'failed') AND is_open = CAST(1 AS bit);
             SET @count = @@ROWCOUNT;
             IF @count = 0
-                UPDATE {schema}.task WITH (ROWLOCK) SET unique_key = NULL WHERE task_id = @there AND status = N'running';
-            ELSE IF EXISTS (SELECT 1 FROM {schema}.task_lock WHERE task_id = @there)
-                EXEC {schema}.leave_lock_queues @there;
+                UPDATE {schema}.task WITH (ROWLOCK) SET unique_key = NULL WHERE task_id = @existing AND status = N'running';
+            ELSE IF EXISTS (SELECT 1 FROM {schema}.task_lock WHERE task_id = @existing)
+                EXEC {schema}.leave_lock_queues @existing;
         END;
     END;
     IF @mine = 1
@@ -315,7 +315,7 @@ BEGIN
     -- rated: 2 if the rate is used up, 3 if there is nothing to start.
     DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY,
                          task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, rated int NOT NULL);
-    DECLARE @limited int = 0, @maximum int, @key_maximum int, @total int, @key nvarchar(255), @there int = 0, @id bigint, @plain bigint,
+    DECLARE @limited int = 0, @maximum int, @key_maximum int, @total int, @key nvarchar(255), @exists int = 0, @id bigint, @plain bigint,
             @priority int, @place int = 0, @count int = 0, @rate int, @key_rate int, @code int = 1, @now bigint, @rated int,
             @lap int = 0, @first int = 1, @drawn int, @begin nvarchar(8), @turn nvarchar(263), @until nvarchar(8) = N':', @part float, @at nvarchar(263),
             @salt nvarchar(64) = CONVERT(nvarchar(64), NEWID());
@@ -336,9 +336,9 @@ BEGIN
     END;
     SELECT @maximum = task_limit, @key_maximum = key_limit, @rate = task_rate, @key_rate = key_rate
     FROM {schema}.queue_setting WHERE @limited = 1 AND queue_name = @queue;
-    SELECT TOP (1) @there = 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
+    SELECT TOP (1) @exists = 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_hash >= N'';
-    IF @limited = 0 AND @there = 0
+    IF @limited = 0 AND @exists = 0
         RETURN 0;
     SET @turns = 1;
     -- (A task counts until its end is committed. This statement waits for that, or reads the old version of the row.)
@@ -372,13 +372,13 @@ BEGIN
             SELECT N'', 0 WHERE NOT EXISTS (SELECT 1 FROM @running WHERE task_key = N'');
         WHILE @lap < 2 AND @drawn < 32
         BEGIN
-            SET @there = 0;
-            SELECT TOP (1) @turn = task_hash, @there = 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
+            SET @exists = 0;
+            SELECT TOP (1) @turn = task_hash, @exists = 1 FROM {schema}.task WITH (INDEX (task_fair), ROWLOCK, READPAST, READCOMMITTEDLOCK)
             WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_hash > @turn
               AND task_hash < @until
             ORDER BY task_hash;
             SET @key = SUBSTRING(@turn, 9, 255);
-            IF @there = 0
+            IF @exists = 0
             BEGIN
                 SET @lap = @lap + 1;
                 SET @turn = N'';
@@ -578,7 +578,7 @@ BEGIN
     SET ROWCOUNT 0;
     SET @status = NULL;
     DECLARE @failures int, @maximum int, @backoff_ms int, @on_failure nvarchar(8), @pause float, @open bit,
-            @there int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000), @by nvarchar(128), @locks int,
+            @exists int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000), @by nvarchar(128), @locks int,
             @count int;
     IF @outcome NOT IN (N'finished', N'failed', N'returned', N'cancelled') OR @outcome IS NULL
     BEGIN
@@ -589,13 +589,13 @@ BEGIN
     SET XACT_ABORT ON;
     IF @@TRANCOUNT = 0
         SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    SELECT @there = 1, @host = host, @pid = pid, @session_id = session_id
+    SELECT @exists = 1, @host = host, @pid = pid, @session_id = session_id
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     -- (While the task runs, only cancel_asked_by can change. From here on a request to cancel comes too late.)
     SELECT @failures = failures, @maximum = max_attempts, @backoff_ms = backoff_ms, @on_failure = on_failure,
            @by = cancel_asked_by, @locks = lock_count
     FROM {schema}.task WITH (UPDLOCK, ROWLOCK)
-    WHERE @there = 1 AND task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
+    WHERE @exists = 1 AND task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
     IF @failures IS NOT NULL
     BEGIN
         IF @outcome = N'finished'
@@ -1233,10 +1233,10 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @asked TABLE (task_id bigint NOT NULL PRIMARY KEY);
-    INSERT INTO @asked (task_id) SELECT DISTINCT CAST(j.value AS bigint) FROM OPENJSON(@tasks) AS j;
+    DECLARE @requested TABLE (task_id bigint NOT NULL PRIMARY KEY);
+    INSERT INTO @requested (task_id) SELECT DISTINCT CAST(j.value AS bigint) FROM OPENJSON(@tasks) AS j;
     SELECT t.task_id, t.time_limit_ms / CAST(1000 AS float) AS time_limit, t.cancel_asked_by
-    FROM @asked AS a JOIN {schema}.task AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ON t.task_id = a.task_id
+    FROM @requested AS a JOIN {schema}.task AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ON t.task_id = a.task_id
     WHERE t.member_id = @member AND t.status = N'running'
       AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
       AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());

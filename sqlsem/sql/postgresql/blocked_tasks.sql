@@ -336,24 +336,24 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_kind record;
-    v_one  record;
+    v_row  record;
 BEGIN
     FOR v_kind IN
         SELECT DISTINCT l.resource_id, l.access_type, l.weight, l.concurrency_limit FROM {schema}.task_lock AS l
         WHERE l.queue_name = p_queue AND l.waits
     LOOP
-        FOR v_one IN
+        FOR v_row IN
             SELECT l.task_id, l.number, l.queue_position FROM {schema}.task_lock AS l
             WHERE l.queue_name = p_queue AND l.waits AND l.resource_id = v_kind.resource_id AND l.access_type = v_kind.access_type
               AND l.weight = v_kind.weight AND l.concurrency_limit IS NOT DISTINCT FROM v_kind.concurrency_limit
             ORDER BY l.queue_position
         LOOP
-            EXIT WHEN NOT (SELECT a.eligible FROM {schema}.eligibility(v_kind.resource_id, v_one.queue_position, v_kind.access_type,
+            EXIT WHEN NOT (SELECT a.eligible FROM {schema}.eligibility(v_kind.resource_id, v_row.queue_position, v_kind.access_type,
                                                                  v_kind.concurrency_limit, v_kind.weight, NULL) AS a);
-            PERFORM FROM {schema}.task AS t WHERE t.task_id = v_one.task_id AND t.status = 'pending' FOR UPDATE OF t SKIP LOCKED;
+            PERFORM FROM {schema}.task AS t WHERE t.task_id = v_row.task_id AND t.status = 'pending' FOR UPDATE OF t SKIP LOCKED;
             CONTINUE WHEN NOT FOUND;  -- another session is claiming or removing the task
-            UPDATE {schema}.task_lock SET waits = false WHERE task_id = v_one.task_id AND number = v_one.number;
-            UPDATE {schema}.task SET locks_pending = locks_pending - 1 WHERE task_id = v_one.task_id;
+            UPDATE {schema}.task_lock SET waits = false WHERE task_id = v_row.task_id AND number = v_row.number;
+            UPDATE {schema}.task SET locks_pending = locks_pending - 1 WHERE task_id = v_row.task_id;
         END LOOP;
     END LOOP;
 END

@@ -119,7 +119,7 @@ DECLARE
     v_source   integer[];  -- the owner that waits
     v_target   integer[];  -- the owner that it waits for
     v_who      integer;
-    v_knot     integer[];  -- owners
+    v_cycle    integer[];  -- owners
     v_back     integer[];
     v_seen     integer[] := '{}';
     v_victim   {schema}.deadlock_row;
@@ -243,17 +243,17 @@ BEGIN
             SELECT v_who UNION SELECT v_source[e.n] FROM back AS b CROSS JOIN LATERAL unnest(array_positions(v_target, b.who)) AS e (n)
             WHERE v_source[e.n] IN (SELECT d.who FROM down AS d)
         )
-        SELECT (SELECT array_agg(d.who) FROM down AS d), (SELECT array_agg(b.who) FROM back AS b) INTO v_knot, v_back;
+        SELECT (SELECT array_agg(d.who) FROM down AS d), (SELECT array_agg(b.who) FROM back AS b) INTO v_cycle, v_back;
         v_seen := v_seen || v_back;
-        CONTINUE WHEN cardinality(v_back) < cardinality(v_knot);
+        CONTINUE WHEN cardinality(v_back) < cardinality(v_cycle);
         SELECT * INTO v_victim FROM unnest(v_rows) AS r
-        WHERE r.waits AND r.who = ANY (v_knot) ORDER BY r.queue_position DESC LIMIT 1;
+        WHERE r.waits AND r.who = ANY (v_cycle) ORDER BY r.queue_position DESC LIMIT 1;
         EXIT WHEN v_victim.member_id = p_member;
     END LOOP;
     IF v_victim.member_id IS DISTINCT FROM p_member THEN
         RETURN;
     END IF;
-    SELECT array_agg(r ORDER BY r.n) INTO v_rows FROM unnest(v_rows) AS r WHERE r.who = ANY (v_knot);
+    SELECT array_agg(r ORDER BY r.n) INTO v_rows FROM unnest(v_rows) AS r WHERE r.who = ANY (v_cycle);
     v_rest := v_rows;
 
     IF NOT EXISTS (SELECT FROM {schema}.live_members((SELECT array_agg(DISTINCT r.member_id) FROM unnest(v_rows) AS r), p_member)) THEN
@@ -286,7 +286,7 @@ BEGIN
     )
     SELECT c.step::integer, m.member_id, m.host, m.pid, CASE WHEN m.pid IS NULL THEN m.backend_pid END, w.owner,
            a.resource_id, a.queue_position, a.granted, w.resource_id, w.queue_position, w.access_type = 'upgrade',
-           b.queue_position, cardinality(v_knot)
+           b.queue_position, cardinality(v_cycle)
     FROM cycle AS c JOIN unnest(v_rows) AS w ON w.n = c.waiter JOIN unnest(v_rows) AS a ON a.n = c.ahead
     JOIN unnest(v_rows) AS b ON b.n = c.behind JOIN {schema}.member AS m ON m.member_id = w.member_id
     ORDER BY c.step;

@@ -120,7 +120,7 @@ DECLARE
         jsonb_build_array('uwor', ARRAY['entries', 'may_enter']),
         jsonb_build_array('uor', ARRAY['status', 'past', 'resources', 'operations']));
     v_role  record;
-    v_thing record;
+    v_object record;
 BEGIN
     FOR v_role IN
         SELECT k.letter, r.rolname AS name, r.oid
@@ -135,7 +135,7 @@ BEGIN
         JOIN pg_roles AS r ON r.rolname = k.name
     LOOP
         EXECUTE format('GRANT USAGE ON SCHEMA {schema} TO %I', v_role.name);
-        FOR v_thing IN
+        FOR v_object IN
             SELECT p.oid::regprocedure AS signature, n.may,
                    EXISTS (SELECT FROM aclexplode(p.proacl) AS a WHERE a.grantee = v_role.oid AND a.privilege_type = 'EXECUTE') AS has
             FROM pg_proc AS p
@@ -143,13 +143,13 @@ BEGIN
                                                WHERE strpos(e ->> 0, v_role.letter) > 0 AND e -> 1 ? p.proname::text) AS may) AS n
             WHERE p.pronamespace = '{schema}'::regnamespace
         LOOP
-            IF v_thing.may AND NOT v_thing.has THEN
-                EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO %I', v_thing.signature, v_role.name);
-            ELSIF v_thing.has AND NOT v_thing.may THEN
-                EXECUTE format('REVOKE ALL ON ROUTINE %s FROM %I', v_thing.signature, v_role.name);
+            IF v_object.may AND NOT v_object.has THEN
+                EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO %I', v_object.signature, v_role.name);
+            ELSIF v_object.has AND NOT v_object.may THEN
+                EXECUTE format('REVOKE ALL ON ROUTINE %s FROM %I', v_object.signature, v_role.name);
             END IF;
         END LOOP;
-        FOR v_thing IN
+        FOR v_object IN
             SELECT c.oid::regclass AS name, n.may,
                    ARRAY(SELECT a.privilege_type FROM aclexplode(c.relacl) AS a WHERE a.grantee = v_role.oid) AS has
             FROM pg_class AS c
@@ -172,10 +172,10 @@ BEGIN
                 lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'operation', 'limit_pattern') AS may) AS n
             WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind IN ('r', 'S')
         LOOP
-            CONTINUE WHEN v_thing.has = CASE WHEN v_thing.may THEN ARRAY['SELECT'] ELSE ARRAY[]::text[] END;
-            EXECUTE format('REVOKE ALL ON %s FROM %I', v_thing.name, v_role.name);
-            IF v_thing.may THEN
-                EXECUTE format('GRANT SELECT ON %s TO %I', v_thing.name, v_role.name);
+            CONTINUE WHEN v_object.has = CASE WHEN v_object.may THEN ARRAY['SELECT'] ELSE ARRAY[]::text[] END;
+            EXECUTE format('REVOKE ALL ON %s FROM %I', v_object.name, v_role.name);
+            IF v_object.may THEN
+                EXECUTE format('GRANT SELECT ON %s TO %I', v_object.name, v_role.name);
             END IF;
         END LOOP;
     END LOOP;

@@ -47,10 +47,10 @@ CREATE OR REPLACE PROCEDURE {schema}.require_autocommit(what text)
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_enclosed boolean;
+    v_in_transaction boolean;
 BEGIN
-    CALL {schema}.detect_transaction(v_enclosed);
-    IF v_enclosed THEN
+    CALL {schema}.detect_transaction(v_in_transaction);
+    IF v_in_transaction THEN
         RAISE EXCEPTION 'sqlsem: % must not be called inside an open transaction or a function; nothing was done', what
             USING ERRCODE = '25001', HINT = 'COMMIT first, and CALL it in autocommit, or from a procedure or DO block that may commit.';
     ELSIF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL THEN
@@ -379,13 +379,13 @@ DECLARE
     v_member     bigint;
     v_left       integer;   -- ms; NULL: for ever
     v_granted    boolean;
-    v_attended   boolean;
+    v_row_exists boolean;
     v_slice      integer;   -- ms
     v_result     integer;   -- the code of wait(); or -3 deadlock, -4 cancelled
     v_others     boolean;   -- this session has other rows
     v_victim     bigint;
     v_reason     pg_catalog.text;
-    v_shut       boolean := false;  -- another session kept the gate
+    v_gate_busy  boolean := false;  -- another session kept the gate
 BEGIN
     code := NULL;
     queue_position := NULL;
@@ -406,9 +406,9 @@ BEGIN
             SELECT r.queue_position, r.granted INTO queue_position, v_granted
             FROM {schema}.register(v_member, v_id, session_user::pg_catalog.text, {schema}.new_uid(),
                                    timeout_ms OPERATOR(pg_catalog.=) 0, resource, v_access, concurrency_limit, weight, note) AS r;
-            v_attended := queue_position IS NULL OR v_granted AND v_lease_ms IS NULL
+            v_row_exists := queue_position IS NULL OR v_granted AND v_lease_ms IS NULL
                           OR {schema}.renew_waiter_lease(v_member, resource, queue_position);
-            IF v_attended AND NOT v_granted
+            IF v_row_exists AND NOT v_granted
                AND {schema}.waits_for_itself(v_member, resource, queue_position) THEN
                 v_result := -3;
                 SELECT coalesce(d.words, 'It would wait for what this session itself holds') INTO v_reason
@@ -417,10 +417,10 @@ BEGIN
             v_others := v_lease_ms IS NULL AND NOT v_granted AND {schema}.has_other_rows(v_member, queue_position);
         EXCEPTION WHEN lock_not_available THEN
             queue_position := NULL;
-            v_attended := true;
-            v_shut := true;
+            v_row_exists := true;
+            v_gate_busy := true;
         END;
-        IF queue_position IS NOT NULL AND v_attended AND v_granted THEN
+        IF queue_position IS NOT NULL AND v_row_exists AND v_granted THEN
             code := 0;
             fence := queue_position;
             IF NOT keeps_open THEN
@@ -429,25 +429,25 @@ BEGIN
             RETURN;  -- the end of the statement commits the row: a cancel before that leaves no row
         END IF;
         COMMIT;
-        IF v_shut AND (timeout_ms OPERATOR(pg_catalog.<) 0 OR {schema}.remaining_ms(timeout_ms, v_started) OPERATOR(pg_catalog.>) 0) THEN
-            v_shut := false;
+        IF v_gate_busy AND (timeout_ms OPERATOR(pg_catalog.<) 0 OR {schema}.remaining_ms(timeout_ms, v_started) OPERATOR(pg_catalog.>) 0) THEN
+            v_gate_busy := false;
             CONTINUE;
         ELSIF queue_position IS NULL THEN
             EXIT;
-        ELSIF NOT v_attended THEN
+        ELSIF NOT v_row_exists THEN
             v_result := -2;
         END IF;
 
         -- From here on the row exists, so nearly all statements are in the block that handles a cancel. (COMMIT must be
         -- outside of it; a row that is left there is removed when its waiter lease ends.)
-        WHILE v_attended AND v_result OPERATOR(pg_catalog.<>) -3 LOOP
+        WHILE v_row_exists AND v_result OPERATOR(pg_catalog.<>) -3 LOOP
             BEGIN
                 v_left := {schema}.remaining_ms(timeout_ms, v_started);
                 -- If others wait for this session, search for deadlocks sooner than the server does (deadlock_timeout):
                 -- the server sees only sessions, and chooses any of them as the victim.
                 v_slice := least(v_left, CASE WHEN v_others THEN 700 ELSE 3000 END, v_lease_ms OPERATOR(pg_catalog./) 3);
                 v_result := {schema}.wait(resource, queue_position, v_slice);
-                v_attended := {schema}.renew_waiter_lease(v_member, resource, queue_position);
+                v_row_exists := {schema}.renew_waiter_lease(v_member, resource, queue_position);
                 IF v_others AND v_result OPERATOR(pg_catalog.=) -1 THEN
                     SELECT d.victim, d.words INTO v_victim, v_reason FROM {schema}.describe_deadlock(v_member) AS d;
                     IF v_victim OPERATOR(pg_catalog.=) queue_position THEN
@@ -462,14 +462,14 @@ BEGIN
                     GET STACKED DIAGNOSTICS v_reason = MESSAGE_TEXT;
                     v_result := -4;
             END;
-            EXIT WHEN keeps_open AND v_attended AND v_result OPERATOR(pg_catalog.=) 0;  -- as above
+            EXIT WHEN keeps_open AND v_row_exists AND v_result OPERATOR(pg_catalog.=) 0;  -- as above
             COMMIT;
-            IF NOT v_attended THEN
+            IF NOT v_row_exists THEN
                 v_result := -2;
             END IF;
             EXIT WHEN v_result OPERATOR(pg_catalog.=) ANY (ARRAY[0, -2, -3, -4]) OR v_result OPERATOR(pg_catalog.=) -1 AND v_left OPERATOR(pg_catalog.=) 0;
         END LOOP;
-        IF v_attended AND v_result OPERATOR(pg_catalog.=) 0 THEN
+        IF v_row_exists AND v_result OPERATOR(pg_catalog.=) 0 THEN
             code := 1;
             fence := queue_position;
             RETURN;
@@ -580,14 +580,14 @@ CREATE OR REPLACE PROCEDURE {schema}.assert_holding(resource text, queue_positio
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_enclosed boolean;
+    v_in_transaction boolean;
     v_stack    pg_catalog.text;
 BEGIN
-    CALL {schema}.detect_transaction(v_enclosed);
+    CALL {schema}.detect_transaction(v_in_transaction);
     GET DIAGNOSTICS v_stack = PG_CONTEXT;
     -- (A procedure or DO block is a transaction until it commits. But if the client itself called this procedure
     -- outside of a transaction, the transaction ends with this call, and guards nothing.)
-    IF NOT v_enclosed AND pg_catalog.strpos(v_stack, E'\n'::pg_catalog.text) OPERATOR(pg_catalog.=) 0 THEN
+    IF NOT v_in_transaction AND pg_catalog.strpos(v_stack, E'\n'::pg_catalog.text) OPERATOR(pg_catalog.=) 0 THEN
         RAISE EXCEPTION 'sqlsem: assert_holding needs an open transaction, whose end it guards; there is none'
             USING ERRCODE = '25001', HINT = 'BEGIN first, and write and COMMIT after it.';
     END IF;

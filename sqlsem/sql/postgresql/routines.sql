@@ -947,7 +947,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    v_placed record;
+    v_ticket record;
     v_gated  boolean;
 BEGIN
     -- (The same tests as in require_outside_transaction: the usual case saves a call.)
@@ -961,9 +961,9 @@ BEGIN
     -- might evaluate only one.)
     v_gated := (pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member)) IS NULL)
                = (pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) IS NULL);
-    v_placed := {schema}.insert_request(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note, false);
-    queue_position := v_placed.queue_position;
-    granted := v_placed.granted;
+    v_ticket := {schema}.insert_request(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note, false);
+    queue_position := v_ticket.queue_position;
+    granted := v_ticket.granted;
 END
 $$;
 
@@ -1291,11 +1291,11 @@ DECLARE
     v_oldest   bigint;              -- the row whose wakeup lock to sleep on
     v_free     boolean;
     v_since    timestamptz;         -- when something last changed ahead, as far as visible
-    v_stands   boolean;             -- the blocker is unchanged
+    v_is_unchanged boolean;             -- the blocker is unchanged
     v_tested   timestamptz := clock_timestamp();
     v_pause    float := 2;          -- ms
-    v_waiting  boolean := false;
-    v_waits    boolean := false;
+    v_tried_waiting_lock boolean := false;
+    v_has_waited boolean := false;
     v_first    bigint;              -- the first row of the resource
 BEGIN
     -- Pause while the tables are upgraded, before any of them is touched.
@@ -1388,7 +1388,7 @@ BEGIN
             RETURN -1;
         END IF;
         -- Write marks now: later, at the grant, other rows would wait for this session meanwhile.
-        v_waits := true;
+        v_has_waited := true;
         IF {schema}.is_time_for_row_mark() THEN
             v_first := (SELECT queue_position FROM {schema}.rows_before_oldest_first(p_resource, p_position) LIMIT 1);
             -- (Two IFs: in one, NULL AND … would take the gate, too, and this session would sleep with it.)
@@ -1408,10 +1408,10 @@ BEGIN
         v_oldest := v_ahead.blocker;
         v_free := {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest));
         IF v_ahead.until <> 'leave' OR v_free THEN
-            IF v_ahead.until <> 'leave' AND NOT v_waiting THEN
+            IF v_ahead.until <> 'leave' AND NOT v_tried_waiting_lock THEN
                 -- Take the lock on which the waiters behind sleep until this row is granted. It is released at the end
                 -- of this transaction, when the commit is visible. 'try': if another session has the lock, they poll.
-                v_waiting := pg_try_advisory_xact_lock({schema}.lock_class(3), {schema}.lock_key(p_position)) IS NOT NULL;
+                v_tried_waiting_lock := pg_try_advisory_xact_lock({schema}.lock_class(3), {schema}.lock_key(p_position)) IS NOT NULL;
             END IF;
             IF v_ahead.until = 'grant' AND NOT {schema}.is_free({schema}.lock_class(3), {schema}.lock_key(v_oldest)) THEN
                 PERFORM {schema}.wait_until_lock_free({schema}.lock_class(3), {schema}.lock_key(v_oldest), v_left);
@@ -1433,18 +1433,18 @@ BEGIN
             IF v_simple AND NOT v_free THEN
                 v_since := greatest(v_row.requested_at, CASE v_ahead.until WHEN 'any' THEN v_ahead.since END);
                 v_oldest := v_ahead.oldest;
-                v_stands := true;  -- as it was a moment ago
+                v_is_unchanged := true;  -- as it was a moment ago
             ELSE
                 SELECT greatest(v_row.requested_at, max(granted_at) FILTER (WHERE v_ahead.until <> 'grant')),
                        CASE v_ahead.until WHEN 'grant' THEN min(queue_position) ELSE v_oldest END,
                        (SELECT NOT n.eligible AND n.blocker = v_ahead.blocker
                         FROM {schema}.eligibility(p_resource, p_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS n)
-                INTO v_since, v_oldest, v_stands
+                INTO v_since, v_oldest, v_is_unchanged
                 FROM (SELECT granted_at, queue_position FROM {schema}.rows_before_newest_first(p_resource, p_position)
                       WHERE v_row.access_type = 'write' OR access_type <> v_row.access_type
                       LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.effective_settings(p_resource)))) AS r;
             END IF;
-            CONTINUE WHEN v_stands IS NOT TRUE;
+            CONTINUE WHEN v_is_unchanged IS NOT TRUE;
             v_pause := {schema}.poll_pause(p_resource, p_position, v_since);
             IF NOT v_free AND {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest)) THEN
                 -- The row has left this instant, or has no wakeup lock, as its member has a lease.
@@ -1487,7 +1487,7 @@ BEGIN
             EXIT WHEN FOUND;
         END IF;
     END LOOP;
-    IF NOT v_waits AND {schema}.is_time_for_row_mark() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
+    IF NOT v_has_waited AND {schema}.is_time_for_row_mark() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
         PERFORM {schema}.advance_low_water_marks(p_resource, p_position, NULL);
     END IF;
     RETURN 0;
@@ -1506,7 +1506,7 @@ DECLARE
     v_row      record;
     v_ahead    record;
     v_kind     text;     -- of a request: behind a blocked one, all of its kind are blocked
-    v_held_up  text;
+    v_blocked_kind text;
     v_free     jsonb[];  -- rows that may be granted
     v_blocked  jsonb[];  -- their blockers, one for each kind
     v_written  boolean := false;
@@ -1522,7 +1522,7 @@ BEGIN
         gone := '{}';
         v_free := '{}';
         v_blocked := '{}';
-        v_held_up := NULL;
+        v_blocked_kind := NULL;
         FOR v_row IN
             SELECT a.resource_id, a.queue_position, t.access_type, t.concurrency_limit, t.weight, t.granted_at,
                    t.queue_position IS NOT NULL AND t.revoked_at IS NULL AS there
@@ -1536,13 +1536,13 @@ BEGIN
                 gone := gone || v_row.queue_position;
             ELSIF v_row.granted_at IS NOT NULL THEN
                 granted := granted || v_row.queue_position;
-            ELSIF v_kind IS DISTINCT FROM v_held_up THEN
+            ELSIF v_kind IS DISTINCT FROM v_blocked_kind THEN
                 SELECT * INTO v_ahead FROM {schema}.eligibility(v_row.resource_id, v_row.queue_position, v_row.access_type,
                                                           v_row.concurrency_limit, v_row.weight, NULL);
                 IF v_ahead.eligible THEN
                     v_free := v_free || jsonb_build_object('resource', v_row.resource_id, 'position', v_row.queue_position);
                 ELSE
-                    v_held_up := v_kind;
+                    v_blocked_kind := v_kind;
                     v_blocked := v_blocked || jsonb_build_object('resource', v_row.resource_id, 'position', v_ahead.blocker);
                 END IF;
             END IF;
@@ -1641,23 +1641,23 @@ AS $$
 DECLARE
     v_row   record;
     v_count integer := 0;
-    v_some  boolean;
+    v_any_row boolean;
 BEGIN
     -- Find them by their uids. Those of register_all end with .1, .2, …, and some of these rows may have left before.
     FOR v_from IN 0..1000000 BY 16 LOOP
-        v_some := false;
+        v_any_row := false;
         FOR v_row IN
             SELECT resource_id, queue_position, requesting_id FROM {schema}.{table}
             WHERE member_id = p_member
               AND request_uid = ANY (ARRAY(SELECT concat_ws('.', p_uid, nullif(n, 0))
                                            FROM generate_series(v_from, v_from + 15) AS n))
         LOOP
-            v_some := true;
+            v_any_row := true;
             IF {schema}.release(v_row.resource_id, v_row.queue_position, v_row.requesting_id, p_outcome) = 0 THEN
                 v_count := v_count + 1;
             END IF;
         END LOOP;
-        EXIT WHEN NOT v_some;
+        EXIT WHEN NOT v_any_row;
     END LOOP;
     RETURN v_count;
 END

@@ -192,14 +192,14 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    v_look record;
+    v_state record;
 BEGIN
     -- Find the lowest open order. (A task of a lower order that is put after this moment is too late to count.)
     -- (The rows are compared with >=, not =: otherwise the planner would read the index from the queue's first entry
     -- on, or use another index.)
     SELECT w.task_order, w.mark, CASE WHEN s.kept THEN w.survivors END AS survivors,
            n.task_order AS next_order, n.task_id AS next_task
-    INTO v_look
+    INTO v_state
     FROM (SELECT 1) AS one
     LEFT JOIN LATERAL (SELECT * FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue ORDER BY l.serial DESC LIMIT 1) AS w
            ON true
@@ -211,9 +211,9 @@ BEGIN
                          AND (t.queue_name, t.task_order, t.task_id)
                              >= (p_queue, coalesce(w.task_order, -2147483648), coalesce(w.mark, 0))
                        ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1) AS n ON true;
-    task_order := CASE WHEN v_look.survivors IS NULL THEN v_look.next_order ELSE v_look.task_order END;
-    survivors := v_look.survivors;
-    beyond := CASE WHEN v_look.next_order = first_task.task_order THEN v_look.next_task END;
+    task_order := CASE WHEN v_state.survivors IS NULL THEN v_state.next_order ELSE v_state.task_order END;
+    survivors := v_state.survivors;
+    beyond := CASE WHEN v_state.next_order = first_task.task_order THEN v_state.next_task END;
     IF p_maximum < 0 THEN
         RETURN;
     END IF;
@@ -231,7 +231,7 @@ BEGIN
           AND t.queue_name = p_queue AND t.task_order = first_task.task_order AND t.task_id >= beyond
         ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
-        IF {schema}.is_time_for_task_mark(v_look.mark, task_id, p_maximum) THEN
+        IF {schema}.is_time_for_task_mark(v_state.mark, task_id, p_maximum) THEN
             PERFORM {schema}.create_task_mark(p_queue, task_order, task_id);
         END IF;
     END IF;
@@ -331,7 +331,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_rate  record;
-    v_whose varchar;
+    v_rate_name varchar;
     v_wait  bigint;
     v_now   bigint;
 BEGIN
@@ -351,11 +351,11 @@ BEGIN
                 WHERE w.queue_name = p_queue AND w.task_key = v_rate.task_key AND v_now >= w.since_ms AND v_now < w.free_ms) THEN
                 RETURN false;
             END IF;
-            v_whose := {schema}.start_rate_name(p_queue, v_rate.task_key);
+            v_rate_name := {schema}.start_rate_name(p_queue, v_rate.task_key);
             -- (Locked: prune must not delete the window before the start is recorded there.)
-            PERFORM FROM {schema}.rate_window AS w WHERE w.resource_id = v_whose FOR KEY SHARE;
+            PERFORM FROM {schema}.rate_window AS w WHERE w.resource_id = v_rate_name FOR KEY SHARE;
             v_wait := (SELECT t.wait_ms FROM {schema}.take_tokens(
-                v_whose, ARRAY[1 + v_rate.ahead], ARRAY[v_rate.most]::bigint[],
+                v_rate_name, ARRAY[1 + v_rate.ahead], ARRAY[v_rate.most]::bigint[],
                 ARRAY[v_rate.ms]::bigint[], NULL, v_take = 0) AS t);
             IF v_wait > 0 THEN
                 IF v_rate.ahead = 0 THEN
@@ -467,10 +467,10 @@ DECLARE
     v_place   integer := v_start;   -- the hash reached; one lap ends where it began
     v_beyond  varchar := lpad(v_start::text, 8, '0');
     v_lap     integer := 0;         -- 0: from v_start to the end; 1: from the beginning to v_start; 2: keys with running tasks; 3: done
-    v_found   varchar[];
+    v_hashes  varchar[];
     v_draw    varchar[];            -- the keys of this draw
     v_first   boolean := true;      -- this is the first draw
-    v_one     record;
+    v_candidate record;
     v_id      bigint;
     v_key     varchar;
     v_keys    varchar[] := '{}';    -- keys whose first task is locked by another session
@@ -525,18 +525,18 @@ BEGIN
             v_draw := '{""}';
         END IF;
         WHILE v_lap < 2 AND cardinality(v_draw) < 32 LOOP
-            v_found := {schema}.next_key_hashes(p_queue, v_look.task_order, v_beyond, 64);
-            v_draw := v_draw || ARRAY(SELECT substr(f, 9) FROM unnest(v_found) AS f
+            v_hashes := {schema}.next_key_hashes(p_queue, v_look.task_order, v_beyond, 64);
+            v_draw := v_draw || ARRAY(SELECT substr(f, 9) FROM unnest(v_hashes) AS f
                                       WHERE (v_lap = 0 OR left(f, 8)::integer < v_start)
                                         AND substr(f, 9) <> '' AND NOT v_running ? substr(f, 9));
-            v_beyond := v_found[cardinality(v_found)];
-            IF cardinality(v_found) < 64 OR v_lap = 1 AND left(v_beyond, 8)::integer >= v_start THEN
+            v_beyond := v_hashes[cardinality(v_hashes)];
+            IF cardinality(v_hashes) < 64 OR v_lap = 1 AND left(v_beyond, 8)::integer >= v_start THEN
                 v_lap := v_lap + 1;
                 v_beyond := '';
             END IF;
             v_place := CASE WHEN v_beyond = '' THEN 0 ELSE left(v_beyond, 8)::integer END;
         END LOOP;
-        FOR v_one IN
+        FOR v_candidate IN
             SELECT h.task_key, coalesce(s.task_rate, v_setting.key_rate, v_setting.task_rate) IS NOT NULL AS rated
             FROM (SELECT DISTINCT ON (d.task_key) d.task_key, d.part
                   FROM (-- part: the read part of the keys. Each read key counts for 1 / part keys.
@@ -560,17 +560,17 @@ BEGIN
               AND (v_now >= w.since_ms AND v_now < w.free_ms) IS NOT TRUE
             ORDER BY r.many / r.weight, -ln(1 - random()) * h.part / r.weight
         LOOP
-            v_id := {schema}.first_task_of_key(p_queue, v_look.task_order, v_one.task_key, v_from, false);
+            v_id := {schema}.first_task_of_key(p_queue, v_look.task_order, v_candidate.task_key, v_from, false);
             CONTINUE WHEN v_id IS NULL;
             SELECT t.task_id INTO task_id FROM {schema}.task AS t
             WHERE t.task_id = v_id AND coalesce(t.is_open, false) AND t.status = 'pending'
               AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
             FOR UPDATE OF t SKIP LOCKED;
             IF NOT FOUND THEN
-                v_keys := v_keys || v_one.task_key;
+                v_keys := v_keys || v_candidate.task_key;
                 CONTINUE;
             END IF;
-            EXIT WHEN NOT v_one.rated OR {schema}.task_may_start(p_queue, v_one.task_key, 0, 0, true);
+            EXIT WHEN NOT v_candidate.rated OR {schema}.task_may_start(p_queue, v_candidate.task_key, 0, 0, true);
             task_id := NULL;
         END LOOP;
         v_first := false;
@@ -797,10 +797,10 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
-    v_made  bigint[];
+    v_task_ids bigint[];
     v_order integer;
     v_key   varchar;
-    v_there bigint;
+    v_existing bigint;
     v_gone  bigint[] := '{}';
     v_tries integer := 0;
     v_turns boolean;
@@ -815,10 +815,10 @@ BEGIN
     v_key := coalesce(p_tasks->0->>'unique', p_tasks->0->>'replace');  -- (a task with such a key is put alone)
     LOOP
         IF v_key IS NOT NULL THEN
-            SELECT m.there, v_gone || m.gone INTO v_there, v_gone
+            SELECT m.there, v_gone || m.gone INTO v_existing, v_gone
             FROM {schema}.resolve_unique_key(p_queue, p_uid, v_key, p_tasks->0->>'replace' IS NOT NULL, p_by) AS m;
-            IF v_there IS NOT NULL THEN
-                RETURN NEXT v_there;
+            IF v_existing IS NOT NULL THEN
+                RETURN NEXT v_existing;
                 RETURN;
             END IF;
         END IF;
@@ -843,8 +843,8 @@ BEGIN
             -- (With the index named: a check of all unique indexes would make this half as slow again.)
             ON CONFLICT (queue_name, unique_key) WHERE is_open AND unique_key IS NOT NULL DO NOTHING
             RETURNING task_id, task_order)
-        SELECT array_agg(m.task_id ORDER BY m.task_id), min(m.task_order) INTO v_made, v_order FROM made AS m;
-        EXIT WHEN v_key IS NULL OR v_made IS NOT NULL;
+        SELECT array_agg(m.task_id ORDER BY m.task_id), min(m.task_order) INTO v_task_ids, v_order FROM made AS m;
+        EXIT WHEN v_key IS NULL OR v_task_ids IS NOT NULL;
         -- Another session has put a task with this key, and has committed by now: read again.
         v_tries := v_tries + 1;
         IF v_tries >= 100 THEN
@@ -853,16 +853,16 @@ BEGIN
         END IF;
     END LOOP;
     IF v_gone <> '{}' THEN
-        UPDATE {schema}.task SET error = 'replaced by task ' || v_made[1] WHERE task_id = ANY (v_gone);
+        UPDATE {schema}.task SET error = 'replaced by task ' || v_task_ids[1] WHERE task_id = ANY (v_gone);
     END IF;
-    IF v_made IS NOT NULL THEN
+    IF v_task_ids IS NOT NULL THEN
         IF jsonb_path_exists(p_tasks, '$[*].locks ? (@ != null)') THEN
             PERFORM {schema}.store_task_locks(p_queue, p_uid, p_tasks);
         END IF;
         PERFORM {schema}.notify_tasks(p_queue, NULL);
         PERFORM {schema}.invalidate_task_mark(p_queue, v_order, 9223372036854775807);
     END IF;
-    RETURN QUERY SELECT m FROM unnest(v_made) AS m;
+    RETURN QUERY SELECT m FROM unnest(v_task_ids) AS m;
 END
 $$;
 
@@ -1976,7 +1976,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_claim  pg_catalog.record;
-    v_asked  pg_catalog.record;
+    v_controls pg_catalog.record;
     v_since  pg_catalog.timestamptz := pg_catalog.clock_timestamp();
     v_pause  double precision := 0.005;
     v_error  pg_catalog.text;
@@ -1985,8 +1985,8 @@ DECLARE
     v_hint   pg_catalog.text;
     v_where  pg_catalog.text;
     v_status pg_catalog.text;
-    v_broken pg_catalog.text;  -- the message of a cancel or timeout
-    v_ended  pg_catalog.text;  -- the outcome of a task that has not finished
+    v_cancel_message pg_catalog.text;  -- the message of a cancel or timeout
+    v_outcome pg_catalog.text;  -- the outcome of a task that has not finished
 BEGIN
     CALL {schema}.require_autocommit('work');
     IF idle_seconds IS NULL OR NOT idle_seconds OPERATOR(pg_catalog.>=) 0::double precision THEN
@@ -1999,8 +1999,8 @@ BEGIN
     LOOP
         v_error := NULL;
         v_status := NULL;
-        v_broken := NULL;
-        v_ended := 'failed';
+        v_cancel_message := NULL;
+        v_outcome := 'failed';
         SELECT * INTO v_claim FROM {schema}.session_claim(queue);
         COMMIT;
         IF v_claim.task_id IS NULL THEN
@@ -2014,18 +2014,18 @@ BEGIN
         LOOP
             BEGIN
                 IF v_error IS NOT NULL THEN
-                    IF v_broken IS NOT NULL THEN
+                    IF v_cancel_message IS NOT NULL THEN
                         -- A timeout or a cancel. Record it for the task first. Later raise it to the caller, unless it
                         -- was meant for this task alone.
-                        SELECT * INTO v_asked FROM {schema}.session_task_controls(v_claim.member, v_claim.task_id);
-                        IF v_asked.cancel_asked_by IS NOT NULL THEN
-                            v_ended := 'cancelled';
-                        ELSIF v_asked.passed_limit IS NOT NULL THEN
+                        SELECT * INTO v_controls FROM {schema}.session_task_controls(v_claim.member, v_claim.task_id);
+                        IF v_controls.cancel_asked_by IS NOT NULL THEN
+                            v_outcome := 'cancelled';
+                        ELSIF v_controls.passed_limit IS NOT NULL THEN
                             v_error := pg_catalog.format(
-                                'It ran for longer than its time limit of %s s, and was ended', v_asked.passed_limit);
+                                'It ran for longer than its time limit of %s s, and was ended', v_controls.passed_limit);
                         END IF;
                     END IF;
-                    v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, v_ended, NULL, v_error);
+                    v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, v_outcome, NULL, v_error);
                 ELSIF v_claim.kind::pg_catalog.text OPERATOR(pg_catalog.<>) 'sql'::pg_catalog.text THEN
                     v_error := 'a database session runs SQL, not kind '::pg_catalog.text OPERATOR(pg_catalog.||) v_claim.kind::pg_catalog.text
                                OPERATOR(pg_catalog.||) '; use sqlsem work'::pg_catalog.text;
@@ -2039,8 +2039,8 @@ BEGIN
                 END IF;
                 EXIT;
             EXCEPTION WHEN query_canceled THEN
-                GET STACKED DIAGNOSTICS v_broken = MESSAGE_TEXT;
-                v_error := coalesce(v_error, '57014: '::pg_catalog.text OPERATOR(pg_catalog.||) v_broken);
+                GET STACKED DIAGNOSTICS v_cancel_message = MESSAGE_TEXT;
+                v_error := coalesce(v_error, '57014: '::pg_catalog.text OPERATOR(pg_catalog.||) v_cancel_message);
             WHEN OTHERS THEN
                 IF v_error IS NOT NULL THEN
                     RAISE;
@@ -2050,9 +2050,9 @@ BEGIN
                 v_error := {schema}.format_error(v_state, v_error, v_detail, v_hint, v_where);
             END;
         END LOOP;
-        IF v_broken IS NOT NULL THEN
-            IF v_asked.cancel_asked_by IS NOT NULL OR v_asked.passed_limit IS NOT NULL THEN
-                v_broken := NULL;
+        IF v_cancel_message IS NOT NULL THEN
+            IF v_controls.cancel_asked_by IS NOT NULL OR v_controls.passed_limit IS NOT NULL THEN
+                v_cancel_message := NULL;
             END IF;
         END IF;
         -- The work and its end are committed together, or not at all: the task may belong to another worker by now.
@@ -2064,12 +2064,12 @@ BEGIN
         ELSE
             COMMIT;
         END IF;
-        IF v_broken IS NOT NULL THEN
-            RAISE EXCEPTION 'sqlsem: task % was broken off: %', v_claim.task_id, v_broken
+        IF v_cancel_message IS NOT NULL THEN
+            RAISE EXCEPTION 'sqlsem: task % was broken off: %', v_claim.task_id, v_cancel_message
                 USING ERRCODE = '57014', HINT = 'Give work all the time that it needs (statement_timeout = 0).';
         ELSIF v_error IS NULL THEN
             done := done OPERATOR(pg_catalog.+) 1;
-        ELSIF v_ended OPERATOR(pg_catalog.=) 'failed'::pg_catalog.text THEN
+        ELSIF v_outcome OPERATOR(pg_catalog.=) 'failed'::pg_catalog.text THEN
             failed := failed OPERATOR(pg_catalog.+) 1;
         END IF;
         v_since := pg_catalog.clock_timestamp();
