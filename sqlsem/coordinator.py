@@ -1,4 +1,4 @@
-"""A database, as programs use it: makes locks, queues and batches there."""
+"""`Coordinator`: one database, as programs use it. It makes locks, rates, work queues and batches there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ __all__ = ["Coordinator", "connect", "coordinator_of"]
 
 
 class Coordinator:
-    """Locks in one database. Made by `sqlsem.connect`; a context manager; closes by itself at the end of the process.
+    """The locks, queues and batches of one database. `sqlsem.connect` makes it. Use it in a ``with`` block, or `close`
+    it; at the end of the process it closes by itself.
 
     >>> with sqlsem.connect("postgresql://etl@db/dwh", grace=30) as coordinator:  # doctest: +SKIP
     ...     with coordinator.mutex("nightly"):
@@ -69,9 +70,9 @@ class Coordinator:
             given, lease = lease, check_duration("lease", lease)
             if lease < 1:
                 raise ConfigurationError(f"A lease must be at least 1 second, not {given!r}")
-        # A gate that is stuck must not delay the heartbeats.
+        # A call that waits for a gate must not delay heartbeats for too long.
         gate_timeout = min(1.0, max(0.1, (grace or 4.0) / 4))
-        # An address that never answers must leave time for another attempt within the grace.
+        # After an attempt to connect without any answer there must be time for another one within the grace.
         life = grace if lease is None else lease
         options = Options(
             grace=grace,
@@ -81,9 +82,9 @@ class Coordinator:
             gate_timeout=gate_timeout,
             connect_timeout=max(1.0, min(10.0, retry, life / 2 if life else 10.0)),
         )
-        place, own = engines.locate(url)
-        creator = creator or own
-        engine = engines.of_url(place)(place, options, creator and engines.unpooled(creator))
+        database_url, own_creator = engines.locate(url)
+        creator = creator or own_creator
+        engine = engines.of_url(database_url)(database_url, options, creator and engines.unpooled(creator))
         self._begin(DatabaseClient(engine, retry))
 
     def _begin(self, client: DatabaseClient) -> None:
@@ -91,7 +92,7 @@ class Coordinator:
         self.client = client
         #: The calls of operators: ``coordinator.admin.pause("etl")``; see `sqlsem.Admin`.
         self.admin = Admin(client)
-        #: As `sqlsem.on`, for the locks of this coordinator alone, including locks of its asyncio tasks.
+        #: As `sqlsem.on`, but only for the locks of this coordinator, including those of asyncio tasks.
         self.on = client.event_bus.on
 
     def __reduce__(self) -> str:
@@ -106,7 +107,7 @@ class Coordinator:
 
     @property
     def retry(self) -> float:
-        """The seconds for which a call tries to reach the database."""
+        """The seconds for which a call is retried while the database is out of reach."""
         return self.client.retry
 
     # -- locks, queues, batches ---------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class Coordinator:
 
     @shows_options(GroupOptions)
     def all_of(self, *several: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
-        """See `sqlsem.all_of`. The locks must be this coordinator's."""
+        """See `sqlsem.all_of`. The locks must be made by this coordinator."""
         return Lock(terms.all_of(several, options, self.client))
 
     def adopt(self, token: str, *, on_lost: LostCallback | None = None) -> Grant:
@@ -201,7 +202,9 @@ class Coordinator:
 
     @property
     def aio(self) -> AsyncLocks:
-        """The same locks for asyncio tasks, ``await coordinator.aio.mutex("x").acquire()``; see `sqlsem.aio`."""
+        """The locks of this database for asyncio tasks: ``await coordinator.aio.mutex("x").acquire()``. See
+        `sqlsem.aio`.
+        """
         from sqlsem.aio import AsyncLocks  # when it is first used, as above
 
         return AsyncLocks(self.client)
@@ -216,7 +219,7 @@ class Coordinator:
     def close(self) -> None:
         """Release all locks, close the connections, end the threads.
 
-        A thread or task that still holds a lock first learns that the lock is lost (``on_lost``, `LockLost`).
+        A thread or task that still holds a lock is notified first: the lock is lost (``on_lost``, `LockLost`).
         """
         self.client.close()
 
@@ -232,29 +235,30 @@ class Coordinator:
 
 def coordinator_of(client: DatabaseClient) -> Coordinator:
     """Return a coordinator for an existing client. (For the package; programs have no use for it.)"""
-    made = Coordinator.__new__(Coordinator)
-    made._begin(client)
-    return made
+    coordinator = Coordinator.__new__(Coordinator)
+    coordinator._begin(client)
+    return coordinator
 
 
 @shows_options(ConnectOptions)
 def connect(url: engines.Database, **options: Unpack[ConnectOptions]) -> Coordinator:
-    """Return a coordinator for one database; see `Coordinator`. It connects when first used.
+    """Return a coordinator for one database; see `Coordinator`. It connects at its first use.
 
     Args:
         url: A URL: ``sqlite:///file.db`` (``?mode=ro`` only reads, ``?mode=rw`` creates nothing), ``postgresql://…``,
-            ``mssql://…`` (SQLAlchemy's too, as ``postgresql+psycopg://…``), or an ODBC string; a `pathlib.Path` of an
-            SQLite file; an engine of SQLAlchemy.
-        options: All of them may be left out; durations are seconds, ``"30s"`` or a `timedelta`:
+            ``mssql://…`` (also in SQLAlchemy's form, ``postgresql+psycopg://…``), or an ODBC string; or a
+            `pathlib.Path` of an SQLite file; or an engine of SQLAlchemy.
+        options: All are optional. Durations are seconds, ``"30s"`` or a `timedelta`:
 
-            - ``grace``: How long a member that cannot be found still counts as living (default 5). With 0 a
-              lock ends with its connection, and another request may be granted before the loser knows.
-            - ``lease``: The length of a lease that heartbeats renew, if no session can be kept (PgBouncer in
-              transaction mode).
-            - ``retry``: How long a call tries to reach a database that is away, before `Unavailable` (default 10).
+            - ``grace``: How long a member without a beacon still counts as alive (default 5). With 0 a lock ends
+              with its connection, and another request may be granted before the holder notices.
+            - ``lease``: The length of a lease that heartbeats renew, for connections that do not keep their session
+              (PgBouncer in transaction mode).
+            - ``retry``: How long a call is retried while the database is out of reach, before `Unavailable`
+              (default 10).
             - ``schema``: The schema of the tables (default ``sqlsem``); for SQLite, the prefix of their names.
             - ``table``: The name of the queue's table (default ``ProcessControl``).
-            - ``creator``: A callable that returns a new DB-API connection; the URL then only names the engine.
+            - ``creator``: A callable that returns a new DB-API connection; then only the scheme of the URL counts.
 
     Raises `ConfigurationError` if ``url`` names no database, and for invalid options.
     """

@@ -1,10 +1,10 @@
-"""Everything sqlsem raises.
+"""The errors and warnings that sqlsem raises.
 
     SqlsemError
      ├─ Timeout             (also TimeoutError)   the lock was not granted in time
      ├─ LockLost                                  a held lock was lost
      ├─ Deadlock            (also RuntimeError)   waiting could never end
-     ├─ NotHeld             (also RuntimeError)   released or checked without holding it
+     ├─ NotHeld             (also RuntimeError)   released or checked a lock that is not held
      ├─ TaskFailed          (also RuntimeError)   a task of a work queue has failed
      ├─ BatchFailed         (also RuntimeError)   a part of a batch, or its callback, has failed
      ├─ ConfigurationError  (also ValueError)     a bad name, limit, URL, driver or call
@@ -12,7 +12,7 @@
      └─ Unavailable         (also ConnectionError) the database cannot be reached or refuses
 
 `TaskInterrupted` (a BaseException) is raised inside a function that a worker runs, when its task must stop.
-A `LockOrderWarning` (also UserWarning) is no error; ``sqlsem.configure(debug=True)`` asks for it.
+A `LockOrderWarning` (also UserWarning) is a warning; ``sqlsem.configure(debug=True)`` turns it on.
 
 Every message says what happened, to which resource, and what to do next. All errors can be pickled.
 """
@@ -43,10 +43,10 @@ __all__ = [
 class SqlsemError(Exception):
     """The base of all errors of this library.
 
-    ``resource`` names the resource concerned, where there is one.
+    ``resource``: the name of the resource concerned, or None.
     """
 
-    # Attributes live in __dict__, which the default __reduce__ carries along: that keeps these picklable.
+    # The default __reduce__ includes __dict__, where the attributes are: so these errors can be pickled.
     def __init__(self, message: str = "", *, resource: str | None = None) -> None:
         # The message may contain text of other users, and may be printed anywhere.
         super().__init__(clean(message, keep="\n\t"))
@@ -54,12 +54,12 @@ class SqlsemError(Exception):
 
 
 class Timeout(SqlsemError, TimeoutError):
-    """The lock was not granted within the given time. Nothing is left in the queue.
+    """The lock was not granted within the given time. The request has left the queue.
 
     The message names the holder: host, process, program, and since when. ``holders`` are the rows of all holders that
-    blocked the request at that moment, as `Admin.entries` returns them. It is empty if the database could not say, if
-    the last holder had just left, or if only earlier waiters blocked the request (or the resource was paused). After
-    `Queue.join` they are the running tasks.
+    blocked the request at that moment, as `Admin.entries` returns them. It is empty if the rows could not be read, if
+    the last holder had just released, if only earlier waiters blocked the request, or if the resource was paused. After
+    `Queue.join`, ``holders`` are the running tasks.
     """
 
     def __init__(self, message: str = "", *, resource: str | None = None, holders: Sequence[Any] = ()) -> None:
@@ -83,7 +83,7 @@ class NotHeld(SqlsemError, RuntimeError):
 
 
 class TaskFailed(SqlsemError, RuntimeError):
-    """A task of a work queue has failed; ``task_id`` is its number, where it is known."""
+    """A task of a work queue has failed. ``task_id``: its number; None if it is not known."""
 
     def __init__(self, message: str = "", *, resource: str | None = None, task_id: int | None = None) -> None:
         super().__init__(message, resource=resource)
@@ -124,7 +124,7 @@ class Unavailable(SqlsemError, ConnectionError):
 class TaskInterrupted(BaseException):
     """Raised inside a function that a worker runs: its task was cancelled, or has reached its time limit. Let it pass.
 
-    It is no `Exception`, so that ``except Exception`` does not catch it.
+    It does not derive from `Exception`, so that ``except Exception`` does not catch it.
     """
 
 

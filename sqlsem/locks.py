@@ -28,7 +28,7 @@ from sqlsem.core.options import GroupOptions, ModuleLockOptions, shows_options
 from sqlsem.core.permits import Permit
 from sqlsem.core.priority_acquisition import acquisition_class
 from sqlsem.core.rate_acquisition import RateAcquisition, RateGroupAcquisition, split
-from sqlsem.core.terms import Ask, Name, Terms
+from sqlsem.core.terms import AnyRequest, Name, Terms
 from sqlsem.core.threads import safe_logger as log
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import Duration
@@ -178,7 +178,9 @@ class Lock:
             stack = kept["stack"] = HeldGrants()
         return stack
 
-    def _acquire(self, requests: Sequence[Ask], timeout: float | None, stack: list[HeldGrant[Grant]]) -> Grant | None:
+    def _acquire(
+        self, requests: Sequence[AnyRequest], timeout: float | None, stack: list[HeldGrant[Grant]]
+    ) -> Grant | None:
         """Acquire all of the requests, or return None. The stack has the acquisition before an interrupt can strike."""
         require_no_event_loop(self, "use 'async with', await sqlsem.aio.mutex(…).acquire()")
         terms, client = self.terms, self.terms.client
@@ -195,11 +197,11 @@ class Lock:
 
         return run_operation(RateGroupAcquisition(acquisition, taking, rates, timeout), client.execute_effect)
 
-    def _enter(self, requests: Sequence[Ask], stack: HeldGrants[Grant]) -> Grant:
+    def _enter(self, requests: Sequence[AnyRequest], stack: HeldGrants[Grant]) -> Grant:
         depth = len(stack)
         grant = self._acquire(requests, self.terms.timeout, stack)
         if grant is None:
-            raise run_generator(self.terms.too_late(requests, this_thread()), self.terms.client.execute_effect)
+            raise run_generator(self.terms.timeout_error(requests, this_thread()), self.terms.client.execute_effect)
         stack.enter_block(depth)
         return grant
 
@@ -291,7 +293,7 @@ class _Block:
 
     __slots__ = ("_lock", "_requests")
 
-    def __init__(self, lock: Lock, requests: Sequence[Ask]) -> None:
+    def __init__(self, lock: Lock, requests: Sequence[AnyRequest]) -> None:
         self._lock = lock
         self._requests = requests
 

@@ -1,6 +1,6 @@
-"""Frozen values: requests, tickets, rows of the queue, history and batches. No I/O.
+"""The values that modules exchange: requests, tickets, rows of the queue, history and batches. Immutable; no I/O.
 
-All other modules pass these values on. Those of the work queue come from `sqlsem.model_tasks`.
+The values of work queues are defined in `sqlsem.model_tasks`, and exported here.
 """
 
 from __future__ import annotations
@@ -102,26 +102,27 @@ __all__ = [
 WRITE = "write"
 #: The access type that readers share.
 READ = "read"
-#: The access type of a reader that waits to become the writer. It shares with nothing, and no request may name it.
+#: The access type of a reader that waits to become the writer. It excludes all new requests, and no request may name
+#: it.
 UPGRADE = "upgrade"
 
 
 class Upgrading(enum.Enum):
-    """The answer to a reader that asks to become the writer."""
+    """The answer to a reader that asks to upgrade."""
 
-    DONE = "it writes"
-    BEGUN = "it waits until it is alone"
+    DONE = "it is the writer"
+    BEGUN = "it waits until it is the only holder"
     NOT_YET = "nothing was changed"
-    GONE = "its row is not there any more"
+    GONE = "its row was removed"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for one resource: which other holders it tolerates.
+    """A request for one resource. Its access and limit say which other holders it tolerates.
 
-    ``access`` is ``"write"`` (excludes all) or a label that shares with itself: ``"read"``, ``"stage:200"``.
-    ``limit`` is the total weight of the holders, including this one. None: the server's limit for the resource counts
-    (`fits`: ``cap``); without one, the request is refused.
+    ``access`` is ``"write"`` (excludes all), or a label whose holders share the resource: ``"read"``, ``"stage:200"``.
+    ``limit`` is the greatest total weight of the holders, including this one. None: the operator's limit for the
+    resource counts (the ``cap`` of `fits`); without such a limit the request is refused.
 
     >>> Request("etl", limit=3, weight=2).weight
     2
@@ -132,7 +133,7 @@ class Request:
     limit: int | None = 1
     weight: int = 1
     note: str | None = None
-    #: From 0 to 99, higher first; only where an operator has set priorities.
+    #: From 0 to 99, higher ones first. Only for resources that an operator has set priorities for.
     priority: int | None = None
 
     def __post_init__(self) -> None:
@@ -153,9 +154,8 @@ class Request:
             )
         if self.priority is not None:
             check_count(f"The priority of a request for {self.resource!r}", self.priority, 0, 99)
-            check_name(
-                "The name of a resource with priorities", self.resource, MAX_NAME - 9
-            )  # (that of its priority queue is longer)
+            # (The name of its priority queue is 9 characters longer.)
+            check_name("The name of a resource with priorities", self.resource, MAX_NAME - 9)
         if self.note is not None:
             if not isinstance(self.note, str):
                 raise ConfigurationError(f"The note must be a string, not {type(self.note).__name__}")
@@ -170,7 +170,7 @@ class Request:
 
     @property
     def shared(self) -> bool:
-        """True if holders with the same access type may hold at the same time."""
+        """True if several requests with this access type may hold the resource at the same time."""
         return self.access != WRITE
 
     @property
@@ -179,7 +179,9 @@ class Request:
         return not self.shared and self.limit is not None and self.weight >= self.limit
 
     def fits(self, ahead: Iterable[Entry | Request], cap: int | None) -> bool:
-        """Return True if this request can be granted with these rows of its resource ahead: the rule of all engines."""
+        """Return True if this request can be granted, with these rows of its resource ahead. All engines have this
+        rule.
+        """
         room, load = self.limit, self.weight
         if cap is not None:
             room = cap if room is None else min(room, cap)
@@ -254,11 +256,11 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the queue for displays (``sqlsem ls``). Durations are seconds by the database's clock."""
+    """One row of the queue, for displays (``sqlsem ls``). Durations are in seconds, by the database's clock."""
 
     resource: str
     position: int
-    state: str  # 'holds', 'waits', 'revoked', or 'dead': the next check removes it
+    state: str  # 'holds', 'waits', 'revoked'; or 'dead': its owner is dead, and the next check removes the row
     access: str
     limit: int | None
     weight: int
@@ -272,12 +274,12 @@ class Entry:
     requested_at: datetime
     granted_at: datetime | None
     seconds: float  # the time held if granted, else the time waited
-    missing_for: float | None  # since the beacon was found missing, or since the last heartbeat
+    missing_for: float | None  # the seconds since the beacon was found missing, or since the last heartbeat
     grace: float | None = None
 
     @property
     def in_transit(self) -> bool:
-        """True if it was handed over and not adopted yet."""
+        """True if the lock was handed over, and not adopted yet."""
         return self.requesting_id.startswith("in transit ") and (self.owner or "").startswith("handed over by ")
 
     def as_dict(self) -> dict[str, Any]:
@@ -300,16 +302,16 @@ class Past:
     granted_at: datetime | None
     ended_at: datetime
     waited: float
-    held: float | None  # of a dead holder: until its last heartbeat
-    outcome: (
-        str  # 'released', 'cancelled', 'timeout', 'reaped', 'revoked', 'lost'; 'upgraded', 'downgraded': it goes on
-    )
+    held: float | None  # for a dead holder: until its last heartbeat
+    #: 'released', 'cancelled', 'timeout', 'reaped', 'revoked' or 'lost'. After 'upgraded' and 'downgraded' the grant
+    #: goes on, with another access.
+    outcome: str
     limit: int | None = None
     host: str | None = None
     pid: int | None = None
     program: str | None = None
     login: str | None = None
-    ended_by: str | None = None  # the login that ended it, if it was not the owner
+    ended_by: str | None = None  # the login that ended the request, if that was not its owner
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values."""
@@ -318,7 +320,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class GuardedTable:
-    """A table that only a transaction can write that has asserted a grant of ``resource``."""
+    """A table that only transactions which have asserted a grant of ``resource`` can write."""
 
     schema: str
     table: str
@@ -343,9 +345,11 @@ class Operation:
     #: 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'revoke_members', 'reap', 'forget'; of a rate
     #: 'reset' or 'rate_limit'; of a batch 'abandon'; of a task 'retry' or 'cancel'
     action: str
-    resource: str | None  # its object: a resource, and a row of its queue;
+    #: The object of the action: a resource, and perhaps the position of a row of its queue …
+    resource: str | None
     position: int | None
-    queue: str | None  # or a work queue, and a task of it
+    #: … or a work queue, and perhaps the number of one of its tasks.
+    queue: str | None
     task_id: int | None
     old: str | None
     new: str | None
@@ -357,7 +361,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """An operator's settings of a resource (``sqlsem set``, ``pause``), with its numbers of holders and waiters."""
+    """The operators' settings of a resource (``sqlsem set``, ``pause``), and the numbers of its holders and waiters."""
 
     resource: str
     cap: int | None
@@ -366,10 +370,10 @@ class Resource:
     holding: int
     waiting: int
     paused_at: datetime | None = None
-    paused_by: str | None = None  # a login, as is the next
-    cap_by: str | None = None
-    pattern: str | None = None  # ``tenant:*``, if the cap is that of a pattern
-    ageing: float | None = None  # with priorities: the seconds of waiting that equal a step of priority
+    paused_by: str | None = None  # a login
+    cap_by: str | None = None  # a login
+    pattern: str | None = None  # the pattern that the cap comes from, such as ``tenant:*``
+    ageing: float | None = None  # the seconds of waiting that equal one step of priority; None: no priorities
 
     @property
     def whose_cap(self) -> str:
@@ -389,34 +393,36 @@ class Callback:
     batch_id: int
     name: str
     attempt: int
-    kind: str  # 'sql', 'shell', 'call'; 'local': only the process that declared it can run it; 'session': a session's
+    kind: str  # 'sql', 'shell' or 'call'; 'local': only the declaring process can run it; 'session': a session runs it
     body: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class PartStart:
-    """The answer to the start of a part: 'started', or the reason why not: 'running', 'in_callback' or 'differs'."""
+    """The answer to the start of a part. ``code``: 'started', or why it was not: 'running', 'in_callback',
+    'differs'.
+    """
 
     code: str
     batch_id: int
     attempt: int | None
-    previous: int | None  # the batch that this start let expire
+    previous: int | None  # the number of an overdue batch that expired through this start
 
 
 @dataclass(frozen=True, slots=True)
 class PartEnd:
-    """The answer to the end of a part: 'succeeded', 'failed', 'late' or 'lost'."""
+    """The answer to the end of a part. ``code``: 'succeeded', 'failed', 'late' or 'lost'."""
 
     code: str
     batch_id: int | None
     is_last: bool
     batch_status: str | None
-    callback: Callback | None  # for this process to run
+    callback: Callback | None  # claimed for this process, which must run it
 
 
 @dataclass(frozen=True, slots=True)
 class PartEntry:
-    """One part of a batch for displays."""
+    """One part of a batch, for displays."""
 
     part: str
     status: str  # 'expected', 'running', 'succeeded' or 'failed'
@@ -428,15 +434,15 @@ class PartEntry:
     pid: int | None
     started_at: datetime | None
     ended_at: datetime | None
-    seconds: float | None  # its duration so far
+    seconds: float | None  # its duration, or its duration so far
     error: str | None
-    missing_for: float | None  # seconds for which its process has been missing
+    missing_for: float | None  # the seconds for which its process has been missing
     login: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """One batch for displays (``sqlsem batches``). Durations are seconds by the database's clock."""
+    """One batch, for displays (``sqlsem batches``). Durations are in seconds, by the database's clock."""
 
     batch_id: int
     name: str
@@ -455,13 +461,15 @@ class BatchEntry:
     callback_seconds: float | None
     callback_error: str | None
     parts: tuple[PartEntry, ...] = ()
-    opened_by: str | None = None  # logins: that opened it, stored its callback, and ran the callback last
-    callback_kept_by: str | None = None
-    callback_login: str | None = None
+    opened_by: str | None = None  # the login that opened the batch
+    callback_kept_by: str | None = None  # the login that stored its callback
+    callback_login: str | None = None  # the login that ran the callback last
 
     @classmethod
     def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[BatchEntry]:
-        """Return the batches of rows that each hold a batch and a part; the last columns are the logins of both."""
+        """Return the batches of rows. Each row has the columns of a batch, those of one part, and the logins of
+        both.
+        """
         batches: dict[int, BatchEntry] = {}
         for row in rows:
             batch = batches.setdefault(
@@ -476,7 +484,7 @@ class BatchEntry:
 
     @property
     def overdue(self) -> bool:
-        """True if it is open although its window has ended."""
+        """True if the batch is open although its window has ended."""
         return self.status == "open" and self.seconds > self.window
 
     def as_dict(self) -> dict[str, Any]:

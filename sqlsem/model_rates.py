@@ -1,4 +1,4 @@
-"""The values of rates: windows, requests, answers and displays. No I/O."""
+"""The values of rates: windows, requests, answers, and entries for displays. No I/O."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ __all__ = [
 MAX_WINDOWS = 10
 #: The maximum number of windows of one rate that all programs together may declare.
 MAX_KNOWN_WINDOWS = 40
-#: The number of slots of a window; a slot counts until all of it is out of the window.
+#: The number of slots of a window. The use in a slot counts until the whole slot is out of the window.
 PARTS = 100
-#: A batch of waiters of one process, which share a row in the queue, takes at most the use of this time.
+#: Waiters of one process form a batch, with one row in the queue. A batch takes at most the use of this time at once.
 BATCH_MS = 50
-#: The longest wait for a reserved share; a request with a longer wait stands in the queue.
+#: The longest wait for a reserved slot. A request that must wait longer waits in the queue.
 AHEAD_MS = 500
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Window:
-    """A window of a rate: at most ``limit`` in any ``ms`` milliseconds."""
+    """A window of a rate: the cost may be at most ``limit`` in any ``ms`` milliseconds."""
 
     ms: int
     limit: int
 
     @property
     def slot_ms(self) -> int:
-        """The length of its slots in ms."""
+        """The length of the window's slots in ms."""
         return -(-self.ms // PARTS)
 
     def __str__(self) -> str:
@@ -67,8 +67,8 @@ def _words(ms: int) -> str:
 
 
 def windows_of(limit: object, per: object) -> tuple[Window, ...]:
-    """Return the windows of ``rate(name, limit, per=…)``; ``limit`` may map windows to limits. Returns no window if
-    neither is given. Raises `ConfigurationError`.
+    """Return the windows of ``rate(name, limit, per=…)``; ``limit`` may map windows to limits. Without both arguments
+    there is no window. Raises `ConfigurationError`.
 
     >>> [str(window) for window in windows_of({"1s": 10, "1m": 100}, None)]
     ['10/1s', '100/1m']
@@ -147,12 +147,12 @@ class RateRequest:
 
     @property
     def batch(self) -> int:
-        """The most that a process takes at once for a batch of its waiters: the use of `BATCH_MS`."""
+        """The greatest cost that a process takes at once for a batch of its waiters: the use of `BATCH_MS`."""
         at_once = min((window.limit * BATCH_MS // window.ms for window in self.windows), default=0)
         return at_once if self.burst is None else min(at_once, self.burst)
 
     def queue_request(self) -> Request:
-        """Return the request of a waiter in the queue: a mutex, as waiters take one after the other."""
+        """Return the request of a waiter in the rate's queue: a mutex, because waiters take one after the other."""
         return Request(self.resource, note=self.note)
 
     def describe(self) -> str:
@@ -164,8 +164,8 @@ class RateRequest:
 
 @dataclass(frozen=True, slots=True)
 class RateDemand:
-    """The demand of one waiter of a batch: its cost, and the longest sleep (ms) for a reserved share instead of a wait
-    in the queue.
+    """The demand of one waiter of a batch: its cost, and the longest time (ms) until a reserved slot that it accepts
+    instead of a wait in the queue.
     """
 
     cost: int
@@ -183,9 +183,9 @@ class RateStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RateAnswer:
-    """A database's answer. ``seconds``: the shortest wait if it is too early; else the time until the reserved moment
-    of the first demand. ``times``: the reserved moments of the served demands, in ms by the database's clock, for
-    `adjust_rate`.
+    """A database's answer to `take_rate`. ``seconds``: if it is too early, the shortest wait; else the time until the
+    reserved slot of the first demand. ``times``: the reserved slots of the served demands, in ms by the database's
+    clock, for `adjust_rate`.
     """
 
     status: RateStatus
@@ -194,35 +194,35 @@ class RateAnswer:
 
     @property
     def taken_ms(self) -> int:
-        """The moment for which the first demand was served."""
+        """The reserved slot of the first demand."""
         return self.times[0]
 
     def due_in(self, number: int) -> float:
-        """Return the seconds until the moment for which demand ``number`` was served."""
+        """Return the seconds until the reserved slot of demand ``number``."""
         return self.seconds + (self.times[number] - self.times[0]) / 1000
 
     @classmethod
     def of_row(cls, code: int, wait_ms: int | None, times: Sequence[int]) -> RateAnswer:
-        """Return the answer of routine `take_rate`."""
+        """Return the answer from the row of routine `take_rate`."""
         return cls(RateStatus(code), (wait_ms or 0) / 1000, tuple(times))
 
 
 @dataclass(frozen=True, slots=True)
 class RateEntry:
-    """One window of a rate for displays.
+    """One window of a rate, for displays.
 
     Attributes:
         name: The name of the rate.
         window: Its length in seconds.
-        limit: The limit in force: the lowest of the limits of programs that use it and of an operator.
-        used: The use that counts now.
+        limit: The limit in force: the lowest of the operator's limit and those of the programs that use the rate.
+        used: The use that counts now, as a sum of costs.
         idle: Seconds since the last use.
-        taken: The sum of all use while the window is known, upward adjustments included. It is deleted with the
+        taken: The sum of all use since the window is known, including upward adjustments. It is deleted with the
             window, a day after the last use.
         returned: The sum of downward adjustments.
         waits: The number of requests that had to wait.
-        free_in: Seconds until there is room for 1 more, also in the bucket of a burst; 0 if there is room now.
-            Waiting requests come first.
+        free_in: Seconds until there is room for a cost of 1, also in the bucket of a burst; 0 if there is room now.
+            (Waiting requests come first.)
         cap: The operator's limit for windows of this length, or None.
     """
 
@@ -256,7 +256,7 @@ class RateEntry:
         free_in: float,
         cap: int | None = None,
     ) -> RateEntry:
-        """Return the entry of a row of routine `rates`."""
+        """Return the entry from a row of routine `rates`."""
         name = str(resource).removeprefix(RATE_PREFIX)
         return cls(name, window_ms / 1000, limit, used, float(idle), taken, returned, waits, float(free_in), cap)
 
@@ -265,5 +265,5 @@ class RateEntry:
         return asdict(self)
 
 
-#: The windows of a rate as programs write them: limits by duration.
+#: The windows of a rate, as programs write them: durations and their limits.
 Windows = Mapping[Duration, int]

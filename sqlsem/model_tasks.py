@@ -1,4 +1,4 @@
-"""Frozen values of the work queue; other modules import them from `sqlsem.model`. No I/O."""
+"""The values of work queues. Immutable; no I/O. Other modules import them from `sqlsem.model`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "task_locks",
 ]
 
-#: The bounds of each number of a task, the same in Python, at the command line and in SQL. Times are in milliseconds.
+#: The bounds of each number of a task. They are the same in Python, in the CLI and in SQL. Times are in milliseconds.
 TASK_BOUNDS = {
     "after_ms": (0, 315_360_000_000),
     "backoff_ms": (0, 300_000),
@@ -36,7 +36,7 @@ TASK_BOUNDS = {
     "priority": (-(2**31), 2**31 - 1),
     "order": (-(2**31), 2**31 - 1),
 }
-#: The maximum nesting of JSON that every client can read.
+#: The greatest nesting of JSON that every client can read.
 MAX_NESTED = 100
 
 
@@ -53,13 +53,13 @@ class TaskLock:
     """A lock that a task needs to run."""
 
     resource: str
-    access: str = "write"  # as of a request
-    limit: int | None = 1  # None: the server's limit
+    access: str = "write"  # as in a `Request`
+    limit: int | None = 1  # None: the operator's limit
     weight: int = 1
-    position: int | None = None  # of its row in the queue of the resource, if it has one
+    position: int | None = None  # the position of its row in the queue of the resource, if it has one
 
     def as_option(self) -> dict[str, Any]:
-        """Return the option as databases read it."""
+        """Return the lock as databases read it in the options of a task."""
         return {"resource": self.resource, "access": self.access, "limit": self.limit, "weight": self.weight}
 
 
@@ -72,7 +72,7 @@ def task_locks(rows: str | None) -> tuple[TaskLock, ...]:
 
 
 class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to create; there may be 100,000.)
-    """A task to be put; durations in seconds. ``body`` is text: SQL, a command, or JSON."""
+    """A task to put into a queue. Durations are in seconds. ``body`` is text: SQL, a command, or JSON."""
 
     kind: str  # 'sql', 'shell', 'call', 'json'
     body: str
@@ -83,10 +83,10 @@ class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to cre
     on_failure: str = "stop"  # or 'continue'
     note: str | None = None
     time_limit: float | None = None
-    unique: str | None = None  # a key: the task is only put if no open task has this key
-    replace: str | None = None  # a key: the task replaces the open one that has this key
-    key: str | None = None  # for fair queueing: workers are shared out among the keys
-    priority: int = 0  # among the tasks of its key; higher first
+    unique: str | None = None  # a key: the task is put only if no open task has this key
+    replace: str | None = None  # a key: the task replaces the open task with this key
+    key: str | None = None  # for fair queueing: each key gets its share of the workers
+    priority: int = 0  # among the tasks of its key; higher ones first
     locks: tuple[TaskLock, ...] = ()  # the locks that it needs to run
 
     def as_options(self) -> dict[str, Any]:
@@ -119,29 +119,35 @@ class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to cre
 
     @classmethod
     def as_documents(cls, tasks: Sequence[NewTask]) -> list[dict[str, Any]]:
-        """Return the JSON-ready tasks as databases read them. (Tasks put together mostly have the same options.)"""
+        """Return the tasks as databases read them, ready for JSON. (Tasks that are put together mostly have the same
+        options.)
+        """
         documents: list[dict[str, Any]] = []
-        before: NewTask | None = None
+        previous: NewTask | None = None
         options: dict[str, Any] = {}
         for task in tasks:
-            if before is None or task[2:] != before[2:]:
-                before, options = task, task.as_options()
+            if previous is None or task[2:] != previous[2:]:
+                previous, options = task, task.as_options()
             documents.append({"kind": task.kind, "body": task.body, **options})
         return documents
 
     @classmethod
-    def of_options(cls, kind: str, body: str, kept: dict[str, Any]) -> NewTask:
+    def of_options(cls, kind: str, body: str, stored: dict[str, Any]) -> NewTask:
         """Return the task with these stored options."""
-        limit = kept.get("time_limit_ms")
+        limit = stored.get("time_limit_ms")
         return cls(
-            *(kind, body, kept.get("order", 0), kept.get("after_ms", 0) / 1000, kept.get("max_attempts", 1)),
-            *(kept.get("backoff_ms", 1000) / 1000, kept.get("on_failure", "stop"), kept.get("note")),
-            *(None if limit is None else limit / 1000, kept.get("unique"), kept.get("replace")),
-            *(kept.get("key"), kept.get("priority", 0), tuple(TaskLock(**lock) for lock in kept.get("locks", ()))),
+            *(kind, body, stored.get("order", 0), stored.get("after_ms", 0) / 1000, stored.get("max_attempts", 1)),
+            *(stored.get("backoff_ms", 1000) / 1000, stored.get("on_failure", "stop"), stored.get("note")),
+            *(None if limit is None else limit / 1000, stored.get("unique"), stored.get("replace")),
+            *(
+                stored.get("key"),
+                stored.get("priority", 0),
+                tuple(TaskLock(**lock) for lock in stored.get("locks", ())),
+            ),
         )
 
 
-class Claimed(NamedTuple):  # a tuple, as `End`: fast to create, for short tasks
+class Claimed(NamedTuple):  # (Like `End` a tuple, which is fast to create: tasks may be short.)
     """A claimed task, as its worker gets it."""
 
     task_id: int
@@ -156,45 +162,45 @@ class Claimed(NamedTuple):  # a tuple, as `End`: fast to create, for short tasks
 
 
 class End(NamedTuple):
-    """The end of an attempt: 'finished', 'failed', 'returned' or 'cancelled'."""
+    """The end of an attempt. ``outcome``: 'finished', 'failed', 'returned' or 'cancelled'."""
 
     task_id: int
     attempt: int
     outcome: str
     result: str | None = None
     error: str | None = None
-    last: bool = True  # True if the task is not retried when this attempt has failed
+    last: bool = True  # True: if this attempt has failed, the task is not retried
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The open tasks of a queue, in short."""
+    """A summary of the open tasks of a queue."""
 
-    pending: bool  # a task waits
+    pending: bool  # True: a task waits
     running: bool
-    next_pending: bool  # a task of the lowest open order waits
+    next_pending: bool  # True: a task of the lowest open order waits
     failed: int | None  # the first failed task that blocks later ones
     error: str | None
 
     @property
     def done(self) -> bool:
-        """True if no task waits and none runs."""
+        """True if no task waits or runs."""
         return not self.pending and not self.running
 
     @property
     def stuck(self) -> bool:
-        """True if a failed task blocks the waiting ones."""
+        """True if a failed task blocks all waiting tasks."""
         return self.failed is not None and self.pending and not self.running and not self.next_pending
 
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """One work queue for displays (``sqlsem queues``)."""
+    """One work queue, for displays (``sqlsem queues``)."""
 
     queue: str
     pending: int
-    running: int  # lost ones included
-    finished: int  # this and the next two: those still stored
+    running: int  # including lost tasks
+    finished: int  # this and the next two count the ended tasks that are still stored
     failed: int
     cancelled: int
     lost: int  # running tasks whose worker is dead
@@ -209,18 +215,18 @@ class QueueCounts:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """An operator's settings of a work queue, or of one of its keys (``sqlsem queues limits``)."""
+    """The operators' settings of a work queue, or of one of its keys (``sqlsem queues limits``)."""
 
     queue: str
     task_key: str | None  # None: settings of the queue
     task_limit: int | None  # the maximum number of running tasks of the queue, or of this key
-    key_limit: int | None  # the same of each key without a limit of its own
+    key_limit: int | None  # the same for each key without a limit of its own
     weight: int | None  # the key's share of the workers; None: 1
     set_at: datetime
     set_by: str | None  # a login
     task_rate: int | None = None  # the maximum number of starts in ``task_per`` seconds, of the queue or of this key
     task_per: float | None = None
-    key_rate: int | None = None  # the same of each key without a rate of its own, in ``key_per`` seconds
+    key_rate: int | None = None  # the same for each key without a rate of its own, in ``key_per`` seconds
     key_per: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -230,16 +236,16 @@ class QueueLimit:
 
 @dataclass(frozen=True, slots=True)
 class QueueWait:
-    """A work queue, or one of its keys, that waits for its rate: a claim found it used up."""
+    """A work queue, or one of its keys, that waits because a claim found its rate used up."""
 
     queue: str
     task_key: str | None  # None: the queue
-    seconds: float  # until there is room in it again
+    seconds: float  # until a task may start again
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
-    """One task for displays (``sqlsem tasks``). Durations are seconds by the database's clock."""
+    """One task, for displays (``sqlsem tasks``). Durations are in seconds, by the database's clock."""
 
     task_id: int
     queue: str
@@ -257,7 +263,7 @@ class TaskEntry:
     ready_at: datetime
     claimed_at: datetime | None
     ended_at: datetime | None
-    seconds: float | None  # its duration so far
+    seconds: float | None  # its duration, or its duration so far
     member_id: int | None
     owner: str | None
     host: str | None
@@ -265,18 +271,18 @@ class TaskEntry:
     error: str | None
     result: str | None
     put_by: str | None = None  # a login
-    login: str | None = None  # of the worker that runs it, or ran it last
+    login: str | None = None  # the login of the worker that runs the task, or ran it last
     time_limit: float | None = None  # seconds
     unique: str | None = None
     cancel_asked_at: datetime | None = None
     cancel_asked_by: str | None = None  # a login
     key: str | None = None
     priority: int = 0
-    locks: tuple[TaskLock, ...] = ()  # the locks that it needs
+    locks: tuple[TaskLock, ...] = ()  # the locks that it needs to run
 
     @property
     def blocked(self) -> bool:
-        """True if it waits for its locks, or is about to."""
+        """True if the task waits for its locks, or will wait for them."""
         return self.status == "pending" and bool(self.locks)
 
     def as_dict(self) -> dict[str, Any]:
@@ -286,7 +292,7 @@ class TaskEntry:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Tasks that are put at the times of a cron expression (``sqlsem schedules``)."""
+    """A schedule: it puts a task at each time of a cron expression (``sqlsem schedules``)."""
 
     name: str
     queue: str
@@ -294,14 +300,14 @@ class Schedule:
     time_zone: str
     kind: str
     body: str
-    options: dict[str, Any]  # of each task, as they are stored
+    options: dict[str, Any]  # the options of each task, as they are stored
     next_due: datetime | None
     last_due: datetime | None  # the latest time for which a task was put
     put_at: datetime
     put_by: str | None  # a login
     paused_at: datetime | None
     paused_by: str | None
-    taken_at: datetime  # the database's time of this answer
+    taken_at: datetime  # the time of this answer, by the database's clock
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values."""

@@ -133,7 +133,9 @@ class Once:
         run, late = self._begin(self._periodic.terms.timeout)
         if late:
             terms = self._periodic.terms
-            raise run_generator(terms.too_late(terms.requests, this_thread()), self._periodic.client.execute_effect)
+            raise run_generator(
+                terms.timeout_error(terms.requests, this_thread()), self._periodic.client.execute_effect
+            )
         self._mine.__dict__.setdefault("stack", []).append(run)
         return run
 

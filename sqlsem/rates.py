@@ -15,7 +15,7 @@ from sqlsem.core.effects import run_generator, run_operation
 from sqlsem.core.options import ModuleRateOptions, shows_options
 from sqlsem.core.rate_acquisition import RateAcquisition, split
 from sqlsem.core.rate_grants import BaseRateGrant, adjusting
-from sqlsem.core.terms import Ask, Name, Terms
+from sqlsem.core.terms import AnyRequest, Name, Terms
 from sqlsem.model import Duration
 from sqlsem.model_rates import RateRequest, Windows
 
@@ -89,17 +89,17 @@ class Rate:
         """
         return self._take(self.terms.requests, self.terms.seconds(blocking, timeout))
 
-    def _take(self, requests: Sequence[Ask], timeout: float | None) -> RateGrant | None:
+    def _take(self, requests: Sequence[AnyRequest], timeout: float | None) -> RateGrant | None:
         require_no_event_loop(self, "use 'async with', await sqlsem.aio.rate(…).take()")
         client = self.terms.client
         _, (request,) = split(requests)
         acquisition = RateAcquisition(client, request, timeout, this_thread(), RateGrant.made_by(client))
         return run_operation(acquisition, client.execute_effect)
 
-    def _enter(self, requests: Sequence[Ask]) -> RateGrant:
+    def _enter(self, requests: Sequence[AnyRequest]) -> RateGrant:
         grant = self._take(requests, self.terms.timeout)
         if grant is None:
-            raise run_generator(self.terms.too_late(requests, this_thread()), self.terms.client.execute_effect)
+            raise run_generator(self.terms.timeout_error(requests, this_thread()), self.terms.client.execute_effect)
         return grant
 
     def __enter__(self) -> RateGrant:

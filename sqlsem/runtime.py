@@ -1,8 +1,8 @@
 """The runtime: threads, events, locks, and the clock.
 
-The core makes all of them here, so that `sqlsem.testing.simulate` can run the same code in virtual time, one step at a
-time. The simulator replaces `THREADS`, the threads of the operating system, by its own runtime: for the calling thread
-only.
+The core makes all of them here, so that `sqlsem.testing.simulate` can run the same code in virtual time, step by step.
+The default runtime is `THREADS`, the threads of the operating system. The simulator sets its own runtime for the
+threads of a simulation (`instead`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("sqlsem")
 
 
 class Lock(Protocol):
-    """As `threading.Lock`."""
+    """A lock with the interface of `threading.Lock`."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Acquire the lock."""
@@ -97,23 +97,23 @@ class Queue(Protocol):
         """Append an item."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Remove and return the first item; raises `queue.Empty` if there is none in time."""
+        """Remove and return the first item. Raises `queue.Empty` if none comes before the timeout."""
 
     def qsize(self) -> int:
         """Return the number of items."""
 
 
 class Runtime:
-    """Threads of the operating system.
+    """The runtime with threads of the operating system.
 
     Attributes:
-        ends: Exceptions that end a thread on purpose. They are no errors, and must not be caught.
+        ends: The exceptions that end a thread on purpose. They are not errors, and code must let them pass.
     """
 
     ends: tuple[type[BaseException], ...] = ()
 
     def monotonic(self) -> float:
-        """Return the seconds of a clock that never goes back. See `sqlsem.model.monotonic`."""
+        """Return the seconds of a clock that never goes back; see the function `monotonic`."""
         return _read_clock()
 
     def event(self) -> threading.Event:
@@ -121,7 +121,7 @@ class Runtime:
         return threading.Event()
 
     def lock(self) -> Lock:
-        """Return a new lock, for code that may wait while it holds the lock. (Other locks need not come from here.)"""
+        """Return a new lock, for code that may wait while it holds the lock. (Other code may use `threading.Lock`.)"""
         return threading.Lock()
 
     def condition(self, lock: threading.Lock) -> Condition:
@@ -133,11 +133,13 @@ class Runtime:
         return queue.SimpleQueue()
 
     def thread(self, target: Callable[[], object], name: str) -> Thread:
-        """Return a daemon thread, not started yet. (For `sqlsem.core.threads`, which supervises all threads.)"""
+        """Return a new daemon thread, not started yet. (For `sqlsem.core.threads`, which supervises all threads.)"""
         return threading.Thread(target=target, name=name, daemon=True)
 
     def timer(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """Return a timer, not started yet, that makes a call in a thread of its own; exceptions are logged at ERROR."""
+        """Return a new timer, not started yet. It makes the call in a thread of its own, and logs exceptions at
+        ERROR.
+        """
         timer = threading.Timer(seconds, _call_logged, (call,))
         timer.daemon = True
         return timer
@@ -151,7 +153,7 @@ def _call_logged(call: Callable[[], object]) -> None:
     try:
         call()
     except BaseException:
-        log.exception("What a timer was to do failed")
+        log.exception("The call of a timer failed")
 
 
 _read_clock: Callable[[], float] = (
@@ -169,7 +171,9 @@ def current() -> Runtime:
 
 @contextlib.contextmanager
 def instead(runtime: Runtime) -> Iterator[None]:
-    """Set another runtime for the calling thread until the block ends. Raises `RuntimeError` if one is set already."""
+    """Set another runtime for the calling thread until the block ends. Raises `RuntimeError` if it has another one
+    already.
+    """
     ident = threading.get_ident()
     if ident in _instead:
         raise RuntimeError("This thread runs in virtual time already: a simulation cannot run in another one")
@@ -183,8 +187,8 @@ def instead(runtime: Runtime) -> Iterator[None]:
 def monotonic() -> float:
     """Return the seconds of a clock that never goes back and, if the system has such a clock, also counts time asleep.
 
-    sqlsem compares it with itself only, never with a database's clock, to know when its own state is too old to trust.
-    A laptop that slept must not believe that no time passed: so Linux's CLOCK_BOOTTIME is preferred to
+    sqlsem compares these times only with each other, never with a database's clock: they tell when the local copy of
+    the state is too old to trust. The clock must go on while a laptop sleeps. So Linux's CLOCK_BOOTTIME is preferred to
     CLOCK_MONOTONIC.
     """
     # (Each lock calls this several times, so without a simulation it takes the shortest way.)
@@ -203,17 +207,17 @@ def namespace(local: threading.local) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def had_within(lock: Lock, seconds: float) -> Iterator[bool]:
-    """Yield True if the lock was acquired within so many seconds; release it at the end of the block.
+    """Yield True if the lock was acquired within ``seconds``; release it at the end of the block.
 
-    An interrupt may strike after any call that Python code makes. Here `map` calls `acquire`, and no Python code does:
-    the interpreter stores the result before it handles signals again.
+    An interrupt may come after any call that Python code makes. Here `map`, which is no Python code, calls `acquire`:
+    the interpreter stores the result before it handles signals.
     """
-    had: list[bool] = []
+    results: list[bool] = []
     try:
-        had.extend(map(lock.acquire, (True,), (seconds,)))
-        yield had[0]
+        results.extend(map(lock.acquire, (True,), (seconds,)))
+        yield results[0]
     finally:
-        if had and had[0]:
+        if results and results[0]:
             lock.release()
 
 

@@ -16,7 +16,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 import sqlsem
 from sqlsem import aio
-from sqlsem.core.terms import Asked, Terms
+from sqlsem.core.terms import RequestTemplate, Terms
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import Duration, Request, check_duration
 
@@ -109,6 +109,6 @@ class LockTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the lock, hand it over, and fire with its token."""
         requests = [Request(**request) for request in self.requests]
-        async with aio.Lock(Terms([Asked(request.resource, request) for request in requests], None)) as grant:
+        async with aio.Lock(Terms([RequestTemplate(request.resource, request) for request in requests], None)) as grant:
             token = await grant.hand_over(ttl=self.ttl, to=self.to)
         yield TriggerEvent({"token": token})

@@ -78,7 +78,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
         lock = test_locks[0] if len(test_locks) == 1 else locks.all_of(*test_locks)
         if not lock.acquire(timeout=min(timeouts, default=None)):
             seconds = check_duration("timeout", min(timeouts))
-            late = lock.terms.too_late(lock.terms.requests, this_thread(), seconds)
+            late = lock.terms.timeout_error(lock.terms.requests, this_thread(), seconds)
             raise run_generator(late, lock.terms.client.execute_effect)
         item.stash[_held] = lock
     return (yield)

@@ -46,7 +46,7 @@ from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.permits import Permit
 from sqlsem.core.priority_acquisition import acquisition_class
 from sqlsem.core.rate_acquisition import RateAcquisition, RateGroupAcquisition, split
-from sqlsem.core.terms import Ask, HasTerms, Name, Terms
+from sqlsem.core.terms import AnyRequest, HasTerms, Name, Terms
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import Duration
 from sqlsem.model_rates import RateRequest, Windows
@@ -187,7 +187,7 @@ class Lock:
             stack = self._mine[task] = HeldGrants()
         return stack
 
-    async def _acquire(self, requests: Sequence[Ask], timeout: float | None) -> Grant | None:
+    async def _acquire(self, requests: Sequence[AnyRequest], timeout: float | None) -> Grant | None:
         terms, stack = self.terms, self._stack()
         driver = Driver.of(terms.client)
         await driver.enter()
@@ -212,13 +212,13 @@ class Lock:
             grant.arm()
         return grant
 
-    async def _enter(self, requests: Sequence[Ask]) -> Grant:
+    async def _enter(self, requests: Sequence[AnyRequest]) -> Grant:
         stack = self._stack()
         depth = len(stack)
         grant = await self._acquire(requests, self.terms.timeout)
         if grant is None:
             driver = Driver.of(self.terms.client)
-            raise await run_generator(self.terms.too_late(requests, this_caller()), driver.execute_effect)
+            raise await run_generator(self.terms.timeout_error(requests, this_caller()), driver.execute_effect)
         stack.enter_block(depth)
         return grant
 

@@ -117,7 +117,7 @@ class Once:
         run, late = await self._begin(self._periodic.terms.timeout)
         if late:
             terms, driver = self._periodic.terms, Driver.of(self._periodic.client)
-            raise await run_generator(terms.too_late(terms.requests, this_caller()), driver.execute_effect)
+            raise await run_generator(terms.timeout_error(terms.requests, this_caller()), driver.execute_effect)
         self._runs.setdefault(this_task(), []).append(run)
         return run
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sqlsem.aio.driver import Driver, Signal, run_generator, this_caller
 from sqlsem.core.rate_acquisition import RateAcquisition, split
 from sqlsem.core.rate_grants import BaseRateGrant, adjusting
-from sqlsem.core.terms import Ask, Terms
+from sqlsem.core.terms import AnyRequest, Terms
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Duration
 from sqlsem.model_rates import RateRequest
@@ -56,7 +56,7 @@ class Rate:
         """
         return await self._take(self.terms.requests, self.terms.seconds(blocking, timeout))
 
-    async def _take(self, requests: Sequence[Ask], timeout: float | None) -> RateGrant | None:
+    async def _take(self, requests: Sequence[AnyRequest], timeout: float | None) -> RateGrant | None:
         driver = Driver.of(self.terms.client)
         await driver.enter()
         _, (request,) = split(requests)
@@ -66,11 +66,11 @@ class Rate:
             )
         )
 
-    async def _enter(self, requests: Sequence[Ask]) -> RateGrant:
+    async def _enter(self, requests: Sequence[AnyRequest]) -> RateGrant:
         grant = await self._take(requests, self.terms.timeout)
         if grant is None:
             raise await run_generator(
-                self.terms.too_late(requests, this_caller()), Driver.of(self.terms.client).execute_effect
+                self.terms.timeout_error(requests, this_caller()), Driver.of(self.terms.client).execute_effect
             )
         return grant
 

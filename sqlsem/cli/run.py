@@ -27,7 +27,7 @@ from sqlsem.core.options import LockOptions
 from sqlsem.core.periodic import Period
 from sqlsem.core.terms import own_mutex
 from sqlsem.core.threads import spawn
-from sqlsem.core.timeout_details import look_for_blockers
+from sqlsem.core.timeout_details import read_blockers
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.insight.blockers import in_words
 from sqlsem.model_rates import RateRequest
@@ -393,7 +393,7 @@ def _describe_blockers(coordinator: sqlsem.Coordinator, lock_options: _LockOptio
         else lock_options.rates
     )
     try:
-        blockers = coordinator.client.with_connection(lambda session: look_for_blockers(session, requests))
+        blockers = coordinator.client.with_connection(lambda session: read_blockers(session, requests))
     except SqlsemError as exc:
         log.info("cannot see the queue: %s", exc)
         return "see who holds it with: sqlsem ls"

@@ -259,7 +259,7 @@ class Acquisition(WaitingOperation, Generic[G]):
                 request.resource for request in self.requests if request.resource not in registered_resources
             )
             raise LockLost(
-                f"The request for {missing!r} was taken out of the queue before its number was known here (by an "
+                f"The request for {missing!r} was taken out of the queue before its position was known here (by an "
                 f"operator, or because the database was out of reach for too long); ask again",
                 resource=missing,
             )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import wrapt
 
-from sqlsem.core.terms import Ask, Terms
+from sqlsem.core.terms import AnyRequest, Terms
 from sqlsem.errors import ConfigurationError
 
 __all__ = ["hold", "hold_awaiting", "is_coroutine", "run_once", "run_once_awaiting"]
@@ -90,7 +90,7 @@ def _name_of(function: Callable[..., Any]) -> str:
     return name
 
 
-def hold(function: F, terms: Terms, block: Callable[[Sequence[Ask]], AbstractContextManager[object]]) -> F:
+def hold(function: F, terms: Terms, block: Callable[[Sequence[AnyRequest]], AbstractContextManager[object]]) -> F:
     """Return a decorated function, each call of which runs in a block with the requests of these terms."""
 
     def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,7 +115,7 @@ def _refuse_coroutine(function: Callable[..., Any], result: Any) -> Any:
 def hold_awaiting(
     function: F,
     terms: Terms,
-    enter: Callable[[Sequence[Ask]], Awaitable[object]],
+    enter: Callable[[Sequence[AnyRequest]], Awaitable[object]],
     leave: Callable[..., Awaitable[object]],
 ) -> F:
     """Decorate a coroutine function as `hold` does. ``enter`` and ``leave`` work as ``__aenter__`` and

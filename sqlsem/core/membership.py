@@ -16,11 +16,11 @@ thread cannot continue all the same, everything is marked lost, because no furth
 
 Invariants
     ``state_lock`` guards the local copy of the state (``tickets`` here; grants and queues elsewhere). No thread holds
-    it during I/O, or waits for the main connection with it. The threads keep the coordinator alive only while it has
-    rows (`_WeakOwner`): a dropped coordinator is closed. ``_last_heartbeat`` only moves forward, and the heartbeat
-    recorded in the database is never older. It is the time when the last heartbeat call *began*; less an eighth of the
-    grace or lease if the call may have left a recorded heartbeat of that age alone. So no other process is granted our
-    locks before ``_last_heartbeat`` plus the grace, or the lease.
+    it during I/O, or waits for the main connection with it.
+    The threads keep the coordinator alive only while it has rows (`_WeakOwner`): a dropped coordinator is closed.
+    ``_last_heartbeat`` only moves forward, and the heartbeat recorded in the database is never older. It is the time
+    when the last heartbeat call *began*; less an eighth of the grace or lease if the call may have left a recorded
+    heartbeat of that age alone. So no other process is granted our locks before it plus the grace, or the lease.
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ class MembershipOwner(Protocol):
     """Callbacks of the membership to its owner, the client of a coordinator."""
 
     def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
-        """Mark the grants of these rows (None: all grants and claims) lost. Return the callbacks that it has
-        started.
-        """
+        """Mark the grants of these rows (None: all grants and claims) lost. Return the started callbacks."""
 
     def wake_waiters(self, positions: Collection[int]) -> None:
         """Wake the waiters of these rows, which were removed."""
@@ -231,15 +229,13 @@ class Membership:
         self._activity += 1
         if not self._activity % CHECK_EVERY and not self.heartbeat_thread.runs:
             self.wake_heartbeat()
-        # (Each thread first writes, then reads: this one adds rows and reads the flag, the heartbeat thread sets the
-        # flag and reads the rows.)
+        # (Read after the rows are added: the heartbeat thread sets the flag, and then reads the rows.)
         if self._resting:
             self._wakeup.set()
 
     def discard(self, tickets: Iterable[Ticket]) -> None:
-        """Discard the tickets of rows that were removed, or that the next heartbeat is to delete.
-
-        Stop keeping the owner alive if we have no rows, and nothing is deferred.
+        """Discard the tickets of rows that were removed, or that the next heartbeat is to delete. Stop keeping the
+        owner alive if we have no rows, and nothing is deferred.
         """
 
         def has_work() -> bool:
@@ -489,9 +485,8 @@ class Membership:
         return remaining if remaining > 0 or self._owner.holds_any() else self.trust
 
     def is_uncertain(self) -> bool:
-        """Return True if we hold grants and the last heartbeat is too old, for example after SIGSTOP.
-
-        Another process may hold our locks by now, or an operator may have revoked a row: verify first.
+        """Return True if we hold grants and the last heartbeat is too old, for example after SIGSTOP. Another process
+        may hold our locks by now, or an operator may have revoked a row: verify first.
         """
         return monotonic() - self._last_heartbeat > self._certain_seconds > 0 and self._owner.holds_any()
 

@@ -1,7 +1,8 @@
 """Acquire a lock by priority, where an operator has set priorities for its resource.
 
-A request waits in the priority queue of its resource with a row of its own, and polls for its turn. Its caller holds no
-other lock, so it is part of no deadlock. It relies on `PriorityWaiters` to notify the next waiter of this process.
+A request waits with an entry in the priority queue of its resource, and polls until it is granted. Its caller holds no
+other lock, so it is part of no deadlock. The module relies on `PriorityWaiters` to notify the next waiter of this
+process.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ __all__ = ["PriorityAcquisition", "acquisition_class"]
 
 log = safe_logger
 
-#: The pause between polls as a share of the time waited, with its bounds in seconds. The pause grows with the number
-#: of requests ahead.
+#: The pause between polls, as a share of the time waited so far, and its bounds in seconds. The pause is longer, the
+#: more requests are ahead.
 SHARE, SHORTEST, LONGEST = 0.05, 0.002, 0.25
-#: At most this many requests ahead lengthen the pause.
+#: The greatest number of requests ahead that lengthens the pause.
 FAR = 8
-#: The position behind all requests.
+#: A position behind all requests.
 LAST = 2**63 - 1
-#: The sleep of a waiter behind another one of this process, which notifies it when it leaves the queue.
+#: The longest sleep of a waiter behind another waiter of this process, which notifies it when it leaves the queue.
 BEHIND_SECONDS = 30.0
 
 
 class PriorityAcquisition(Acquisition[G]):
-    """One acquisition by a request with a priority; a `RevertibleOperation`."""
+    """The acquisition of a lock by a request with a priority; a `RevertibleOperation`."""
 
     _waiter: Waiter | None = None
 
@@ -55,51 +56,51 @@ class PriorityAcquisition(Acquisition[G]):
     def _register_all(self) -> Effects[bool]:
         if self.timeout != 0:
             yield from self._require_nothing_held()
-        turn = yield from self._ask(None)
-        if turn is None or (turn.ticket is None and self.timeout == 0):
+        answer = yield from self._ask(None)
+        if answer is None or (answer.ticket is None and self.timeout == 0):
             return False
-        if turn.ticket is None:
+        if answer.ticket is None:
             raise LockLost(
-                f"The request for {self.requests[0].resource!r} was taken away before its number was known here (by an "
-                f"operator, or because the database was out of reach for too long); ask again",
+                f"The request for {self.requests[0].resource!r} was taken out of the queue before its position was "
+                f"known here (by an operator, or because the database was out of reach for too long); ask again",
                 resource=self.requests[0].resource,
             )
-        if turn.granted:
+        if answer.granted:
             return True
-        place, request = turn.ticket, self.requests[0]
-        ticket = Ticket(request.resource, place.position, place.requesting_id, False)
-        self._waiter = self.waiters[place.position] = Waiter(ticket, request, self.new_event())
+        entry, request = answer.ticket, self.requests[0]
+        ticket = Ticket(request.resource, entry.position, entry.requesting_id, False)
+        self._waiter = self.waiters[entry.position] = Waiter(ticket, request, self.new_event())
         self.client.priority_waiters.add(self._waiter)
         self.client.contention_monitor.priority_request_arrived(request)
         yield from self._publish_waiting(self._waiter)
-        return (yield from self._wait_in_line(self._waiter, place, turn))
+        return (yield from self._wait_in_queue(self._waiter, entry, answer))
 
     def _wait_for_all(self) -> Effects[bool]:
         yield from ()
         return True  # the wait has ended already
 
-    def _wait_in_line(self, waiter: Waiter, place: Ticket, turn: PriorityAnswer) -> Effects[bool]:
-        """Return True if it was granted in time."""
-        while not turn.granted:
+    def _wait_in_queue(self, waiter: Waiter, entry: Ticket, answer: PriorityAnswer) -> Effects[bool]:
+        """Wait with this entry of the priority queue. Return True if the request is granted before the timeout."""
+        while not answer.granted:
             self.client.require_open()
             if self.remaining() <= 0:
                 yield from self.rollback("timeout")
                 return False
-            told = self.client.priority_waiters.is_behind_local(waiter, turn.before)
-            yield Sleep(waiter, max(0.0, self.remaining(BEHIND_SECONDS if told else self._pause(turn.ahead))))
-            found = (yield from self._ask(place)) if self.member.has_ticket(place) else PriorityAnswer(None, False)
-            if found is None:
+            is_notified = self.client.priority_waiters.is_behind_local(waiter, answer.before)
+            yield Sleep(waiter, max(0.0, self.remaining(BEHIND_SECONDS if is_notified else self._pause(answer.ahead))))
+            polled = (yield from self._ask(entry)) if self.member.has_ticket(entry) else PriorityAnswer(None, False)
+            if polled is None:
                 return False
-            if found.ticket is None:
-                self.client.require_open()  # closing took it away
+            if polled.ticket is None:
+                self.client.require_open()  # raises if closing has removed the entry
                 self.publish_row_lost(waiter.ticket)
                 raise LockLost(
-                    f"The request for {waiter.ticket.resource!r}, at place {place.position} of its line, was taken "
-                    f"out while it waited (by an operator, or because the database was out of reach for too long); "
-                    f"ask again",
+                    f"The request for {waiter.ticket.resource!r} at position {entry.position} of the priority queue "
+                    f"was taken out of the queue while it waited (by an operator, or because the database was out of "
+                    f"reach for too long); ask again",
                     resource=waiter.ticket.resource,
                 )
-            turn = found
+            answer = polled
         return True
 
     def _pause(self, ahead: int) -> float:
@@ -107,33 +108,35 @@ class PriorityAcquisition(Acquisition[G]):
         pause = min(max(SHORTEST, self.waited() * SHARE), LONGEST)
         return pause * min(ahead + 1, FAR) * random.uniform(0.8, 1.2)
 
-    def _ask(self, place: Ticket | None) -> Effects[PriorityAnswer | None]:
-        """Ask the database if the request is granted; None if another session keeps the gate for too long."""
+    def _ask(self, entry: Ticket | None) -> Effects[PriorityAnswer | None]:
+        """Ask the database if the request is granted. ``entry``: its entry in the priority queue, once it has one. None
+        after the timeout, if another session keeps the gate.
+        """
         member, request = self.member, self.requests[0]
         requesting_id = self.requesting_id()
 
-        def take_turn(session: Session, member_id: int) -> PriorityAnswer:
-            self.sent = True  # (see _register)
+        def acquire(session: Session, member_id: int) -> PriorityAnswer:
+            self.sent = True  # (see `Acquisition._register`)
             if self.rolled_back:
                 return PriorityAnswer(None, False)
             member.begin_registration(self.uid)
-            turn = session.acquire_by_priority(
-                member_id, requesting_id, self.owner, self.uid, request, self.timeout == 0, place
+            answer = session.acquire_by_priority(
+                member_id, requesting_id, self.owner, self.uid, request, self.timeout == 0, entry
             )
-            # The call has the main connection, so no heartbeat comes in between.
-            if turn.ticket is not None:
-                self.tickets = [turn.ticket]
+            # (No heartbeat comes in between, because this call has the main connection.)
+            if answer.ticket is not None:
+                self.tickets = [answer.ticket]
                 member.add(self.tickets)
-            if place is not None and (turn.granted or turn.ticket is None):
-                member.discard([place])
+            if entry is not None and (answer.granted or answer.ticket is None):
+                member.discard([entry])
             if self.rolled_back:
                 self.forget_rows()
-            return turn
+            return answer
 
         while True:
             try:
-                turn: PriorityAnswer = yield Call("acquire", take_turn, self.retry_timeout)
-                return turn
+                answer: PriorityAnswer = yield Call("acquire", acquire, self.retry_timeout)
+                return answer
             except Busy:
                 if self.remaining() <= 0:
                     yield from self.rollback("timeout")
@@ -142,18 +145,20 @@ class PriorityAcquisition(Acquisition[G]):
                 member.end_registration(self.uid)
 
     def _require_nothing_held(self) -> Effects[None]:
-        """Refuse a caller that holds locks: no waiter may wait for one in a priority queue, as deadlocks are not found
-        there.
+        """Raise `ConfigurationError` if the caller holds a lock: deadlocks through a priority queue are not detected,
+        so no other request may wait for a waiter there.
         """
         held = self.client.registry.requests_of(self.caller.number)
-        above = yield from self.client.parent_locks.find()
-        if held or above:
-            what = held[0].describe() if held else f"{above[-1].request.describe()}, by the 'sqlsem run' above it"
+        parent_locks = yield from self.client.parent_locks.find()
+        if held or parent_locks:
+            description = (
+                held[0].describe() if held else f"{parent_locks[-1].request.describe()}, by the 'sqlsem run' above it"
+            )
             resource = self.requests[0].resource
             raise ConfigurationError(
-                f"{resource!r} is granted by priority, and this {self.caller.kind} holds {what}: those who wait by "
-                f"priority must hold nothing, as no deadlock is found there; acquire {resource!r} first, or only try "
-                f"for it (blocking=False)",
+                f"{resource!r} is granted by priority, and this {self.caller.kind} holds {description}: a caller "
+                f"that waits by priority must hold nothing, because deadlocks are not detected there; acquire "
+                f"{resource!r} first, or only try for it (blocking=False)",
                 resource=resource,
             )
 
@@ -162,17 +167,17 @@ class PriorityAcquisition(Acquisition[G]):
         if not bus.has_subscribers(Waiting.name, logging.INFO):
             return
         try:
-            entries = yield Call("look", lambda session, _: session.entries(resource), 0.0)
+            entries = yield Call("read", lambda session, _: session.entries(resource), 0.0)
             waiter.behind = Behind.of(entries, waiter.request, LAST)
         except SqlsemError as exc:
-            log.debug("Cannot see who holds it: %s", exc)
-        about = bus.common_fields(waiter.request, waiter.position, self.caller)
-        bus.publish(Waiting(**about, behind=waiter.behind), self.trace)
+            log.debug("Cannot read which request holds the lock: %s", exc)
+        fields = bus.common_fields(waiter.request, waiter.position, self.caller)
+        bus.publish(Waiting(**fields, behind=waiter.behind), self.trace)
 
 
 def acquisition_class(requests: Sequence[Request]) -> type[Acquisition[Any]]:
     """Return the class that acquires these requests."""
-    for request in requests:  # (At every lock: faster than `any`.)
+    for request in requests:  # (Runs at every lock: a loop is faster than `any`.)
         if request.priority is not None:
             return PriorityAcquisition
     return Acquisition

@@ -13,13 +13,13 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.model import check_count, check_some
 from sqlsem.model_rates import RateRequest
 
-__all__ = ["BaseRateGrant", "adjusting", "giving_back", "rate_of"]
+__all__ = ["BaseRateGrant", "adjusting", "rate_of", "refund_call"]
 
 R = TypeVar("R")
 
 
 class BaseRateGrant:
-    """The common part of the rate grants for threads and for asyncio. Attributes: see `sqlsem.RateGrant`."""
+    """The common part of the rate grants for threads and for tasks. For its attributes see `sqlsem.RateGrant`."""
 
     def __init__(self, client: DatabaseClient, request: RateRequest, taken_ms: int, waited: float) -> None:
         self.name = request.name
@@ -35,7 +35,7 @@ class BaseRateGrant:
 
 
 def adjusting(grant: BaseRateGrant, actual: int) -> Effects[None]:
-    """Adjust the cost of a grant, for `RateGrant.adjust`."""
+    """Carry out `RateGrant.adjust`."""
     check_count(f"The cost adjusted for rate {grant.name!r}", actual, minimum=0)
     resource, taken_ms = grant.resource, grant.taken_ms
 
@@ -43,7 +43,8 @@ def adjusting(grant: BaseRateGrant, actual: int) -> Effects[None]:
         with grant.adjust_lock:  # two concurrent calls must not both count the difference
             before, more = grant.cost, actual - grant.cost
             if more < 0:
-                # One attempt counts as done, and is not repeated: a second one might return use of other callers.
+                # One attempt counts as done: if its answer is lost, a second attempt might return the use of other
+                # callers.
                 grant.cost = actual
             try:
                 if more:
@@ -56,23 +57,23 @@ def adjusting(grant: BaseRateGrant, actual: int) -> Effects[None]:
     yield Call("adjust", adjust)
 
 
-def giving_back(resource: str, taken_ms: int, cost: int) -> Callable[[Session, int], None]:
-    """Return a call that returns the cost to the rate: once, however often it is made. If the answer of the database is
-    lost, the cost may count as used.
+def refund_call(resource: str, taken_ms: int, cost: int) -> Callable[[Session, int], None]:
+    """Return a call that returns the cost to the rate, once, however often the call is made. If the database's answer
+    is lost, the cost may count as used.
     """
-    left = cost
+    remaining = cost
 
-    def give_back(session: Session, _: int) -> None:
-        nonlocal left
-        now, left = left, 0
+    def refund(session: Session, _: int) -> None:
+        nonlocal remaining
+        refunded, remaining = remaining, 0
         try:
-            if now:
-                session.adjust_rate(resource, taken_ms, -now)
+            if refunded:
+                session.adjust_rate(resource, taken_ms, -refunded)
         except Busy:
-            left = now
+            remaining = refunded
             raise
 
-    return give_back
+    return refund
 
 
 def rate_of(taken: Mapping[str, R], name: str | None, what: object) -> R:
@@ -81,6 +82,6 @@ def rate_of(taken: Mapping[str, R], name: str | None, what: object) -> R:
     if name is None and len(taken) == 1:
         return next(iter(taken.values()))
     if name is None or name not in taken:
-        had = ", ".join(map(repr, taken)) or "none"
-        raise ConfigurationError(f"{what!r}: say which rate is adjusted, as adjust(actual, rate=…); it has {had}")
+        names = ", ".join(map(repr, taken)) or "none"
+        raise ConfigurationError(f"{what!r}: say which rate is adjusted, as adjust(actual, rate=…); it has {names}")
     return taken[name]

@@ -1,7 +1,7 @@
-"""The options and requests of a lock, as both APIs share them.
+"""The options and requests of a lock, which both APIs share.
 
-`Terms` are immutable and checked when they are made. They rely on `client_of` for the default coordinator, which is
-looked up at each use.
+`Terms` are immutable, and are checked when they are made. Terms without a coordinator find the default one at each use
+(`client_of`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sqlsem.model_rates import RateRequest, Windows, windows_of
 from sqlsem.names import check_free
 
 __all__ = [
-    "Ask",
+    "AnyRequest",
     "HasTerms",
     "Name",
     "Terms",
@@ -46,29 +46,29 @@ __all__ = [
 ]
 
 #: A request for a lock or of a rate.
-Ask = Request | RateRequest
+AnyRequest = Request | RateRequest
 
 #: A resource's name, or a function that computes it from the arguments of a decorated function's call.
 Name = str | Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request whose name may still have to be computed."""
+class RequestTemplate:
+    """A request whose name may depend on the arguments of a call."""
 
     name: Name
-    request: Ask  # complete when the name is a string
+    request: AnyRequest  # complete if the name is a string
 
-    def resolve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask:
+    def resolve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AnyRequest:
         """Return the request for a call with these arguments."""
         if isinstance(self.name, str):
             return self.request
         name = self.name(*args, **kwargs)
         if isinstance(self.request, RateRequest):
             return replace(self.request, name=name)
-        found = replace(self.request, resource=name)
+        request = replace(self.request, resource=name)
         check_free(name)
-        return found
+        return request
 
 
 class Terms:
@@ -76,7 +76,7 @@ class Terms:
 
     def __init__(
         self,
-        asked: Sequence[Asked],
+        templates: Sequence[RequestTemplate],
         client: DatabaseClient | None,
         *,
         timeout: Duration | None = None,
@@ -85,7 +85,7 @@ class Terms:
         cancel_on_lost: bool = False,
         semaphore: bool = False,
     ) -> None:
-        self.asked = tuple(asked)
+        self.templates = tuple(templates)
         self.given_client = client
         self.timeout = None if timeout is None else check_duration("timeout", timeout)
         self.reentrant = reentrant
@@ -93,11 +93,11 @@ class Terms:
             check_call("on_lost", on_lost)
         self.on_lost = on_lost
         self.cancel_on_lost = cancel_on_lost
-        # As with `threading.Semaphore`, a grant outside of a block may be released by any thread.
+        # As with `threading.Semaphore`, any thread may release a grant that was acquired outside of a block.
         self.semaphore = semaphore and not reentrant
-        # Resolved once, unless a name must be computed.
-        is_complete = all(isinstance(asked.name, str) for asked in self.asked)
-        self._requests = tuple(asked.request for asked in self.asked) if is_complete else None
+        # The requests are known, unless a name must be computed.
+        is_complete = all(isinstance(template.name, str) for template in self.templates)
+        self._requests = tuple(template.request for template in self.templates) if is_complete else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.given_client is not None:
@@ -112,15 +112,15 @@ class Terms:
             "cancel_on_lost": self.cancel_on_lost,
             "semaphore": self.semaphore,
         }
-        return _unpickled, (self.asked, options, self.client.engine.label)
+        return _unpickled, (self.templates, options, self.client.engine.label)
 
     @property
     def client(self) -> DatabaseClient:
-        """In the database of its coordinator, or of the default one."""
+        """The client of the lock's coordinator, or of the default one."""
         return self.given_client or client_of(None)
 
     @property
-    def requests(self) -> Sequence[Ask]:
+    def requests(self) -> Sequence[AnyRequest]:
         """Return the requests. Raises `ConfigurationError` if they depend on the arguments of a call."""
         if self._requests is None:
             raise ConfigurationError(
@@ -129,14 +129,14 @@ class Terms:
             )
         return self._requests
 
-    def requests_of(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Ask]:
+    def requests_of(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[AnyRequest]:
         """Return the requests for the call of a decorated function."""
-        # A name is computed from all that the function is given, self or cls included.
+        # A name is computed from all arguments of the function, including self or cls.
         given = args if instance is None else (instance, *args)
-        return self._requests or [asked.resolve(given, kwargs) for asked in self.asked]
+        return self._requests or [template.resolve(given, kwargs) for template in self.templates]
 
     def seconds(self, blocking: bool, timeout: Duration | None) -> float | None:
-        """Return the timeout of ``acquire(blocking, timeout)``."""
+        """Return the timeout of ``acquire(blocking, timeout)`` in seconds; None: for ever; 0: only try."""
         if not blocking:
             if timeout is not None and timeout != -1:
                 raise ConfigurationError("A call that does not block takes no timeout")
@@ -153,20 +153,25 @@ class Terms:
             )
         return check_count("The number to release", n)
 
-    def too_late(self, requests: Sequence[Ask], caller: Caller, timeout: float | None = None) -> Effects[Timeout]:
-        """Return the error for requests that were not granted in time; it names the holders. The caller raises it."""
+    def timeout_error(
+        self, requests: Sequence[AnyRequest], caller: Caller, timeout: float | None = None
+    ) -> Effects[Timeout]:
+        """Return the error to raise for requests that were not granted in time. It names the holders."""
         seconds = self.timeout if timeout is None else timeout
         names = ", ".join(request.describe() for request in requests)
-        found = yield from blockers(self.client, requests, caller)
-        words = in_words(found)
+        blocking = yield from blockers(self.client, requests, caller)
+        words = in_words(blocking)
         return Timeout(
             f"Did not get {names} within {seconds:g} s{f': {words}' if words else ''}; see the queue with: sqlsem ls",
             resource=requests[0].resource,
-            holders=[holder for blocker in found for holder in blocker.holders],
+            holders=[holder for blocker in blocking for holder in blocker.holders],
         )
 
     def __str__(self) -> str:
-        names = [asked.request.describe() if isinstance(asked.name, str) else "computed name" for asked in self.asked]
+        names = [
+            template.request.describe() if isinstance(template.name, str) else "computed name"
+            for template in self.templates
+        ]
         return ", ".join(names)
 
 
@@ -178,26 +183,27 @@ class HasTerms(Protocol):
         """The lock's terms."""
 
 
-def _unpickled(asked: Sequence[Asked], options: dict[str, Any], where: str) -> Terms:
-    here = client_of(None).engine.label
-    if here != where:
+def _unpickled(templates: Sequence[RequestTemplate], options: dict[str, Any], database: str) -> Terms:
+    default = client_of(None).engine.label
+    if default != database:
         raise ConfigurationError(
-            f"A lock was pickled where the default database was {where}, and here it is {here}: that would be another "
-            f"lock; call sqlsem.configure in this process too (multiprocessing: initializer=), or set $SQLSEM_URL"
+            f"A lock was pickled where the default database was {database}, and here it is {default}: that would be "
+            f"another lock; call sqlsem.configure in this process too (multiprocessing: initializer=), or set "
+            f"$SQLSEM_URL"
         )
-    return Terms(asked, None, **options)
+    return Terms(templates, None, **options)
 
 
-# -- the kinds of locks; `sqlsem.locks` documents them. A coordinator passes its client. ------------------------------
+# -- the kinds of locks (documented in `sqlsem.locks`); a coordinator passes its client ------------------------------
 
 
 def mutex(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
-    """One at a time."""
+    """Return the terms of a mutex."""
     return _terms_of("mutex", name, WRITE, 1, options, client)
 
 
 def own_mutex(name: str, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
-    """Return the terms of a mutex on a resource whose name users cannot take (`RESERVED`)."""
+    """Return the terms of a mutex on a resource whose name is reserved for the package (`RESERVED`)."""
     return _terms_of("mutex", name, WRITE, 1, options, client, own=True)
 
 
@@ -237,26 +243,26 @@ def all_of(locks: Sequence[HasTerms], options: GroupOptions, client: DatabaseCli
             raise ConfigurationError(
                 f"all_of takes locks, not {lock!r}; write all_of(sqlsem.mutex('a'), sqlsem.limit('b', 2))"
             )
-    if all(isinstance(part.request, RateRequest) for lock in locks for part in lock.terms.asked):
+    if all(isinstance(part.request, RateRequest) for lock in locks for part in lock.terms.templates):
         raise ConfigurationError("all_of needs a lock beside its rates; without one, take one rate after the other")
     given = locks[0].terms.given_client
     if any(lock.terms.given_client is not given for lock in locks):
         raise ConfigurationError("all_of takes locks of one database only: several cannot be asked in one transaction")
     if client is not None and given is not client:
         raise ConfigurationError(f"{locks[0]!r} is not of {client!r}; make its locks by this coordinator's methods")
-    asked = [part for lock in locks for part in lock.terms.asked]
-    if len(asked) > 1 and any(getattr(part.request, "priority", None) is not None for part in asked):
+    templates = [part for lock in locks for part in lock.terms.templates]
+    if len(templates) > 1 and any(getattr(part.request, "priority", None) is not None for part in templates):
         raise ConfigurationError(
             "A request with a priority is of one resource alone, and cannot be part of all_of; acquire it first, and "
             "the others under it"
         )
-    names = [part.request.resource for part in asked if isinstance(part.name, str)]
+    names = [part.request.resource for part in templates if isinstance(part.name, str)]
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(f"all_of names {name!r} twice; ask for it once, with a weight", resource=name)
-    if options.get("reentrant") and any(isinstance(part.request, RateRequest) for part in asked):
+    if options.get("reentrant") and any(isinstance(part.request, RateRequest) for part in templates):
         raise ConfigurationError("all_of with a rate cannot be reentrant: what is taken of a rate is not held")
-    return Terms(asked, given, **options)
+    return Terms(templates, given, **options)
 
 
 def rate(
@@ -273,9 +279,9 @@ def rate(
     check_options("rate()", options, known.__optional_keys__)
     others: dict[str, Any] = {**options}
     note, coordinator = others.pop("note", None), others.pop("coordinator", None)
-    known_name = name if isinstance(name, str) or not callable(name) else "computed"
-    request = RateRequest(known_name, windows_of(limit, per), cost, burst, note)
-    return Terms([Asked(name, request)], client if coordinator is None else client_of(coordinator), **others)
+    checked_name = name if isinstance(name, str) or not callable(name) else "computed"
+    request = RateRequest(checked_name, windows_of(limit, per), cost, burst, note)
+    return Terms([RequestTemplate(name, request)], client if coordinator is None else client_of(coordinator), **others)
 
 
 def _terms_of(
@@ -293,10 +299,10 @@ def _terms_of(
     others: dict[str, Any] = {**options}
     note, coordinator = others.pop("note", None), others.pop("coordinator", None)
     priority = others.pop("priority", None)
-    # With a substitute for a computed name, all other arguments are checked at once.
+    # (A substitute for a computed name: so the other arguments are checked now.)
     resource = name if isinstance(name, str) or not callable(name) else "computed"
     request = Request(resource, access, limit, weight, note, priority)
     if not own:
         check_free(resource)
     given = client if coordinator is None else client_of(coordinator)
-    return Terms([Asked(name, request)], given, semaphore=kind == "limit", **others)
+    return Terms([RequestTemplate(name, request)], given, semaphore=kind == "limit", **others)

@@ -1,8 +1,8 @@
 """Reads the blockers of a request that was not granted in time, for the message of `Timeout`.
 
-The read may fail or be impossible. The message then names no blocker, and `Timeout` is raised all the same. The main
-connection makes the read, once and only if it is connected: so it takes no longer than any call there, and opens no
-further connection.
+The read may fail or be impossible. The message then names no blocker, and `Timeout` is raised all the same. The read
+uses the main connection, once and only if that is connected. So it takes no longer than any call there, and opens no
+connection.
 """
 
 from __future__ import annotations
@@ -21,85 +21,87 @@ from sqlsem.insight.kept import KeptLock
 from sqlsem.model import Entry, Request, Resource, TaskEntry, Ticket, monotonic
 from sqlsem.model_rates import RateRequest
 
-__all__ = ["blockers", "look_for_blockers", "running_tasks"]
+__all__ = ["blockers", "read_blockers", "running_tasks"]
 
 log = safe_logger
 
-#: Seconds for which the entries of a queue also serve other requests of this process that time out in that queue: a
-#: thousand of them at once must not keep the heartbeat from the main connection.
+#: For this time the entries of a queue are kept for other requests of this process that time out in the same queue. If
+#: a thousand of them time out at once, they must not keep the heartbeat from the main connection.
 FRESH_SECONDS = 0.25
 #: At most this many tasks are read.
 MAX_TASKS = 100
 #: Entries are kept for at most this many resources.
-MAX_LOOKS = 64
+MAX_CACHED = 64
 
 
-def look_for_blockers(session: Session, wanted: Sequence[Request | RateRequest]) -> list[Blockers]:
+def read_blockers(session: Session, requests: Sequence[Request | RateRequest]) -> list[Blockers]:
     """Return the blockers of each of these requests."""
     return [
         _blockers(session, request.queue_request() if isinstance(request, RateRequest) else request)
-        for request in wanted
+        for request in requests
     ]
 
 
 def blockers(
-    client: DatabaseClient, wanted: Sequence[Request | RateRequest], caller: Caller, upgrades: Ticket | None = None
+    client: DatabaseClient, requests: Sequence[Request | RateRequest], caller: Caller, upgrades: Ticket | None = None
 ) -> Effects[list[Blockers]]:
     """Return the blockers of each request, as far as they can be read without delay; an empty list after an error.
     ``upgrades``: the row of a reader that asks to upgrade; all other holders block it.
     """
     own = client.requesting_id(caller)
 
-    def look(session: Session, _: int) -> list[Blockers]:
+    def read(session: Session, _: int) -> list[Blockers]:
         return [
             _blockers(
-                _Looks(client, session),
+                _CachedReads(client, session),
                 request.queue_request() if isinstance(request, RateRequest) else request,
                 own,
                 upgrades,
             )
-            for request in wanted
+            for request in requests
         ]
 
     if client.closed or client.member.main.session is None:
         return []
     try:
-        found: list[Blockers] = yield Call("look", look, 0.0)
+        blocking: list[Blockers] = yield Call("read", read, 0.0)
     except Exception as exc:
-        log.info("Cannot see who is in the way: %s", exc)
+        log.info("Cannot read which requests block this one: %s", exc)
         return []
-    return found
+    return blocking
 
 
 def running_tasks(client: DatabaseClient, queue: str) -> Effects[list[TaskEntry]]:
-    """Return the running tasks of a queue, for a caller that waited for its end in vain; an empty list on an error."""
+    """Return the running tasks of a queue, for a caller that waited in vain for their end; an empty list on an
+    error.
+    """
     if client.closed or client.member.main.session is None:
         return []
     try:
-        found: list[TaskEntry] = yield Call(
-            "look", lambda session, _: session.list_tasks(queue, "running", MAX_TASKS, 0), 0.0
+        tasks: list[TaskEntry] = yield Call(
+            "read", lambda session, _: session.list_tasks(queue, "running", MAX_TASKS, 0), 0.0
         )
     except Exception as exc:
-        log.info("Cannot see what runs: %s", exc)
+        log.info("Cannot read the running tasks: %s", exc)
         return []
-    return found
+    return tasks
 
 
-class _Looks:
-    """A session that keeps entries for a moment. (No lock: on the main connection one call follows the other.)"""
+class _CachedReads:
+    """A session with a cache of entries. (It needs no lock: on the main connection one call follows the other.)"""
 
     def __init__(self, client: DatabaseClient, session: Session) -> None:
-        self._looks = client.queue_cache
+        self._cache = client.queue_cache
         self._session = session
 
     def entries(self, resource: str) -> list[Entry]:
         """Return the entries of a resource, at most `FRESH_SECONDS` old."""
-        seen = self._looks.get(resource)
-        if seen is None or monotonic() - seen[0] > FRESH_SECONDS:
-            while len(self._looks) >= MAX_LOOKS:
-                del self._looks[next(iter(self._looks))]
-            seen = self._looks[resource] = (monotonic(), self._session.entries(resource))
-        return seen[1]
+        cached = self._cache.get(resource)
+        if cached is None or monotonic() - cached[0] > FRESH_SECONDS:
+            while len(self._cache) >= MAX_CACHED:
+                del self._cache[next(iter(self._cache))]
+            cached = self._cache[resource] = (monotonic(), self._session.entries(resource))
+        return cached[1]
 
     def resources(self) -> list[Resource]:
         """Return the resources that the session reads."""
@@ -110,23 +112,23 @@ class _Looks:
         return _kept_locks(self._session, resource)
 
 
-def _kept_locks(session: Session | _Looks, resource: str) -> list[KeptLock]:
-    if isinstance(session, _Looks) or (isinstance(session, KeptLockSession) and session.has_feature("operate")):
+def _kept_locks(session: Session | _CachedReads, resource: str) -> list[KeptLock]:
+    if isinstance(session, _CachedReads) or (isinstance(session, KeptLockSession) and session.has_feature("operate")):
         return session.kept_locks(resource)
     return []
 
 
 def _blockers(
-    session: Session | _Looks, request: Request, own: str | None = None, upgrades: Ticket | None = None
+    session: Session | _CachedReads, request: Request, own: str | None = None, upgrades: Ticket | None = None
 ) -> Blockers:
     entries = session.entries(request.resource)
     if upgrades is not None:
         others = [entry for entry in entries if entry.position != upgrades.position and entry.granted_at is not None]
         return Blockers(request.resource, tuple(others), ())
-    there = [entry for entry in entries if meets(request, entry.access) and entry.state != "dead"]
-    holders = tuple(row for row in there if row.state != "waits")
-    # (The request's own row has just left the queue, but may still be among the kept entries.)
-    waiters = tuple(row for row in there if row.state == "waits" and not (own and row.requesting_id.startswith(own)))
+    blocking = [entry for entry in entries if meets(request, entry.access) and entry.state != "dead"]
+    holders = tuple(row for row in blocking if row.state != "waits")
+    # (The request's own row has just left the queue, but may still be in the cache.)
+    waiters = tuple(row for row in blocking if row.state == "waits" and not (own and row.requesting_id.startswith(own)))
     setting = None
     if not holders:
         setting = next(

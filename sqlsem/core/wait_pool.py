@@ -1,8 +1,7 @@
-"""A small pool of connections on which the waiters of this process block, one per head of a queue.
+"""A small pool of connections on which the waiters of this process block: heads of queues, and upgrading readers.
 
-Used by heads of queues (`sqlsem.core.waiter_queues`) and upgrading readers. Waits whose answer is overdue are
-interrupted, and so are all waits when the coordinator is closed. An interrupt in the program leaves no connection
-counted as used (`sqlsem.core.permits`).
+Waits whose answer is overdue are interrupted, and so are all waits when the coordinator is closed. After an interrupt
+in the program no connection stays counted as used (`sqlsem.core.permits`).
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ log = safe_logger
 
 #: Connections on which waiters may block at the same time. The remaining waiters are polled together.
 MAX_BLOCKED_CONNECTIONS = 8
-#: Connections kept for the next wait. With the main connection that makes three.
+#: The greatest number of idle connections. With the main connection that makes three.
 MAX_IDLE_CONNECTIONS = 2
-#: Seconds by which the answer to a wait may be late, at the least.
+#: An answer to a wait counts as overdue at this many seconds after the wait's timeout, at the earliest.
 OVERDUE_SECONDS = 3.0
 
 
 class PooledConnection(Permit):
-    """A connection to wait on, for the time of a ``with`` block. (Not a generator, which takes longer to end: the
-    granted lock has no owner meanwhile.)
+    """A connection to wait on, for a ``with`` block. (It is no generator, which would take longer to end: until then
+    the granted lock has no owner.)
     """
 
     __slots__ = ("_pool", "session", "timeout")
@@ -53,7 +52,7 @@ class PooledConnection(Permit):
 
 
 class WaitConnectionPool:
-    """The connections that wait, and those kept for the next wait."""
+    """The connections on which waiters block, and idle connections for the next waits."""
 
     def __init__(self, member: Membership) -> None:
         self._member = member
@@ -91,7 +90,7 @@ class WaitConnectionPool:
             session.close()
 
     def take_idle(self) -> Session | None:
-        """Return an idle session, if there is one. Give it back with `put_idle`."""
+        """Return an idle session, if there is one. Return it with `put_idle`."""
         with self._state_lock:
             return self._idle.pop() if self._idle else None
 

@@ -9,10 +9,11 @@ it (`WaiterQueues.grant_next_local`). All other candidates are *polled* together
 One of them is the *poll leader*: it sleeps until the next waiter is due, and then polls for all.
 
 Invariants
-    The state lock guards everything here.
+    The state lock guards all data of this module.
     A waiter that has its answer is in no queue, and the waiters behind it have been woken.
-    Nothing depends on the poll leader alone. When it leaves, another waiter becomes the leader; if it is lost, the next
-    waiter that wakes does. The heartbeat repairs what an interrupt left undone (`WaiterQueues.wake_missed`).
+    No waiter depends on the poll leader alone. When it leaves, another waiter becomes the leader; if an interrupt ends
+    it, the next waiter that wakes does. The heartbeat wakes waiters that missed their notification through an interrupt
+    (`WaiterQueues.wake_missed`).
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ log = safe_logger
 LONGEST_SECONDS = 4.0
 #: The first pause between polls. Each further pause is this share of the time since the first poll.
 FIRST_SECONDS, SHARE = 0.005, 0.05
-#: Polls take at most this share of the time.
+#: Polls take at most this share of the time: a slow poll is followed by a longer rest.
 BUSY = 0.05
 #: The most waiters in one statement.
 MAX_POLLED = 1000
-#: If more waiters of a queue than `MAX_WAKEUP_LOCKS` have a wakeup lock, only the first `FRONT` keep it, and the last
-#: waiter of each run of equal requests (`LockSession.drop_wakeup_locks`).
+#: If more than `MAX_WAKEUP_LOCKS` waiters of a queue have a wakeup lock, only the first `FRONT` keep it, and the last
+#: waiter of each sequence of equal requests (`LockSession.drop_wakeup_locks`).
 MAX_WAKEUP_LOCKS, FRONT = 256, 64
-#: After another process was granted what this process released, this number of next waiters does not wait locally.
+#: After another process was granted a lock that this process released, this many next waiters do not wait locally.
 NO_LOCAL_WAITS = 16
 
 _position = attrgetter("position")
@@ -61,11 +62,11 @@ class WaiterState(enum.Enum):
     BLOCKED_LOCALLY = "an earlier waiter of this process must be granted first"
     HEAD = "first in its queue"
     CANDIDATE = "not first, but no earlier waiter of this process blocks it"
-    SHARED_WAKEUP = "right behind a granted waiter whose lock it can share"
+    SHARED_WAKEUP = "a waiter of its kind was just granted, and it can share the lock"
 
 
 class Waiter:
-    """A waiting request of this process. A set ``event`` means: polling may pay now.
+    """A waiting request of this process. Its ``event`` is set when polling may succeed.
 
     ``answer``: True if granted, None if its row is gone, False until either is known.
     """
@@ -83,14 +84,14 @@ class Waiter:
         self.event = event
         self.answer: bool | None = False
         self.waits_locally = False
-        self.has_wakeup_lock = True  # on which a waiter behind it may sleep
+        self.has_wakeup_lock = True  # a lock in the database, on which a waiter behind it may sleep
         self.since = math.inf  # when it was first polled
         self.began = monotonic()
         self.behind: Behind | None = None  # its blocker, if the `waiting` event was published
 
 
 class _WaiterQueue:
-    """The waiters of one resource, by position and by kind: the kind alone decides which requests block each other."""
+    """The waiters of one resource, by position and by kind. The kind alone decides which requests block each other."""
 
     def __init__(self) -> None:
         self.waiters: list[Waiter] = []
@@ -99,15 +100,15 @@ class _WaiterQueue:
         self.shared_kind: tuple[str, int | None, int] | None = None
         #: Granted waiters whose grants are not registered yet.
         self.granted: list[Waiter] = []
-        #: How many waiters must not wait locally.
+        #: The number of next waiters that must not wait locally.
         self.no_local_waits = 0
-        #: The number of waiters without a wakeup lock, and of those with one at which to drop more.
+        #: The number of waiters without a wakeup lock; and the number with one from which more are dropped.
         self.without_lock, self.drop_at = 0, MAX_WAKEUP_LOCKS
 
     def add(self, waiter: Waiter) -> None:
         insort(self.waiters, waiter, key=_position)
         kind = self._kinds.get(waiter.kind)
-        if kind is None:  # (An interrupt leaves no empty list here.)
+        if kind is None:  # (Not `setdefault`: an interrupt after it would leave an empty list.)
             self._kinds[waiter.kind] = [waiter]
         else:
             insort(kind, waiter, key=_position)
@@ -125,7 +126,7 @@ class _WaiterQueue:
         return removed
 
     def candidates(self) -> list[Waiter]:
-        """Return the waiters that no earlier one blocks. The first of each kind blocks the others of that kind."""
+        """Return the waiters that no earlier waiter blocks. (The first of each kind blocks the others of that kind.)"""
         if len(self._kinds) <= 1:
             return self.waiters[:1]
         firsts = sorted((kind[0] for kind in self._kinds.values()), key=_position)
@@ -144,7 +145,7 @@ class _WaiterQueue:
 
     @property
     def has_many_locks(self) -> bool:
-        """True if enough waiters have a wakeup lock for a drop to pay."""
+        """True if so many waiters have a wakeup lock that dropping some is worth a call."""
         return len(self.waiters) - self.without_lock >= self.drop_at
 
     def drop_wakeup_locks(self) -> list[Waiter]:
@@ -195,11 +196,11 @@ class WaiterQueues:
     def __init__(self, state_lock: threading.Lock) -> None:
         self._state_lock = state_lock
         self._queues: dict[str, _WaiterQueue] = {}
-        self._polled: dict[Waiter, float] = {}  # and when each is due
+        self._polled: dict[Waiter, float] = {}  # polled waiters, and when each is due
         self._leader: Waiter | None = None
         self._poll_at = math.inf  # when the poll leader wakes
-        self._polling_until = -math.inf  # a waiter polls, unless it was lost on the way
-        self._rest_until = -math.inf  # the last poll took so long that the next one has to wait
+        self._polling_until = -math.inf  # until then a waiter polls for all, and no other does
+        self._rest_until = -math.inf  # no poll before then, because the last one took long
 
     def waiters(self) -> list[Waiter]:
         """Return all waiters."""
@@ -217,7 +218,7 @@ class WaiterQueues:
             woken: list[Waiter] = []
             for waiter in waiters:
                 if waiter.answer is False:
-                    waiter.answer = None  # at once, in case an interrupt comes in between
+                    waiter.answer = None  # first, in case of an interrupt
             for waiter in waiters:
                 # (Usually the waiter has its answer, and none of our waiters is behind it: nothing is left to do.)
                 if waiter.ticket.resource in self._queues or waiter in self._polled or self._leader is waiter:
@@ -236,7 +237,7 @@ class WaiterQueues:
             _wake(other for other in woken if other is not waiter)
 
     def state(self, waiter: Waiter) -> WaiterState:
-        """Return how a waiter that was added waits now."""
+        """Return the state of a waiter that was added."""
         with self._state_lock:
             queue = self._queues.get(waiter.ticket.resource)
             if waiter.answer is not False or queue is None:
@@ -244,7 +245,9 @@ class WaiterQueues:
             return queue.state(waiter)
 
     def blocker_of(self, waiter: Waiter) -> Behind | None:
-        """Return what blocks a waiter behind an earlier waiter of this process: that waiter's blocker, or itself."""
+        """Return the blocker of a waiter behind an earlier waiter of this process: the earlier waiter's blocker, or the
+        earlier waiter itself.
+        """
         with self._state_lock:
             queue = self._queues.get(waiter.ticket.resource)
             for earlier in queue.waiters if queue is not None else ():
@@ -258,7 +261,7 @@ class WaiterQueues:
         return None
 
     def notify(self, resource: str) -> None:
-        """Wake the candidates of a resource: a row of it was removed, so polling may pay."""
+        """Wake the candidates of a resource to poll: one of its rows was removed."""
         if resource not in self._queues:
             return
         with self._state_lock:
@@ -312,11 +315,11 @@ class WaiterQueues:
     # -- local waits and wakeup locks ---------------------------------------------------------------------------
 
     def should_wait_locally(self, waiter: Waiter, held: Iterable[Request]) -> bool:
-        """Return True if the waiter should sleep locally for one slice, because rows in ``held`` (ours), or grants not
-        registered yet, block it whatever other processes do.
+        """Return True if the waiter should sleep locally for one slice: requests that this process holds (``held``), or
+        was just granted, block it whatever other processes do.
 
-        False if another process was granted after our recent releases, or if the previous slice was local too: a wrong
-        belief about what we hold costs one slice at most.
+        Return False if another process was granted the lock after our recent releases, and if the previous slice was
+        local, too: if the local copy of the state is wrong, the waiter loses one slice at most.
         """
         with self._state_lock:
             queue = self._queues.get(waiter.ticket.resource)
@@ -331,7 +334,9 @@ class WaiterQueues:
             return waiter.waits_locally
 
     def grant_next_local(self, resource: str, session: Session, member_id: int) -> None:
-        """Poll the waiters that wait locally, on the main connection and right after one of our rows was removed."""
+        """Poll for the waiters that wait locally. Called on the main connection, right after one of our rows was
+        removed.
+        """
         with self._state_lock:
             queue = self._queues.get(resource)
             if queue is None:
@@ -388,7 +393,9 @@ class WaiterQueues:
         return [] if self._leader is None else [self._leader]
 
     def poll_delay(self, waiter: Waiter) -> float:
-        """Poll for a waiter that has no connection to block on. Return the seconds for which it may sleep."""
+        """Include a waiter in the polling: it has no connection to block on. Return the seconds for which it
+        may sleep.
+        """
         with self._state_lock:
             now = monotonic()
             if waiter.answer is not False:
@@ -405,8 +412,8 @@ class WaiterQueues:
             return max(0.0, self._poll_at - now)
 
     def is_poll_leader(self, waiter: Waiter) -> bool:
-        """Return True if the waiter polls for others too, and so must not block. (A leader without others blocks on a
-        connection as soon as one is free: the last one may have been lost with its connection.)
+        """Return True if the waiter polls for other waiters too, and so must not block. (A leader without others blocks
+        on a connection as soon as one is free.)
         """
         return self._leader is waiter and len(self._polled) > 1
 
@@ -421,7 +428,7 @@ class WaiterQueues:
             queue = self._queues.get(waiter.ticket.resource)
             if waiter.answer is not False or queue is None:
                 return []
-            if queue.state(waiter) is WaiterState.SHARED_WAKEUP:  # its run is granted with it, or waits with it
+            if queue.state(waiter) is WaiterState.SHARED_WAKEUP:  # poll for the following waiters of its kind, too
                 queue.shared_kind = None
                 return list(itertools.islice(queue.run_of(waiter), MAX_POLLED))
             if last:
@@ -431,7 +438,7 @@ class WaiterQueues:
             due = sorted((at, number, other) for number, (other, at) in enumerate(self._polled.items()) if at <= now)
             if not due:
                 return []
-            # Waiters that are due soon come along, each by half a pause too early.
+            # Include waiters that are due soon: each at most half a pause too early.
             chosen = [other for other, at in self._polled.items() if at <= now + _pause(other, now) / 2]
             chosen = [other for *_, other in due] + [other for other in chosen if self._polled[other] > now]
             self._polling_until = now + 2 * LONGEST_SECONDS
@@ -442,7 +449,7 @@ class WaiterQueues:
 
         def poll(session: Session, member_id: int) -> None:
             began = monotonic()
-            if len(waiters) == 1:  # as after each local release: a single wait is cheaper
+            if len(waiters) == 1:  # the usual case after a local release; a single wait is cheaper
                 (waiter,) = waiters
                 answers = {waiter.position: session.wait(waiter.ticket, 0.0, threading.Event())}
             else:
@@ -472,7 +479,7 @@ class WaiterQueues:
 
 
 def _pause(waiter: Waiter, now: float) -> float:
-    """Return the seconds until the next poll of a waiter."""
+    """Return the seconds until the next poll of a waiter, by the time since its first poll."""
     return min(max(FIRST_SECONDS, (now - waiter.since) * SHARE), LONGEST_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""The registry of engines: maps a URL to the module or package of its engine, which is imported on first use.
+"""The registry of engines: maps a URL to the module or package of its engine, which is imported at its first use.
 
 `sqlsem.engines.base` defines an engine, `sqlsem.engines.protocol` the capabilities of its sessions, and
 `sqlsem.engines.memory` is the smallest example.
@@ -45,12 +45,12 @@ SCHEMES = {
 }
 #: The engines with tables, as ``sqlsem sql ENGINE`` accepts them.
 ENGINES = ("sqlite", "postgresql", "mssql")
-#: Descriptions of the engines that other hosts cannot reach.
+#: The engines that other hosts cannot reach, with descriptions for messages.
 LOCAL = {"sqlite": "an SQLite file, which is this host's only", "memory": "the memory of this process"}
 
 
 def load(name: str) -> type[Engine]:
-    """Return the engine class of that name (a value of `SCHEMES`)."""
+    """Return the engine class with this name (a value of `SCHEMES`)."""
     if name not in SCHEMES.values():
         raise ConfigurationError(f"There is no engine {name!r}; there are {', '.join(dict.fromkeys(SCHEMES.values()))}")
     engine: type[Engine] = importlib.import_module(f"sqlsem.engines.{name}").engine
@@ -58,12 +58,12 @@ def load(name: str) -> type[Engine]:
 
 
 def of_url(url: str) -> type[Engine]:
-    """Return the engine class for a URL or an ODBC connection string; raises as `name_of_url`."""
+    """Return the engine class for a URL or an ODBC connection string. Raises as `name_of_url` does."""
     return load(name_of_url(url))
 
 
 def name_of_url(url: str) -> str:
-    """Return the name of the engine for a URL or an ODBC connection string; its driver need not be installed.
+    """Return the name of the engine for a URL or an ODBC connection string. Its driver need not be installed.
 
     Raises `ConfigurationError` for an unknown scheme. The message never repeats the URL, which may hold a password.
     """
@@ -84,14 +84,14 @@ def name_of_url(url: str) -> str:
 
 
 def _require_text(url: str) -> None:
-    """Raise `ConfigurationError` for text that drivers reject, each with an error of its own."""
+    """Raise `ConfigurationError` for text that every driver rejects, but each with another error."""
     try:
-        whole = urllib.parse.unquote(url, errors="strict")
-        whole.encode()
-        unsound = any(unicodedata.category(character) == "Cc" for character in whole)
+        text = urllib.parse.unquote(url, errors="strict")
+        text.encode()
+        is_invalid = any(unicodedata.category(character) == "Cc" for character in text)
     except UnicodeError:
-        unsound = True
-    if unsound:
+        is_invalid = True
+    if is_invalid:
         raise ConfigurationError(
             "The database URL contains a control character (perhaps as %00) or is not valid UTF-8; write it anew"
         )
@@ -121,7 +121,7 @@ def locate(database: object) -> tuple[str, Creator | None]:
 
 
 def plain(url: str) -> str:
-    """Return a URL without the driver that only SQLAlchemy reads: ``postgresql+psycopg://…`` is ``postgresql://…``."""
+    """Return a URL without the driver that only SQLAlchemy reads: ``postgresql://…`` for ``postgresql+psycopg://…``."""
     scheme, separator, rest = url.partition("://")
     kind, plus, _ = scheme.partition("+")
     if not separator or not plus or kind.lower() not in SCHEMES:
@@ -137,10 +137,10 @@ def _of_sqlalchemy(given: Any) -> tuple[str, Creator | None]:
     kind, driver = given.dialect.name, given.dialect.driver
     if kind == "sqlite":
         return f"sqlite:///{urllib.parse.quote(given.url.database or '')}", None
-    awaited = hasattr(given, "sync_engine")
-    if (kind, driver) in (("postgresql", "psycopg"), ("mssql", "pyodbc")) and not awaited:
+    is_async = hasattr(given, "sync_engine")
+    if (kind, driver) in (("postgresql", "psycopg"), ("mssql", "pyodbc")) and not is_async:
         return f"{kind}://", given.raw_connection
-    if kind == "postgresql":  # another driver, or asyncio: sqlsem opens its own connections
+    if kind == "postgresql":  # with another driver, or asyncio, sqlsem opens its own connections
         return plain(given.url.render_as_string(hide_password=False)), None
     raise ConfigurationError(
         f"An engine of SQLAlchemy for {kind}+{driver} cannot be used; there are sqlite, postgresql and mssql+pyodbc"

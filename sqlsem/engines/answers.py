@@ -1,4 +1,4 @@
-"""Conversion of a database's answers into values and errors, shared by the engines. No I/O."""
+"""Converts databases' answers into values and errors. All engines use it. No I/O."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
             other = f"{entry.host}:{entry.pid} ({entry.owner}) at {entry.position}"
     return Deadlock(
         f"{other} is upgrading on {ticket.resource!r} already: it waits until the reader at {ticket.position} "
-        f"leaves, which would wait for it; release this one, then ask to write",
+        f"releases, and that one would wait for it; release this reader, then acquire the lock for writing",
         resource=ticket.resource,
     )
 
 
 def granted_rights(answers: Iterable[object]) -> frozenset[str]:
-    """Return the rights of `RIGHTS` that the database granted."""
+    """Return the names of the rights that a login has. ``answers``: one for each of `RIGHTS`, in order."""
     return frozenset(name for name, granted in zip(RIGHTS, answers, strict=True) if granted)
 
 
-#: The databases' codes for the reasons why a token cannot be adopted.
+#: The databases' codes for a token that cannot be adopted.
 UNKNOWN, USED, TOO_LATE, OTHER_LOGIN = -1, -2, -3, -4
 
 
 def not_adopted(
     code: int, where: str, who: str | None, seconds: float | None, resource: str | None, position: int | None
 ) -> SqlsemError:
-    """Return the error for a token that cannot be adopted. ``who``: the process that used the token, or the login that
-    it is for. ``seconds``: the age of the hand-over.
+    """Return the error for a token that cannot be adopted. ``where``: the database. ``who``: the process that used the
+    token, or the login that it is for. ``seconds``: the age of the hand-over.
     """
     lock = f"the lock on {resource!r} (position {position})"
     ago = f"{seconds or 0.0:.1f} s ago"
     if code == UNKNOWN:
         return NotHeld(
-            f"This token is not known in {where}: it is no token, belongs to another database, or expired more than a "
-            f"day ago; have the lock handed over again"
+            f"This token is not known in {where}: it is not a token, belongs to another database, or expired more than "
+            f"a day ago; have the lock handed over again"
         )
     if code == USED:
         return NotHeld(
@@ -74,20 +74,20 @@ def not_adopted(
             resource=resource,
         )
     return NotHeld(
-        f"Too late to adopt {lock}, which was handed over {ago}: nobody did in time, or an operator took it away; "
+        f"Too late to adopt {lock}, which was handed over {ago}: no client did in time, or an operator revoked it; "
         f"acquire it, or have it handed over again, for longer (ttl=)",
         resource=resource,
     )
 
 
 def adopted(rows: Sequence[Sequence[Any]], requesting_id: str, where: str) -> list[tuple[Request, Ticket]]:
-    """Return the adopted requests from a server's rows: code, words, seconds, resource, position, access, limit,
-    weight, note. Raises the error of `not_adopted` for a code other than 0.
+    """Return the adopted requests from a server's rows: code, who, seconds, resource, position, access, limit, weight,
+    note. Raises the error of `not_adopted` for a code other than 0.
     """
     result = []
-    for code, words, seconds, resource, position, access, limit, weight, note in rows:
+    for code, who, seconds, resource, position, access, limit, weight, note in rows:
         if code != 0:
-            raise not_adopted(code, where, words, seconds, resource, position)
+            raise not_adopted(code, where, who, seconds, resource, position)
         result.append(
             (Request(resource, access, limit, weight, note), Ticket(resource, int(position), requesting_id, True))
         )

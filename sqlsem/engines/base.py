@@ -70,26 +70,28 @@ class Refused(Disconnected):
 
 
 class Replaced(Disconnected):
-    """The session has another database open than other programs find at its path: nothing in it counts any more."""
+    """The session's database file was replaced: other programs find another file at its path. No row of this one
+    counts.
+    """
 
 
 class Unanswered(Disconnected):
-    """A statement exceeded its timeout. The server may be slow rather than unreachable. ``retry_once_more``: the next
-    attempt has a longer timeout, so it is worth trying even after the caller's retry timeout.
+    """A statement exceeded its timeout. The server may be slow rather than unreachable. ``retry_once_more``: True if
+    the next attempt has a longer timeout, so that a retry is useful even after the caller's retry timeout.
     """
 
     retry_once_more = False
 
     @classmethod
-    def of(cls, exc: Disconnected, allowance: AdaptiveTimeout) -> Unanswered:
+    def of(cls, exc: Disconnected, timeout: AdaptiveTimeout) -> Unanswered:
         """Return the error to raise instead of ``exc``, after a statement was interrupted at its timeout."""
-        error = cls(f"{exc} (no answer came within {allowance.seconds:.1f} s)")
-        error.retry_once_more = allowance.grow()
+        error = cls(f"{exc} (no answer came within {timeout.seconds:.1f} s)")
+        error.retry_once_more = timeout.grow()
         return error
 
 
 class Busy(Unavailable):
-    """Another session held a lock in the database for longer than one call waits; try again."""
+    """Another session held a lock in the database for longer than one call waits. A retry may succeed."""
 
 
 class AdaptiveTimeout:
@@ -100,7 +102,7 @@ class AdaptiveTimeout:
 
     #: The maximum number of doublings.
     MAX_DOUBLINGS = 3
-    #: Seconds without a timeout after which it is back at ``base``.
+    #: If the timeout was not exceeded for this many seconds, it is ``base`` again.
     RESET_SECONDS = 300.0
 
     def __init__(self, base: float) -> None:
@@ -123,19 +125,19 @@ class AdaptiveTimeout:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The settings of one client; durations in seconds."""
+    """The settings of one client. Durations are in seconds."""
 
     grace: float = 5.0
     lease: float | None = None
     schema: str = "sqlsem"
     table: str = "ProcessControl"
-    #: Seconds that one statement of the main session may wait for a gate, so that heartbeats get through.
+    #: Seconds for which one statement of the main session may wait for a gate. Short, so that heartbeats are not late.
     gate_timeout: float = 1.0
     #: Seconds to wait for a server that does not answer a connection attempt.
     connect_timeout: float = 10.0
 
 
-#: The features that `sqlsem init` installs without an option: those that the database has, or all of a new one.
+#: The features that `sqlsem init` installs without an option: the features that the database has; in a new one, all.
 KEEP_FEATURES = FeatureSelection()
 
 
@@ -145,13 +147,13 @@ class Engine(abc.ABC):
     name: ClassVar[str]
     #: The class of this engine's sessions; its base classes are the capabilities of this engine.
     session_class: ClassVar[type[LockSession]]
-    #: True if a living member can lose its beacon, as with a beacon that is tied to a connection.
+    #: True if a live member can lose its beacon, because the beacon is tied to a connection.
     beacon_may_fail: ClassVar[bool] = True
-    #: True if workers claim short tasks while they run others: the server does that work meanwhile.
+    #: True if workers claim short tasks in advance, while they run others: the server then works at the same time.
     prefetches: ClassVar[bool] = False
     #: The number of sessions in which the tasks of one event loop may wait at the same time, beside the main session.
     async_sessions: ClassVar[int] = 3
-    #: Seconds for the statements that prepare a new connection. None: a file always answers.
+    #: Seconds for all statements that prepare a new connection. None: no limit, because a file always answers.
     setup_timeout: ClassVar[float | None] = 5.0
     #: Seconds between two heartbeats of a member that holds nothing and waits for nothing.
     idle_heartbeat_seconds: ClassVar[float] = 60.0
@@ -167,12 +169,12 @@ class Engine(abc.ABC):
         sql.check_identifier("The table's name", options.table)
         self.options = options
         self.creator = creator
-        #: The timeout of all statements together that prepare a connection.
+        #: The timeout of the statements that prepare a connection, for all together.
         self.setup = None if self.setup_timeout is None else AdaptiveTimeout(self.setup_timeout)
         #: The features that the database is known to have.
         self.installed = Installed(lambda: self.label, self.read_settings)
         if self.has(SchemaSession):
-            self.queries()  # now: a fork during a later import would leave the import lock held in the child
+            self.queries()  # imports modules now: a fork during a later import would leave its lock held in the child
 
     @property
     @abc.abstractmethod
@@ -193,7 +195,7 @@ class Engine(abc.ABC):
 
     @classmethod
     def has(cls, capability: type[Any]) -> bool:
-        """True if the sessions of this engine have a capability (a class of `sqlsem.engines.protocol`)."""
+        """Return True if the sessions of this engine have a capability (a class of `sqlsem.engines.protocol`)."""
         return issubclass(cls.session_class, capability)
 
     @classmethod
@@ -202,7 +204,7 @@ class Engine(abc.ABC):
         return tuple(capability for capability in CAPABILITIES if cls.has(capability))
 
     def require(self, capability: type[Any], caller: str) -> None:
-        """Raise `ConfigurationError` if this engine lacks a capability that ``caller`` (in words) needs."""
+        """Raise `ConfigurationError` if this engine lacks a capability. ``caller``: what needs it, for the message."""
         if not self.has(capability):
             raise ConfigurationError(
                 f"{caller} needs {capability.offers}, which {self.label} does not offer; name another database, such "
@@ -232,8 +234,8 @@ class Engine(abc.ABC):
         """Return the session of `connect`, before its first statement."""
 
     def pin(self, cursor: Any, ticket: Ticket) -> bool:
-        """Pin the row of ``ticket`` until the transaction of the caller's ``cursor`` ends; return False if it is
-        gone.
+        """Pin the row of ``ticket`` until the transaction of the caller's ``cursor`` ends. Return False if the row was
+        removed.
         """
         steps = self.pin_steps(cursor, ticket)
         answer = None
@@ -245,24 +247,26 @@ class Engine(abc.ABC):
                 return pinned
 
     def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
-        """As `pin`; yields the results of the cursor's methods, which asyncio callers await."""
-        raise ConfigurationError(f"{self.label} has no rows that a transaction could keep: ask check() instead")
+        """Pin a row as `pin` does, but yield the results of the cursor's methods: callers in asyncio await them."""
+        raise ConfigurationError(f"{self.label} has no rows that a transaction could pin: call check() instead")
 
     def identity_steps(self, cursor: Any) -> Generator[Any, Any, str]:
-        """As `CommitReleaseSession.database_identity`, for the caller's ``cursor``; yields as `pin_steps` does."""
+        """Return the identity of the database of the caller's ``cursor`` (`CommitReleaseSession.database_identity`).
+        Yields as `pin_steps` does.
+        """
         yield cursor.execute(self.queries()["database_identity"])
         row = yield cursor.fetchone()
         return str(borrowed.values(row)[0])
 
-    def release_on_commit(self, cursor: Any, word: str) -> Generator[Any, Any, None]:
-        """Write a commit marker in the transaction of the caller's ``cursor`` (`CommitReleaseSession`); yields as
+    def release_on_commit(self, cursor: Any, marker: str) -> Generator[Any, Any, None]:
+        """Write a commit marker in the transaction of the caller's ``cursor`` (`CommitReleaseSession`). Yields as
         `pin_steps` does.
         """
-        yield cursor.execute(self.queries()["release_on_commit"], (word,))
+        yield cursor.execute(self.queries()["release_on_commit"], (marker,))
 
-    def same_database(self, one: str, other: str) -> bool:
-        """Return True if two database identities mean the same database."""
-        return one == other
+    def same_database(self, identity: str, other: str) -> bool:
+        """Return True if two database identities are of the same database."""
+        return identity == other
 
     def session_notes(self, cursor: Any) -> Generator[Any, Any, tuple[int, str]]:
         """Return the number of the cursor's session on the server, and the grants that the session asserts for guarded
@@ -278,18 +282,18 @@ class Engine(abc.ABC):
         return True
 
     def session_entry(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, str]:
-        """Return the text by which a session notes a grant; empty if the grant is gone. Yields as `pin_steps` does."""
+        """Return the text of a grant in a session's note; empty if its row was removed. Yields as `pin_steps` does."""
         yield cursor.execute(self.queries()["session_entry"], (ticket.resource, ticket.position, ticket.requesting_id))
         row = yield cursor.fetchone()
         return str(borrowed.values(row)[0]) if row else ""
 
     def note_session(self, cursor: Any, entries: str) -> Generator[Any, Any, None]:
-        """Note these grants in the session of ``cursor``; yields as `pin_steps` does."""
+        """Store these grants as the note of the session of ``cursor``. Yields as `pin_steps` does."""
         yield cursor.execute(self.queries()["note_session"], (entries,))
 
     def session_on(self, cursor: Any) -> Session:
-        """Return a session that runs its statements by the caller's ``cursor``, in the caller's transaction. Errors are
-        raised unchanged from the driver. Used by ``put(…, cursor=…)``.
+        """Return a session that runs its statements by the caller's ``cursor``, in the caller's transaction. Errors of
+        the driver are raised unchanged. For ``put(…, cursor=…)``.
         """
         raise ConfigurationError(f"{self.label} cannot do this in a transaction of the caller's")
 
@@ -299,7 +303,7 @@ class Engine(abc.ABC):
         return False
 
     async def connect_async(self, purpose: str) -> AsyncSession:
-        """As `connect`, in a running event loop."""
+        """Open a session for the running event loop, as `connect` does for threads."""
         raise NotImplementedError
 
     @property
@@ -313,7 +317,7 @@ class Engine(abc.ABC):
     # -- the tables ---------------------------------------------------------------------------------------------
 
     def read_settings(self) -> dict[str, str] | None:
-        """Return table ``setting`` (empty if it is missing) without changing anything; None if it cannot be read."""
+        """Return table ``setting``; empty if it is missing, None if it cannot be read."""
         session = self.connect("look")
         try:
             return session.settings() or {}
@@ -337,8 +341,8 @@ class Engine(abc.ABC):
         return texts if set(feature_of.values()) <= {CORE} else Statements(texts, feature_of, self.installed)
 
     def plan(self, settings: Mapping[str, str], wish: FeatureSelection = KEEP_FEATURES) -> list[tuple[int | None, str]]:
-        """Return the scripts that upgrade tables with these settings (empty: no tables) and add the features of
-        ``wish``. Raises `SchemaError` rather than downgrade.
+        """Return the scripts that upgrade tables with these settings (empty: no tables), and add the features of
+        ``wish``. Raises `SchemaError` if the tables are newer than this client.
         """
         version = setting_number(settings, "schema_version") if settings else 0
         if version > sql.LATEST:
@@ -367,13 +371,13 @@ def program_name() -> str:
 
 
 def here() -> str:
-    """Return this host, process number and program, one a line, for the log of an operation."""
+    """Return this host, process id and program, one a line, for the record of an operator's action."""
     return f"{socket.gethostname()}\n{os.getpid()}\n{program_name()}"
 
 
 @contextlib.contextmanager
 def time_limited(session: EngineConnection, limit: AdaptiveTimeout | float | None) -> Iterator[None]:
-    """Interrupt the call that runs on a session after ``limit`` seconds: the server may never answer."""
+    """Interrupt the session if the block takes longer than ``limit`` seconds: the server may never answer."""
     if limit is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Tasks with locks, as a capability of a session (see `sqlsem.engines.protocol`)."""
+"""Tasks with locks: a capability of sessions (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["BlockedTaskSession"]
 
 
 class BlockedTaskSession(abc.ABC):
-    """Blocked tasks: tasks that wait for their locks without a process. Called on the main session."""
+    """Blocked tasks, which wait for their locks without a process that waits. Called on the main session."""
 
     offers: ClassVar[str] = "tasks with locks"
 
@@ -19,10 +19,10 @@ class BlockedTaskSession(abc.ABC):
     def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
-        """Claim a blocked task of the queue whose locks can all be granted, and renew the lease. Its rows are granted
-        and belong to this member from then on, with this ``requesting_id`` and owner ``row_owner``. They are removed
-        with the end of the attempt (`TaskSession.end_task` and the like).
+        """Claim a blocked task of the queue whose locks can all be granted, and renew the lease. The rows of its locks
+        are then granted, and belong to this member, with this ``requesting_id`` and the owner ``row_owner``. The end of
+        the attempt removes them (`TaskSession.end_task` and similar calls).
 
-        Returns None if there is none, or another process is checking just now. ``again``: as in
+        Return None if there is no such task, or if another process checks at this moment. ``again``: as in
         `TaskSession.claim_task`.
         """

@@ -1,4 +1,4 @@
-"""Sessions that work by somebody else's cursor, inside that one's transaction."""
+"""Helpers for sessions that use the cursor of a caller, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["columns", "execute", "values"]
 
 
 def execute(cursor: Any, text: str, parameters: Any) -> None:
-    """Run a statement. Raises `ConfigurationError` for a cursor whose methods are to be awaited."""
+    """Run a statement. Raises `ConfigurationError` for a cursor whose methods must be awaited."""
     answer = cursor.execute(text, parameters) if parameters else cursor.execute(text)
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
@@ -23,15 +23,15 @@ def execute(cursor: Any, text: str, parameters: Any) -> None:
 
 
 def columns(cursor: Any) -> list[str]:
-    """The names of what the last statement has answered; none where that has no rows."""
+    """Return the column names of the last statement's result; none if it has no result."""
     return [column[0] for column in cursor.description or ()]
 
 
 def values(row: Any) -> Sequence[Any]:
-    """The values of a row, whatever the cursor makes of rows: it may be its only value."""
+    """Return the values of a row of any cursor: a sequence, a mapping, or the row's only value."""
     if isinstance(row, Mapping):
         return list(row.values())
     if isinstance(row, str | bytes):
         return (row,)
-    # (pyodbc's are sequences by their items alone.)
+    # (A row of pyodbc has only `__getitem__` to show that it is a sequence.)
     return tuple(row) if isinstance(row, Iterable) or hasattr(type(row), "__getitem__") else (row,)

@@ -1,4 +1,4 @@
-"""The checklist of ``sqlsem doctor``, and the checks that all servers share."""
+"""The checklist of ``sqlsem doctor``, and the checks that the engines share."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CHECKLIST = (
     *("durability", "locks", "workers", "kept", "compatibility", "replication", "failover", "tls", "keepalive"),
     *("clock", "encryption", "beacon", "closing", "disk"),
 )
-#: The difference in seconds between a database's clock and its client's that is reported.
+#: The doctor reports a greater difference between the clocks of the database and of the client, in seconds.
 CLOCK_SECONDS = 60
 
 
 class Doctor:
-    """Checks one database through one session. An engine's doctor has a method for each check of `CHECKLIST` that it
-    supports; the method returns the line (None: nothing to report).
+    """Checks one database through one session. The subclass of an engine has a method for each check of `CHECKLIST`
+    that the engine supports. A method returns the result; None: nothing to report.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -37,7 +37,7 @@ class Doctor:
 
 
 def clocks(ask: Callable[[], float]) -> Check:
-    """Compare the database's clock (``ask`` returns it in seconds since 1970) with this host's."""
+    """Compare the database's clock (``ask`` reads it, in seconds since 1970) with this host's clock."""
     before = time.time()
     clock = ask()
     after = time.time()
@@ -48,8 +48,8 @@ def clocks(ask: Callable[[], float]) -> Check:
 
 
 def session_locks(kept: bool, lease: float | None, sharer: str, mend: str, told: str = "") -> Check:
-    """Return the check whether a session's lock outlives its statement and excludes others (``kept``). ``sharer``: the
-    component that shares sessions if it does not.
+    """Return the result of a check: does a session keep its lock after the statement, against other sessions
+    (``kept``)? ``sharer``: the component that shares sessions if not. ``told``: a further detail.
     """
     if kept:
         return Check("beacon", True, f"a session's lock outlives its statement, and excludes others{told}")

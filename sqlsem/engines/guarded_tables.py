@@ -1,4 +1,4 @@
-"""Guarded tables, as a capability of a session (see `sqlsem.engines.protocol`)."""
+"""Guarded tables: a capability of sessions (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["GuardedTableSession"]
 
 
 class GuardedTableSession(abc.ABC):
-    """Guarded tables, which only a transaction that has asserted a grant of their resource can write.
+    """Guarded tables: only transactions that have asserted a grant of the table's resource can write them.
 
-    A table is named as SQL of the engine names it: ``dbo.[order line]``, ``public."Ledger"``. Raises
-    `ConfigurationError` if the table is missing or cannot be guarded, or this login lacks the right, and `Busy` while
+    ``table`` is a name in the engine's SQL: ``dbo.[order line]``, ``public."Ledger"``. The calls raise
+    `ConfigurationError` if the table is missing or cannot be guarded, or this login lacks the right; and `Busy` while
     other sessions use the table.
     """
 
@@ -22,11 +22,11 @@ class GuardedTableSession(abc.ABC):
 
     @abc.abstractmethod
     def guard_table(self, table: str, resource: str) -> int:
-        """Guard a table with its partitions; return the number of triggers that were created or enabled."""
+        """Guard a table and its partitions. Return the number of triggers that were created or enabled."""
 
     @abc.abstractmethod
     def unguard_table(self, table: str) -> int:
-        """Remove the guard of a table with its partitions; return the number of removed triggers."""
+        """Remove the guard of a table and its partitions. Return the number of removed triggers."""
 
     @abc.abstractmethod
     def guarded_tables(self) -> list[GuardedTable]:

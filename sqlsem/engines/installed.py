@@ -1,7 +1,7 @@
-"""The features that a database has, as an engine knows them, and what `sqlsem init` is to make of them.
+"""The features that a database has, as far as an engine knows, and the features that `sqlsem init` installs.
 
-Each statement of client.sql belongs to a feature. A statement of one that is not installed is refused with the command
-that adds it, before the database is asked.
+Each statement of client.sql belongs to a feature. If the feature is not installed, the statement is refused without a
+call of the database; the message names the command that adds the feature.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from sqlsem.sql.features import CORE, EVERYTHING, FEATURES, chosen, from_setting
 
 __all__ = ["FeatureSelection", "Installed", "Statements"]
 
-#: Table ``setting``; None where there are no tables, or where they cannot be read.
+#: The content of table ``setting``.
 Settings = Mapping[str, str]
 
 
 class Installed:
-    """The features of one database, as table ``setting`` named them when it was read last."""
+    """The features of one database, from the last read of table ``setting``."""
 
     def __init__(self, where: Callable[[], str], read: Callable[[], Settings | None]) -> None:
         self._where = where
         self._read = read
-        #: None: not read yet, so nothing is refused.
+        #: None: not read yet, so no statement is refused.
         self.features: frozenset[str] | None = None
 
     def note(self, settings: Settings) -> None:
-        """Remember the features that these settings name."""
+        """Store the features that these settings name."""
         self.features = from_setting(settings.get("features"))
 
     def has(self, feature: str) -> bool:
-        """True unless the database is known to lack that feature."""
+        """Return True unless the database is known to lack the feature."""
         return self.features is None or feature in self.features
 
     def require(self, feature: str) -> None:
-        """Raise `SchemaError` where the database lacks that feature, also when it is asked again. Blocks."""
+        """Raise `SchemaError` if the database lacks the feature. Before that, read the settings again. Blocks."""
         if self.has(feature):
             return
-        settings = self._read()  # an operator may have added it since
+        settings = self._read()  # an operator may have added the feature since
         if settings is not None:
             self.note(settings)
         if not self.has(feature):
@@ -50,7 +50,7 @@ class Installed:
 
 
 class Statements(Mapping[str, str]):
-    """The client's statements by name, for a database that may lack some of them."""
+    """The client's statements by name, for a database that may lack some features."""
 
     def __init__(self, texts: Mapping[str, str], feature_of: Mapping[str, str], installed: Installed) -> None:
         self._texts = texts
@@ -72,7 +72,9 @@ class Statements(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class FeatureSelection:
-    """The features that ``sqlsem init`` is asked for; without any all of a new database, and of others those there."""
+    """The features that ``sqlsem init`` is to install. Without a choice: in a new database all, in others those that
+    they have.
+    """
 
     only: tuple[str, ...] = ()
     add: tuple[str, ...] = ()
@@ -82,12 +84,13 @@ class FeatureSelection:
             raise ConfigurationError(
                 "Name the features that the database shall have (--only), or those to add to the ones there (--add)"
             )
-        chosen((*self.only, *self.add))  # raises for a name that there is not
+        chosen((*self.only, *self.add))  # raises for an unknown name
 
     def features(self, settings: Settings | None) -> frozenset[str]:
         """Return the features of a database with these settings after the installation.
 
-        Raises `ConfigurationError` where that is less than there is, or where there is nothing to add to.
+        Raises `ConfigurationError` if the choice lacks a feature that is installed, or if there are no tables to add
+        to.
         """
         if not settings:
             if self.add:
@@ -96,21 +99,21 @@ class FeatureSelection:
                     f"sqlsem init, or with some features only: sqlsem init --only {','.join(self.add)}"
                 )
             return chosen(self.only or (EVERYTHING,))
-        there = from_setting(settings.get("features"))
-        if self.only and there - chosen(self.only):
+        present = from_setting(settings.get("features"))
+        if self.only and present - chosen(self.only):
             raise ConfigurationError(
-                f"This database also has {listed(there - chosen(self.only))}, and init removes nothing; name all with "
-                f"--only {listed(there | chosen(self.only)).replace(' ', '')}, or add some with --add"
+                f"This database also has {listed(present - chosen(self.only))}, and init removes nothing; name all "
+                f"with --only {listed(present | chosen(self.only)).replace(' ', '')}, or add some with --add"
             )
-        return there | chosen((*self.only, *self.add))
+        return present | chosen((*self.only, *self.add))
 
 
-def needed(asked: Iterable[str], features: Collection[str]) -> dict[str, str]:
-    """Return the features that nobody asked for, each with one that needs it."""
+def needed(selected: Iterable[str], features: Collection[str]) -> dict[str, str]:
+    """Return the features that were not selected, each with a feature that needs it."""
     return {
         need: name
         for name in FEATURES
         if name in features
         for need in FEATURES[name].needs
-        if need not in asked and EVERYTHING not in asked
+        if need not in selected and EVERYTHING not in selected
     }

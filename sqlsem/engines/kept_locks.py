@@ -1,4 +1,4 @@
-"""Locks that sessions keep in the database, as a capability of a session (see `sqlsem.engines.protocol`)."""
+"""Kept locks: a capability of sessions (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ __all__ = ["KeptLockSession"]
 
 
 class KeptLockSession(abc.ABC):
-    """The database's own locks that other calls wait for, and that any login may be able to take."""
+    """Locks of the database itself that calls of sqlsem take for a moment. A session that keeps one delays other calls;
+    any login may be able to do so.
+    """
 
-    offers: ClassVar[str] = "a look at locks that sessions keep in the database"
+    offers: ClassVar[str] = "a list of locks that sessions keep in the database"
 
     @abc.abstractmethod
     def kept_locks(self, resource: str | None) -> list[KeptLock]:

@@ -1,4 +1,4 @@
-"""Removing members, as a capability of a session (see `sqlsem.engines.protocol`)."""
+"""Removal of members: a capability of sessions (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class RemovalSession(abc.ABC):
 
     @abc.abstractmethod
     def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
-        """Revoke all rows of a member, or of all members of a login, as `AdminSession.revoke` does, and remove the
-        members without rows; return the number of removed members.
+        """Revoke all rows of a member, or of all members of a login, as `AdminSession.revoke` does. Remove those
+        members that have no rows left, and return their number.
         """

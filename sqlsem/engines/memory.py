@@ -1,7 +1,7 @@
-"""Locks in the memory of this process, for unit tests: no file, no server, nothing that outlives the process.
+"""Locks in the memory of this process, for unit tests: without a file or a server. They end with the process.
 
-It is also the smallest engine, and the one to read before writing another. It has locks, priorities, rates, a search
-for deadlocks and runs once per period; its session derives from the classes of these capabilities.
+This is also the smallest engine: read it before you write another one. It has locks, priorities, rates, a search for
+deadlocks, and runs once per period. Its session derives from the classes of these capabilities.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest, R
 
 
 class Store:
-    """The database of this engine; callers hold its ``lock``."""
+    """The database of this engine. Callers of its methods hold ``lock``."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        # Each resource's rows by position, which is their order. (An OrderedDict finds its first one at once, even
-        # after ten thousand before it have left.)
+        # The rows of each resource by position, in this order. (An OrderedDict finds its first row at once, even after
+        # ten thousand rows before it were removed.)
         self.queues: dict[str, OrderedDict[int, Entry]] = {}
-        self.uids: dict[tuple[int, str], list[Ticket]] = {}  # tickets by member and call
-        self.calls: dict[int, tuple[int, str]] = {}  # member and call by position
+        self.uids: dict[tuple[int, str], list[Ticket]] = {}  # tickets by member and uid
+        self.calls: dict[int, tuple[int, str]] = {}  # member and uid by position
         self.members: dict[int, tuple[str, int, str]] = {}  # host, process and program
         self.waiting: set[threading.Event] = set()
-        self._last = 0  # number of a row or member
+        self._last = 0  # the last number of a row or member
         self.rates: defaultdict[str, RateState] = defaultdict(RateState)
-        self.caps: dict[str, int] = {}  # of resources and patterns
-        self.paused: dict[str, datetime] = {}  # since when
-        self.ageing: dict[str, float] = {}  # of resources with priorities
+        self.caps: dict[str, int] = {}  # by resource or pattern
+        self.paused: dict[str, datetime] = {}  # the time of the pause, by resource
+        self.ageing: dict[str, float] = {}  # by resource with priorities
         self.once: dict[str, OnceEntry] = {}
 
     def next_number(self) -> int:
@@ -74,7 +74,7 @@ class Store:
         return request.resource not in self.paused and request.fits(ahead, self.cap(request.resource))
 
     def cap(self, resource: str) -> int | None:
-        """Return the cap of a resource, its own or of a pattern."""
+        """Return the cap of a resource: its own, or that of a pattern."""
         if not self.caps or resource in self.caps:
             return self.caps.get(resource)
         return Patterns((name, cap, None) for name, cap in self.caps.items()).cap_of(resource)
@@ -85,10 +85,10 @@ class Store:
         self.caps.pop(resource, None)
         if cap is not None:
             self.caps[resource] = cap
-        left = [row.resource for row in self.rows() if row.limit is None and self.cap(row.resource) is None]
-        if left:
+        unlimited = [row.resource for row in self.rows() if row.limit is None and self.cap(row.resource) is None]
+        if unlimited:
             self.caps = before
-            raise ConfigurationError(counted_on(len(left), left[0]), resource=left[0])
+            raise ConfigurationError(counted_on(len(unlimited), unlimited[0]), resource=unlimited[0])
         self.wake()
 
     def pause(self, resource: str, paused: bool) -> None:
@@ -140,13 +140,13 @@ class Store:
         self.wake()
 
     def wake(self) -> None:
-        """Wake all waiters to poll."""
+        """Wake all waiters, so that they poll."""
         for event in list(self.waiting):
             event.set()
 
 
 class MemoryRates(RateSession):
-    """Rates, by a clock that never steps."""
+    """The part of a session for rates. Their clock never goes back."""
 
     def __init__(self, store: Store, options: Options) -> None:
         self._store = store
@@ -230,8 +230,8 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
 
     def heartbeat(self, member_id: int) -> Heartbeat:
         with self._open() as store:
-            mine = frozenset(position for position, (member, _) in store.calls.items() if member == member_id)
-            return Heartbeat(member_id in store.members, mine)
+            positions = frozenset(position for position, (member, _) in store.calls.items() if member == member_id)
+            return Heartbeat(member_id in store.members, positions)
 
     def deregister_member(self, member_id: int) -> None:
         with self._open() as store:
@@ -256,8 +256,10 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
             free = [store.may_enter(request) for request in requests]
             if only_if_free and not all(free):
                 return None
-            who = (member_id, requesting_id, owner, uid)
-            return [self._add(store, request, granted, *who) for request, granted in zip(requests, free, strict=True)]
+            fields = (member_id, requesting_id, owner, uid)
+            return [
+                self._add(store, request, granted, *fields) for request, granted in zip(requests, free, strict=True)
+            ]
 
     def _add(
         self, store: Store, request: Request, granted: bool, member_id: int, requesting_id: str, owner: str, uid: str
@@ -307,34 +309,34 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
             mine = {ticket.resource: ticket for ticket in store.uids.get((member_id, uid), ())}
             if request.resource in mine:
                 return PriorityAnswer(mine[request.resource], True)
-            line = [
+            entries = [
                 row for row in store.queues.get(priority_queue(request.resource), {}).values() if is_priority_entry(row)
             ]
-            own = next((row for row in line if store.calls[row.position] == (member_id, uid)), None)
+            own = next((row for row in entries if store.calls[row.position] == (member_id, uid)), None)
             if own is None and place is not None:
                 return PriorityAnswer(None, False)
-            asked_at = store.now() if own is None else own.requested_at
+            requested_at = store.now() if own is None else own.requested_at
             assert request.priority is not None
-            rank = asked_at.timestamp() - request.priority * ageing, math.inf if own is None else own.position
+            rank = requested_at.timestamp() - request.priority * ageing, math.inf if own is None else own.position
             ahead = sorted(
                 (at, row.position)
-                for row in line
+                for row in entries
                 if row is not own
                 and ((at := row.requested_at.timestamp() - (row.weight - 1) * ageing), row.position) < rank
             )
-            who = (member_id, requesting_id, owner, uid)
+            fields = (member_id, requesting_id, owner, uid)
             if not ahead and store.may_enter(request):
-                ticket = self._add(store, request, True, *who)
+                ticket = self._add(store, request, True, *fields)
                 if own is not None:
                     store.remove(own)
                 return PriorityAnswer(ticket, True)
             if only_if_free:
                 return PriorityAnswer(None, False)
             if own is None:
-                there = self._add(store, priority_entry(request), True, *who)
+                entry = self._add(store, priority_entry(request), True, *fields)
             else:
-                there = Ticket(own.resource, own.position, requesting_id, True)
-            return PriorityAnswer(there, False, ahead[-1][1] if ahead else None, len(ahead))
+                entry = Ticket(own.resource, own.position, requesting_id, True)
+            return PriorityAnswer(entry, False, ahead[-1][1] if ahead else None, len(ahead))
 
     def priorities(self) -> dict[str, float]:
         with self._open() as store:
@@ -415,11 +417,11 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
                 name: (name, store.caps.get(name), store.paused.get(name), None, None, None)
                 for name in {*store.caps, *store.paused, *store.ageing}
             }
-            found = (
+            resources = (
                 Resource(name, None, False, None, states.count((name, "holds")), states.count((name, "waits")))
                 for name in sorted({name for name, _ in states} | set(settings))
             )
-            return with_settings(found, settings, store.ageing)
+            return with_settings(resources, settings, store.ageing)
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         with self._open() as store:
@@ -444,8 +446,8 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
                 at = None if row is None else row.granted_at
             if at is None:
                 return None
-            begin = (_epoch_ms(at) - offset_ms) // per_ms * per_ms + offset_ms
-            return name not in store.once or _epoch_ms(store.once[name].granted_at) < begin
+            period_begin = (_epoch_ms(at) - offset_ms) // per_ms * per_ms + offset_ms
+            return name not in store.once or _epoch_ms(store.once[name].granted_at) < period_begin
 
     def mark_once(self, name: str, ticket: Ticket) -> bool:
         with self._open() as store:
@@ -459,8 +461,8 @@ class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSessio
 
     def once_last(self, name: str) -> OnceEntry | None:
         with self._open() as store:
-            found = store.once.get(name)
-            return None if found is None else dataclasses.replace(found, taken_at=self._store.now())
+            run = store.once.get(name)
+            return None if run is None else dataclasses.replace(run, taken_at=self._store.now())
 
     def once_forget(self, name: str) -> bool:
         with self._open() as store:
@@ -472,7 +474,7 @@ def _epoch_ms(at: datetime) -> int:
 
 
 class MemoryEngine(Engine):
-    """``memory://name``: one store for all in this process that name it, while it is in use."""
+    """``memory://name``: one store for all clients of this process that use the name."""
 
     name = "memory"
     session_class = MemorySession
@@ -499,7 +501,7 @@ _stores: weakref.WeakValueDictionary[tuple[str, str, str], Store] = weakref.Weak
 
 
 def _empty_in_child() -> None:
-    """Empty the stores in a forked child, whose memory holds no locks of the parent."""
+    """Empty the stores in a forked child: the parent's locks do not count in the child's memory."""
     global _opening
     _opening = threading.Lock()
     for store in list(_stores.values()):

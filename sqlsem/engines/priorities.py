@@ -1,13 +1,14 @@
-"""Requests that wait by priority, as a capability of a session (see `sqlsem.engines.protocol`).
+"""Requests that wait by priority: a capability of sessions (see `sqlsem.engines.protocol`).
 
 Each waiter with a priority has an entry in the *priority queue* of the resource. That queue is a resource of its own
-(`priority_queue`); its entries all share and grant nothing. The head of the queue may try for the resource itself, as
-any request does that is made only if the resource is free. The transaction that grants the request also removes the
-entry. The granted row is like any other and has a higher number than all before it, so the rule of `Request.fits`
-protects holders whatever the order of the priority queue is.
+(`priority_queue`). All its entries share it, and an entry is no grant of the resource itself. The head of the queue may
+try to acquire the resource, without waiting. The transaction that grants the request also removes the entry. The
+granted row is an ordinary row, with a higher number than all earlier rows. So the rule of `Request.fits` protects
+holders, no matter in which order the priority queue is served.
 
-The order is fixed when a request enters: the time of the request, less the resource's ageing for each step of priority.
-So only requests that arrive less than (difference in priority) times ageing later can overtake it: none starves.
+The order is by the time of the request, less the resource's ageing for each step of priority. So a later request can
+overtake an earlier one only if it comes less than (difference in priority) times ageing after it, and no request
+starves.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ __all__ = [
 
 #: The prefix of the name of a priority queue.
 PRIORITY_QUEUE_PREFIX = PRIORITY_PREFIX
-#: Priorities are below this number. It is also the limit of priority entries, whose weight is the priority plus 1.
+#: Priorities are from 0 up to this number less 1. It is also the limit of priority entries, whose weight is the
+#: priority plus 1.
 PRIORITY_LEVELS = 100
 
 
 def priority_queue(resource: str) -> str:
-    """Return the resource in which requests for ``resource`` wait by priority."""
+    """Return the resource in whose queue requests for ``resource`` wait by priority."""
     return PRIORITY_QUEUE_PREFIX + resource
 
 
@@ -92,8 +94,8 @@ def priorities_not_set(resource: str) -> ConfigurationError:
 
 @dataclass(frozen=True, slots=True)
 class PriorityAnswer:
-    """The answer to a request with a priority. ``ticket`` is the granted row or the entry in the priority queue; None
-    if there is neither.
+    """The answer to a request with a priority. ``ticket`` is that of the granted row, or of the entry in the priority
+    queue; None if there is neither.
     """
 
     ticket: Ticket | None
@@ -112,7 +114,9 @@ class PriorityAnswer:
         before: int | None,
         ahead: int | None,
     ) -> PriorityAnswer:
-        """Return the answer of a server's routine; ``position`` is that of the granted row or of the entry."""
+        """Return the answer from a row of the server's routine. ``position``: that of the granted row or of the
+        entry.
+        """
         if position is None:
             return cls(None, False)
         resource = request.resource if granted else priority_queue(request.resource)
@@ -120,7 +124,7 @@ class PriorityAnswer:
 
 
 class PrioritySession(abc.ABC):
-    """Requests with a priority; called on the main session."""
+    """Requests with a priority. Called on the main session."""
 
     offers: ClassVar[str] = "priorities"
 
@@ -135,15 +139,16 @@ class PrioritySession(abc.ABC):
         only_if_free: bool,
         place: Ticket | None,
     ) -> PriorityAnswer:
-        """Grant a request with a priority if it is the first that can be granted, and renew the lease. Otherwise enter
-        it in the priority queue, unless ``only_if_free``. Call again with that entry as ``place`` until it is granted.
+        """Grant a request with a priority if it is the first one that can be granted, and renew the lease. Otherwise
+        add an entry to the priority queue, unless ``only_if_free``. Call again with that entry as ``place`` until the
+        request is granted.
 
-        All in one transaction, under the gate of the resource, unless a read without the gate shows that others are
-        first. Checks the waiter ahead, and removes it if it is dead. Idempotent by ``uid``: a repeated call finds the
-        row of the first one, or nothing if that was taken away. `LockSession.cancel` with the ``uid`` removes the
-        entry and the granted row.
+        A call is one transaction under the gate of the resource, unless a read without the gate shows that other
+        requests are first. It checks the waiter right ahead, and removes that if it is dead. Idempotent by ``uid``: a
+        repeated call finds the row of the first call; or no row, if that was removed. `LockSession.cancel` with the
+        ``uid`` removes the entry and the granted row.
 
-        Raises `ConfigurationError` if the resource has no priorities (any more). May raise `Busy`.
+        Raises `ConfigurationError` if the resource has no priorities. May raise `Busy`.
         """
 
     @abc.abstractmethod

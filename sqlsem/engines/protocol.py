@@ -3,7 +3,7 @@
 Every engine's session is a `LockSession`. Its class derives from the class of each further capability that it has.
 Callers check with `Engine.require` or `Engine.has` first, and then use the session as a `Session`, which has all.
 
-All calls block, and none retries: they raise `Disconnected` for a lost connection, and the session's owner decides.
+All calls block. None retries: for a lost connection they raise `Disconnected`, and the caller may retry.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class EngineConnection(abc.ABC):
         """Make the running call fail soon with `Disconnected`; called from another thread."""
 
     def discard(self) -> None:  # noqa: B027 - most sessions hold nothing that a fork copies
-        """Close what a forked child inherited of the parent's session, without sending anything to the server."""
+        """In a forked child, close the inherited copy of the parent's session, without a message to the server."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -98,15 +98,16 @@ class EngineConnection(abc.ABC):
 
 
 class LockSession(EngineConnection, WakeupLocks, InPlace):
-    """One connection, used by one thread at a time. The client keeps one *main* session (the member's beacon,
-    registration, release, heartbeats) and borrows others to wait in.
+    """One connection, used by one thread at a time. The client keeps one *main* session (for the member's beacon,
+    registration, release and heartbeats), and has others to wait in.
 
-    A call that makes a member hold something renews the member's lease in the same transaction: `register`,
-    `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_callback`. So do `register_member`,
-    `reattach_member` and `heartbeat`, also a fresh lease. They raise `Disconnected` for a member that was removed.
+    A call that makes a member hold something renews the member's lease in the same transaction, unless the lease is
+    fresh: `register`, `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_callback`.
+    `register_member`, `reattach_member` and `heartbeat` renew even a fresh one. All raise `Disconnected` for a removed
+    member.
     """
 
-    #: The capability in words, for the message to a caller whose engine lacks it.
+    #: The name of the capability, for the error message if an engine lacks it.
     offers: ClassVar[str] = "locks"
 
     def prepare(self, purpose: str) -> None:
@@ -126,7 +127,7 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
         return True
 
     def recover(self) -> None:
-        """End a transaction that an exception, perhaps of a signal handler, left open."""
+        """Roll back a transaction that an exception (perhaps of a signal handler) left open."""
 
     # -- membership (main session) ------------------------------------------------------------------------------
 
@@ -152,15 +153,15 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
     ) -> list[Ticket] | None:
-        """Add a row for each request, all in one transaction; return None if ``only_if_free`` and one is not free.
-        Raises `ConfigurationError` for a request without a limit if the server has none for its resource.
+        """Add a row for each request, all in one transaction. With ``only_if_free``, add none and return None if one of
+        them cannot be granted at once. Raises `ConfigurationError` for a request without a limit if no operator set one.
 
-        Idempotent by ``uid``: a repeated call returns the rows of the first one. May raise `Busy`.
+        Idempotent by ``uid``: a repeated call returns the rows of the first call. May raise `Busy`.
         """
 
     @abc.abstractmethod
     def release(self, ticket: Ticket, outcome: str) -> bool:
-        """Remove a row; return False if it was gone. May raise `Busy`."""
+        """Remove a row; return False if it was removed before. May raise `Busy`."""
 
     @abc.abstractmethod
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
@@ -170,19 +171,19 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
 
     @abc.abstractmethod
     def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
-        """Wait up to ``timeout`` seconds until ``ticket`` is granted: True if granted, False if not yet, None if its
-        row is gone. Another thread sets ``wakeup`` if polling now may succeed.
+        """Wait up to ``timeout`` seconds until ``ticket`` is granted. Return True if it is granted, False if not yet,
+        None if its row was removed. Another thread sets ``wakeup`` when a poll may succeed.
         """
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
-        """Poll several waiters of this member at once, on the main session. Returns {position: True (granted, now or
-        before) | None (row gone, revoked or another member's)}; waiters that still wait are omitted.
+        """Poll for several waiters of this member at once, on the main session. Return by position: True (granted, now
+        or before) or None (row removed, revoked or another member's). Waiters that still wait are left out.
 
-        Does for each ticket what `wait` does without time: writes grants and renews the lease (`Disconnected` if the
-        member was removed), and checks the head of the queue if a waiter still waits. One statement or transaction
-        for all tickets, in any order and of any resources; waits only for a gate (`Busy`). Idempotent.
+        For each ticket this does what `wait` with timeout 0 does: it writes grants and renews the lease (`Disconnected`
+        if the member was removed), and checks the head of the queue if a waiter still waits. It is one statement or
+        transaction for all tickets, in any order and of any resources; it waits only for a gate (`Busy`). Idempotent.
 
-        This default polls one ticket after the other.
+        This default polls for one ticket after the other.
         """
         never = threading.Event()
         answers = {ticket.position: self.wait(ticket, 0.0, never) for ticket in tickets}
@@ -192,7 +193,7 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
 
     @abc.abstractmethod
     def entries(self, resource: str | None) -> list[Entry]:
-        """Return the queue of one or all resources, in order. Rows of dead members are marked, not removed."""
+        """Return the rows of one resource or all, in order. Rows of dead members are marked, and not removed."""
 
     @abc.abstractmethod
     def resources(self) -> list[Resource]:
@@ -200,29 +201,29 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
 
 
 class ConversionSession(LockSession):
-    """Upgrades of readers and downgrades of writers: on any session, but `downgrade` on the main one."""
+    """Upgrades of readers and downgrades of writers. `downgrade` needs the main session."""
 
     offers = "upgrades and downgrades"
 
     @abc.abstractmethod
     def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
-        """Begin to upgrade the reader of ``ticket``; a reader that holds alone is the writer at once. ``only_if_free``:
-        change nothing otherwise.
+        """Begin to upgrade the reader of ``ticket``. If it is the only holder, it becomes the writer at once. With
+        ``only_if_free`` nothing is changed otherwise.
 
-        Idempotent. From then on no new request is granted, until `upgrade` has ended or `downgrade` is called. Raises
+        Idempotent. After this call no new request is granted, until `upgrade` succeeds or `downgrade` is called. Raises
         `Deadlock`, without any change, if another reader of the resource is upgrading. May raise `Busy`.
         """
 
     @abc.abstractmethod
     def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
-        """Wait up to ``timeout`` seconds until the upgrading reader of ``ticket`` holds alone and is the writer: True
-        if it is, False if not yet (or if `downgrade` was called), None if its row is gone.
+        """Wait up to ``timeout`` seconds until the upgrading reader of ``ticket`` is alone, and so the writer. Return
+        True if it is, False if not yet (or if `downgrade` was called), None if its row was removed.
         """
 
     @abc.abstractmethod
     def downgrade(self, ticket: Ticket) -> bool:
-        """Make the writer of ``ticket`` a reader, or end a reader's upgrade; return False if the row is gone.
-        Wakes the waiters that can be granted now. Idempotent. May raise `Busy`.
+        """Make the writer of ``ticket`` a reader, or end a reader's upgrade. Return False if the row was removed. Wakes
+        the waiters that can be granted now. Idempotent. May raise `Busy`.
         """
 
 
@@ -233,7 +234,7 @@ class DeadlockSession(LockSession):
 
     @abc.abstractmethod
     def find_deadlock(self, member_id: int) -> Found | None:
-        """Return the deadlock whose youngest request is this member's, if any: the member cancels that request."""
+        """Return a deadlock whose youngest request is this member's, or None. The member then cancels that request."""
 
 
 class AdminSession(LockSession, SettingSession, RemovalSession):
@@ -243,7 +244,7 @@ class AdminSession(LockSession, SettingSession, RemovalSession):
 
     @abc.abstractmethod
     def overview(self) -> Overview:
-        """Return all rows at one instant, by two statements on a server; takes time in proportion to the rows."""
+        """Return all rows at one instant. On a server this takes two statements, and time in proportion to the rows."""
 
     @abc.abstractmethod
     def history(
@@ -275,21 +276,19 @@ class AdminSession(LockSession, SettingSession, RemovalSession):
 
     @abc.abstractmethod
     def rights(self) -> frozenset[str]:
-        """Return this login's rights beside reading: ``operate`` (cap, pause, revoke, reap), ``retry`` (own tasks)."""
+        """Return this login's rights beyond reading: ``operate`` (pause, revoke and others), ``retry`` (own tasks)."""
 
     @abc.abstractmethod
     def revoke(self, position: int, force: bool) -> int:
-        """Revoke a row: 0 it is gone, 1 its living owner is notified and has its grace, -1 no such row."""
+        """Revoke a row: 0 (removed), 1 (its live owner is notified, and has its grace) or -1 (no such row)."""
 
     @abc.abstractmethod
     def reap(self) -> int:
-        """Check all members now and remove dead ones; return the number of rows removed."""
+        """Check all members now, and remove dead members with their rows. Return the number of removed rows."""
 
     @abc.abstractmethod
     def prune(self, maximum: int) -> int:
-        """Remove up to ``most`` expired rows each of the history and of the operators' log; return the larger
-        number.
-        """
+        """Remove up to ``maximum`` expired rows each of history and operators' actions. Return the larger number."""
 
 
 class TaskSession(LockSession):
@@ -299,9 +298,9 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        """Put all tasks or none, and return their numbers. Idempotent by ``uid``. A task with a key is put alone: if an
-        open task has the same ``unique`` key, its number is returned; if it has the ``replace`` key, it is cancelled
-        (or loses the key while it runs). Raises `ConfigurationError` if this login lacks the right.
+        """Put all tasks or none, and return their numbers. Idempotent by ``uid``. A task with a ``unique`` or
+        ``replace`` key is put alone. Return the number of an open task with the same ``unique`` key, if there is one.
+        Cancel an open task with the ``replace`` key (a running one only loses the key). May raise `ConfigurationError`.
         """
 
     @abc.abstractmethod
@@ -310,7 +309,7 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def end_task(self, member_id: int, end: End) -> str | None:
-        """End an attempt and return the task's new status; None if this member has lost the task. Idempotent."""
+        """End an attempt, and return the task's new status; None if this member has lost the task. Idempotent."""
 
     @abc.abstractmethod
     def next_task(
@@ -321,8 +320,8 @@ class TaskSession(LockSession):
     def next_tasks(
         self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, maximum: int
     ) -> tuple[list[str | None], list[Claimed]]:
-        """End several tasks as `end_task` does, and claim up to ``most``: the first ones, as long as they are calls or
-        SQL whose worker has never died. Any other task is claimed alone.
+        """End several tasks as `end_task` does, and claim up to ``maximum`` of the first tasks. Only calls and SQL
+        whose worker has never died are claimed together; any other task is claimed alone.
 
         Idempotent. Engines that can do this in one round trip override it; this default claims one task.
         """
@@ -349,7 +348,7 @@ class TaskSession(LockSession):
         return None
 
     def listen(self) -> bool:
-        """Subscribe this session, which does nothing else, to notifications of tasks; return False if it cannot."""
+        """Subscribe this session, which has no other use, to notifications of tasks; return False if there are none."""
         return False
 
     def wait_notification(self, timeout: float) -> bool:
@@ -358,15 +357,15 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def queue_state(self, queue: str) -> QueueState:
-        """Return what is left to do."""
+        """Return a summary of the queue's open tasks."""
 
     @abc.abstractmethod
     def queue_counts(self, queue: str | None) -> list[QueueCounts]:
-        """Return the counts of one queue, or of all that have tasks."""
+        """Return the counts of one queue, or of all queues with tasks."""
 
     @abc.abstractmethod
     def list_tasks(self, queue: str | None, status: str | None, maximum: int, skip: int = 0) -> list[TaskEntry]:
-        """Return open tasks in the order in which they will run, then ended ones, newest first; leave out ``skip``."""
+        """Return tasks from number ``skip`` on: open ones in the order of their runs, then ended ones, newest first."""
 
     @abc.abstractmethod
     def task_attempts(self, task_id: int) -> list[Attempt]:
@@ -374,23 +373,23 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def set_task(self, task_id: int, what: str) -> int:
-        """Retry or cancel a task (``what``): 0 done, 1 it runs, -1 no such task, -2 not possible in its state, -3
-        another task with its key is open. The task of a dead worker becomes pending first (which is its retry).
+        """Retry or cancel a task (``what``). Return 0 if that is done, 1 if the task runs, -1 if there is no such task,
+        -2 if its state forbids it, -3 if another task with its key is open. A dead worker's task first becomes pending.
         """
 
     @abc.abstractmethod
     def cancel_task(self, task_id: int) -> int:
-        """As `set_task` with 'cancel'; but for a running task ask its worker to cancel it (1)."""
+        """Cancel a task as `set_task` does; but for a running task, record a cancel request for its worker (1)."""
 
     @abc.abstractmethod
     def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
-        """Return (task number, time limit in s, login that asked to cancel it) for each of a member's tasks that has a
-        time limit or a cancel request.
+        """Return (task number, time limit in seconds, login that cancels it) for each of these tasks of the member that
+        has a time limit or a cancel request.
         """
 
     @abc.abstractmethod
     def prune_tasks(self, maximum: int) -> int:
-        """Remove up to ``most`` expired tasks with their log; return their number."""
+        """Remove up to ``maximum`` expired tasks with their attempts; return their number."""
 
     @abc.abstractmethod
     def execute(self, text: str) -> str | None:
@@ -408,8 +407,8 @@ class BatchSession(LockSession):
 
     @abc.abstractmethod
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
-        """Check the members that run parts or callbacks (of one name, or all), and end those of dead members. Return
-        the batches in which parts failed by that.
+        """Check the members that run parts or callbacks (of one name, or all), and end the parts and callbacks of dead
+        members. Return the batches in which a part failed through this.
         """
 
     @abc.abstractmethod
@@ -424,8 +423,9 @@ class BatchSession(LockSession):
         uid: str,
         callback: tuple[str | None, str | None],
     ) -> PartStart:
-        """Start a part in the newest batch, or in a new one if that has succeeded, was abandoned or is late. (Its last
-        part joins it again until the callback has succeeded.) ``callback``: kind and body. Idempotent.
+        """Start a part in the newest batch; in a new batch, if the newest one has succeeded, was abandoned or is
+        overdue. (The part that ended last may run again in a batch until its callback has succeeded.) ``callback``:
+        kind and body. Idempotent.
         """
 
     @abc.abstractmethod
@@ -439,7 +439,7 @@ class BatchSession(LockSession):
         owner: str,
         callback: tuple[str | None, str | None],
     ) -> PartEnd:
-        """End a part; it failed if there is an error. Idempotent; an error after a success returns the callback that
+        """End a part; with ``error`` it has failed. Idempotent. If an error follows a success, return the callback that
         was claimed with the success.
         """
 
@@ -447,8 +447,8 @@ class BatchSession(LockSession):
     def claim_callback(
         self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
     ) -> Callback | None:
-        """Claim a callback that no process runs: the oldest of a name, or that of one batch, also a failed one.
-        ``own``: the caller has declared the callback, so it can also run one that only its declarer knows. Idempotent.
+        """Claim a callback that no process runs: the oldest of a name, or that of one batch; also one that has failed.
+        ``own``: the caller has declared the callback, so it may also be a local function. Idempotent.
         """
 
     @abc.abstractmethod
@@ -461,7 +461,7 @@ class BatchSession(LockSession):
 
     @abc.abstractmethod
     def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
-        """Abandon the newest batch of a name, or one by its number, unless it has ended; return its number, or None."""
+        """Abandon the newest batch of a name, or the batch with a number. Return its number; None if it has ended."""
 
     @abc.abstractmethod
     def list_batches(self, name: str | None, batch_id: int | None, maximum: int) -> list[BatchEntry]:
@@ -484,7 +484,7 @@ class SchemaSession(LockSession):
 
     @abc.abstractmethod
     def install(self, plan: Plan) -> None:
-        """Read the schema's version and run the scripts that ``plan`` returns for it, under the install lock and in one
+        """Read the settings, and run the scripts that ``plan`` returns for them, under the install lock and in one
         transaction.
         """
 
@@ -531,12 +531,12 @@ class Session(
 
 
 class AsyncSession(EngineConnection):
-    """One connection of an event loop, used to wait."""
+    """One connection of an event loop, on which tasks wait."""
 
     @property
     @abc.abstractmethod
     def usable(self) -> bool:
-        """False if no further wait can succeed, as after a cancellation in the middle of a call."""
+        """False if no further wait can succeed, for example after a cancellation in the middle of a call."""
 
     @abc.abstractmethod
     async def wait(self, ticket: Ticket, timeout: float) -> bool | None:

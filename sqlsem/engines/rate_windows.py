@@ -1,6 +1,6 @@
-"""The windows of a rate, their use, and the wait for more: for engines that compute rates in the client. No I/O.
+"""The windows of a rate, their use, and the time until there is room: for engines that compute rates in the client.
 
-The servers do the same in SQL; the comments of PostgreSQL's rates.sql describe it.
+The servers do the same in SQL; the comments in PostgreSQL's rates.sql describe it. No I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEBT_WINDOWS = 10
 
 @dataclass(frozen=True)
 class Slot:
-    """The use of a hundredth of a window; ``limit`` and ``burst``: the lowest ones declared with that use."""
+    """The use in a hundredth of a window. ``limit`` and ``burst``: the lowest ones that were declared with this use."""
 
     used: int
     limit: int | None = None
@@ -31,12 +31,12 @@ class Slot:
 
 @dataclass
 class WindowState:
-    """The state of one window. Times are of the database's clock, since 1970."""
+    """The state of one window. Times are since 1970, by the database's clock."""
 
-    limit: int  # as it counted at the last take, like the burst
-    seen_ms: int
-    full_us: int | None = None
-    taken: int = 0  # since it is known; these three only grow
+    limit: int  # the limit in force at the last take; ``burst`` likewise
+    seen_ms: int  # the time of the last use
+    full_us: int | None = None  # the time at which the bucket of a burst is full again
+    taken: int = 0  # this and the next two only grow, from the time when the window became known
     returned: int = 0
     waits: int = 0
     burst: int | None = None
@@ -49,8 +49,8 @@ class WindowState:
 
 @dataclass(frozen=True)
 class _EffectiveWindow:
-    """A window in force for a request: its counted slots, the limit that does not lapse, and the limits in force
-    now.
+    """A window in force for a request: the slots that count, the limit that does not expire (``fixed``: that of the
+    request and of an operator), and the limit and burst in force now.
     """
 
     ms: int
@@ -79,116 +79,118 @@ class RateState:
         self.windows = windows or {}
 
     def counted(self, window_ms: int, now_ms: int) -> dict[int, Slot]:
-        """Return the slots of a window that count now, in order."""
+        """Return the slots of a window that count now, by number, in order."""
         known = self.windows.get(window_ms)
         first = (now_ms - window_ms) // _slot_ms(window_ms)
         return {} if known is None else {slot: known.slots[slot] for slot in sorted(known.slots) if slot >= first}
 
     def take(self, request: RateRequest, now_us: int, *, waited: bool = False, declares: bool = True) -> int:
-        """Take the request's cost if there is room; return the ms to wait, 0 if it was taken. ``declares``: the
-        request's limits count for other requests until its use has left the windows.
+        """Take the request's cost if there is room. Return the ms to wait; 0 if the cost was taken. ``declares``: the
+        request's limits also count for other requests, until its use has left the windows.
 
-        Raises `ConfigurationError` for a cost that can never be taken.
+        Raises `ConfigurationError` if the cost can never be taken.
         """
         self.begin(request.windows, now_us // 1000)
         if request.burst is not None:
             known = self.windows[request.windows[0].ms]
             known.full_us = now_us if known.full_us is None else known.full_us
-        forces = self._in_force(request.windows, request.burst, now_us // 1000)
-        if not forces:
+        effective = self._in_force(request.windows, request.burst, now_us // 1000)
+        if not effective:
             raise ConfigurationError(
                 f"No limit is set for rate {request.name!r}: name a limit and a window, or have an operator set them "
                 f"with sqlsem rates set",
                 resource=request.resource,
             )
         wait_ms = 0
-        for force in forces:
-            if force.fixed is not None and request.cost > force.fixed:
+        for window in effective:
+            if window.fixed is not None and request.cost > window.fixed:
                 raise ConfigurationError(
                     f"A cost of {request.cost} can never fit into the rate {request.name!r}: an operator allows "
-                    f"{Window(force.ms, force.fixed)}; lower the cost, or have the limit raised",
+                    f"{Window(window.ms, window.fixed)}; lower the cost, or have the limit raised",
                     resource=request.resource,
                 )
-            wait_ms = max(wait_ms, self._wait_ms(force, request.cost, now_us))
+            wait_ms = max(wait_ms, self._wait_ms(window, request.cost, now_us))
         if wait_ms <= 0:
-            for force in forces:
-                self.windows[force.ms].limit, self.windows[force.ms].burst = force.limit, force.burst
+            for window in effective:
+                self.windows[window.ms].limit, self.windows[window.ms].burst = window.limit, window.burst
             for known in self.windows.values():
                 known.waits += waited
             self.use(request.cost, now_us, 0, request if declares else None)
         return wait_ms
 
     def _in_force(self, windows: Sequence[Window], burst: int | None, now_ms: int) -> list[_EffectiveWindow]:
-        """Return the windows in force: those that the request declares, those that other requests declared and used
-        within the window, and those with an operator's limit.
+        """Return the windows in force: windows that the request declares, windows that other requests declared with use
+        that still counts, and windows with an operator's limit.
         """
-        declared, forces = {window.ms: window.limit for window in windows}, []
+        declared, effective = {window.ms: window.limit for window in windows}, []
         for ms, known in self.windows.items():
             slots = self.counted(ms, now_ms)
             fixed = _minimum(declared.get(ms), known.cap)
             limit = _minimum(fixed, *(slot.limit for slot in slots.values()))
             if limit is not None:
                 own = burst if ms in declared else None
-                forces.append(
+                effective.append(
                     _EffectiveWindow(ms, slots, fixed, limit, _minimum(own, *(slot.burst for slot in slots.values())))
                 )
-        return forces
+        return effective
 
-    def _wait_ms(self, force: _EffectiveWindow, cost: int, now_us: int) -> int:
-        """Return the ms until the cost fits into a window: its slots, with their limits, leave one after the other."""
-        now_ms, numbers = now_us // 1000, list(force.slots)
-        used, lowest = cost, force.fixed
+    def _wait_ms(self, window: _EffectiveWindow, cost: int, now_us: int) -> int:
+        """Return the ms until the cost fits into a window. Its slots, with their limits, leave it one after the
+        other.
+        """
+        now_ms, numbers = now_us // 1000, list(window.slots)
+        used, lowest = cost, window.fixed
         while numbers:
-            slot = force.slots[numbers[-1]]
+            slot = window.slots[numbers[-1]]
             used, lowest = used + slot.used, _minimum(lowest, slot.limit)
             if lowest is not None and used > lowest:
                 break
             numbers.pop()
 
-        def left(slot: int) -> int:
-            return (slot + 1) * _slot_ms(force.ms) + force.ms - now_ms
+        def ms_until_gone(slot: int) -> int:
+            return (slot + 1) * _slot_ms(window.ms) + window.ms - now_ms
 
-        wait_ms = left(numbers[-1]) if numbers else 0
-        full_us = self.windows[force.ms].full_us
-        if force.burst is not None and force.burst < cost:
-            lower = [number for number, slot in force.slots.items() if slot.burst is not None and slot.burst < cost]
-            wait_ms = max(wait_ms, left(max(lower)))
-        elif force.burst is not None and full_us is not None:
-            # The time before the bucket is empty at which this cost fits.
-            room = (force.burst - cost) * force.ms * 1000 // force.limit
+        wait_ms = ms_until_gone(numbers[-1]) if numbers else 0
+        full_us = self.windows[window.ms].full_us
+        if window.burst is not None and window.burst < cost:
+            lower = [number for number, slot in window.slots.items() if slot.burst is not None and slot.burst < cost]
+            wait_ms = max(wait_ms, ms_until_gone(max(lower)))
+        elif window.burst is not None and full_us is not None:
+            # The cost fits from this time before the moment when the bucket is full again.
+            room = (window.burst - cost) * window.ms * 1000 // window.limit
             wait_ms = max(wait_ms, -((now_us + room - full_us) // 1000))
         return wait_ms
 
     def entries(self, resource: str, now_ms: int) -> list[RateEntry]:
         """Return the windows for displays."""
-        found = []
+        entries = []
         for ms, known in sorted(self.windows.items()):
-            forces = self._in_force([Window(ms, known.limit)], known.burst, now_ms)
-            (force,) = (force for force in forces if force.ms == ms)
-            found.append(
+            effective = self._in_force([Window(ms, known.limit)], known.burst, now_ms)
+            (window,) = (window for window in effective if window.ms == ms)
+            entries.append(
                 RateEntry.of_row(
                     resource,
                     ms,
-                    force.limit,
-                    force.used,
+                    window.limit,
+                    window.used,
                     max(0, now_ms - known.seen_ms) / 1000,
                     known.taken,
                     known.returned,
                     known.waits,
-                    self._wait_ms(force, 1, now_ms * 1000) / 1000,
+                    self._wait_ms(window, 1, now_ms * 1000) / 1000,
                     known.cap,
                 )
             )
-        return found
+        return entries
 
     def begin(self, windows: Sequence[Window], now_ms: int) -> None:
-        """Add missing windows, and move use that a stepped-back clock has left in the future to now."""
+        """Add missing windows. If the clock was set back, move use in the future to now."""
         for ms, known in self.windows.items():
             if known.seen_ms > now_ms:
-                here = now_ms // _slot_ms(ms)
-                for number in [number for number in known.slots if number > here]:
-                    ahead = known.slots.pop(number)
-                    known.slots[here] = known.slots.get(here, Slot(0)) + ahead
+                current = now_ms // _slot_ms(ms)
+                for number in [number for number in known.slots if number > current]:
+                    future = known.slots.pop(number)
+                    known.slots[current] = known.slots.get(current, Slot(0)) + future
                 if known.full_us is not None:
                     known.full_us -= (known.seen_ms - now_ms) * 1000
                 known.seen_ms = now_ms
@@ -196,7 +198,7 @@ class RateState:
             if window.ms not in self.windows:
                 self._make_room([window.ms for window in windows], now_ms)
                 new = WindowState(window.limit, now_ms)
-                if self.windows:  # the shortest longer window, or else the longest
+                if self.windows:  # copy the use of the shortest longer window, or else of the longest one
                     other = min(self.windows, key=lambda ms: (ms < window.ms, abs(ms - window.ms)))
                     for number, slot in self.windows[other].slots.items():
                         if number >= (now_ms - window.ms) // _slot_ms(other):
@@ -204,12 +206,12 @@ class RateState:
                             new.slots[at] = new.slots.get(at, Slot(0)) + Slot(slot.used)
                 self.windows[window.ms] = new
 
-    def _make_room(self, kept: Sequence[int], now_ms: int) -> None:
-        """Drop windows that are not in force if there are many: every take writes to all windows."""
+    def _make_room(self, requested: Sequence[int], now_ms: int) -> None:
+        """If there are many windows, drop those that are not in force: every take writes to all windows."""
         if len(self.windows) < MAX_KNOWN_WINDOWS:
             return
-        kept = [*kept, *(force.ms for force in self._in_force((), None, now_ms))]
-        self.windows = {ms: known for ms, known in self.windows.items() if ms in kept}
+        needed = [*requested, *(window.ms for window in self._in_force((), None, now_ms))]
+        self.windows = {ms: known for ms, known in self.windows.items() if ms in needed}
         if len(self.windows) >= MAX_KNOWN_WINDOWS:
             raise ConfigurationError(
                 f"Programs have declared {len(self.windows)} windows for one rate within these windows, and no further "
@@ -217,7 +219,9 @@ class RateState:
             )
 
     def use(self, used: int, now_us: int, then_ms: int, request: RateRequest | None = None) -> None:
-        """Record use now by a request, or return (negative) at most the use at ``then_ms``."""
+        """Record use by a request now. Negative ``used``: return use of the slot at ``then_ms``, as far as it
+        counts.
+        """
         now_ms = now_us // 1000
         declared = {} if request is None else {window.ms: window.limit for window in request.windows}
         for ms, known in self.windows.items():
@@ -232,13 +236,13 @@ class RateState:
                     debt = max(known.full_us, now_us) - (-advance // known.limit)
                     known.full_us = min(debt, now_us + DEBT_WINDOWS * ms * 1000)
                 else:
-                    # (Use that has leaked since cannot be returned.)
-                    back = max(0, advance // known.limit - max(0, now_us - then_ms * 1000))
-                    known.full_us = max(min(known.full_us, now_us), known.full_us - back)
+                    # (Use that has left the bucket since cannot be returned.)
+                    returned = max(0, advance // known.limit - max(0, now_us - then_ms * 1000))
+                    known.full_us = max(min(known.full_us, now_us), known.full_us - returned)
             if more > 0:
                 burst = request.burst if request is not None and ms in declared else None
-                here = now_ms // _slot_ms(ms)
-                known.slots[here] = known.slots.get(here, Slot(0)) + Slot(more, declared.get(ms), burst)
+                current = now_ms // _slot_ms(ms)
+                known.slots[current] = known.slots.get(current, Slot(0)) + Slot(more, declared.get(ms), burst)
             elif more < 0:
                 known.slots[then] = replace(known.slots[then], used=known.slots[then].used + more)
             known.slots = self.counted(ms, now_ms)

@@ -1,4 +1,4 @@
-"""Rates, as a capability of a session (see `sqlsem.engines.protocol`)."""
+"""Rates: a capability of sessions (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ __all__ = ["RateSession"]
 
 
 class RateSession(abc.ABC):
-    """Rates: at most a limit of use in any window of time."""
+    """Rates: the use in any window of time is at most a limit."""
 
     offers: ClassVar[str] = "rates"
 
-    #: True if one call serves several demands, and reserves future shares.
+    #: True if one call serves several demands, and reserves slots in the near future.
     batches: ClassVar[bool] = False
 
     @abc.abstractmethod
     def take_rate(
         self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()
     ) -> RateAnswer:
-        """Take the request's cost from a rate if no window's limit is exceeded. Without ``ticket``: only if no request
-        waits in the rate's queue. With the ticket of a waiting row: only if that row is the first; then the row is
-        removed, too. Called on the session that registered the row.
+        """Take the request's cost from a rate, unless that would exceed the limit of a window. Without ``ticket``, take
+        only if no request waits in the rate's queue. With the ticket of a row, take only if that row is the first, and
+        then remove the row. Called on the session that registered the row.
 
-        ``ahead_ms``: the longest sleep that the caller prefers to a wait in the queue. If the engine can (`batches`),
-        it reserves a share for the moment at which there is room, if that is soon enough and not before the latest
-        reservation. The share counts as used from now on, and the caller sleeps until that moment.
+        ``ahead_ms``: the longest sleep that the caller prefers to a wait in the queue. If there is room so soon, and
+        not before the latest reservation, an engine with `batches` reserves a slot for that time. The slot counts as
+        used from now on, and the caller sleeps until then.
 
-        ``more``: the demands of other waiters of the batch, served in order as far as there is room; the row is
-        removed when all are served. Empty if the engine serves one demand at a time.
+        ``more``: the demands of other waiters of the batch, served in order as far as there is room. The row is removed
+        when all are served. Empty if the engine serves one demand at a time.
 
-        Not idempotent: a call whose answer was lost may have taken, and a repeated call takes again. May raise `Busy`.
+        Not idempotent: if the answer of a call is lost, it may have taken the cost, and a repeated call takes it again.
+        May raise `Busy`.
         """
 
     @abc.abstractmethod
     def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
-        """Adjust the cost of an earlier take: add ``more``, which counts as used now and may exceed the limit, or
-        return it (negative), as far as it still counts. May raise `Busy`.
+        """Adjust the cost of an earlier take. Positive ``more`` counts as used now, and may exceed the limit. Negative
+        ``more`` returns use, as far as it still counts. May raise `Busy`.
         """
 
     @abc.abstractmethod
@@ -56,4 +57,4 @@ class RateSession(abc.ABC):
 
     @abc.abstractmethod
     def rates(self, resource: str | None) -> list[RateEntry]:
-        """Return every window of one rate or all, with its use."""
+        """Return all windows of one rate or of all, with their use."""

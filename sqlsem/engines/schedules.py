@@ -1,4 +1,4 @@
-"""Schedules of the work queue, as a capability of a session (see `sqlsem.engines.protocol`)."""
+"""Schedules of work queues: a capability of sessions (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sqlsem.model import MAX_NOTE, TASK_BOUNDS, Schedule, check_name
 
 __all__ = ["ScheduleSession", "check_due", "check_task_options", "check_times", "read_options"]
 
-#: The messages for numbers out of bounds.
-_WORDS = {
+#: The messages for numbers that are out of bounds.
+_MESSAGES = {
     "after_ms": "a task can wait from now to ten years from now, not {} ms",
     "backoff_ms": "the pause before the next attempt at a task is from {minimum} to {maximum} ms, not {}",
     "time_limit_ms": "the time limit of a task must be from {minimum} to {maximum} ms, not {}",
@@ -28,7 +28,7 @@ _FIRST_DUE, _LAST_DUE = datetime(1, 1, 3, tzinfo=timezone.utc), datetime(9999, 1
 
 
 def check_due(due: datetime | None) -> None:
-    """Raise `ConfigurationError` for a next time that some client's calendar does not have."""
+    """Raise `ConfigurationError` for a next time that is outside the calendar of some client."""
     if due is None or not _FIRST_DUE <= due <= _LAST_DUE:
         raise ConfigurationError(f"the next time of a schedule must be from 0001-01-03 to 9999-12-30, not {due}")
 
@@ -43,7 +43,7 @@ def check_times(cron: str, zone: str, due: datetime) -> None:
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """Return the stored options of a schedule's task; empty if the stored text is no JSON object."""
+    """Return the stored options of a schedule's task; empty if the stored text is not a JSON object."""
     try:
         options = json.loads(text)
     except (ValueError, RecursionError):
@@ -61,7 +61,7 @@ def check_task_options(options: object) -> None:
     for name, value in numbers.items():
         minimum, maximum = TASK_BOUNDS[name]
         if isinstance(value, (int, float)) and not minimum <= value <= maximum:
-            raise ConfigurationError(_WORDS[name].format(value, minimum=minimum, maximum=maximum))
+            raise ConfigurationError(_MESSAGES[name].format(value, minimum=minimum, maximum=maximum))
     for name in ("key", "unique", "replace"):
         if options.get(name) is not None:
             check_name("The key", options[name])
@@ -87,7 +87,9 @@ class ScheduleSession(abc.ABC):
 
     @abc.abstractmethod
     def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
-        """As `TaskSession.recover_tasks`; also return True if a schedule of the queue is due."""
+        """Recover tasks as `TaskSession.recover_tasks` does. Return their number, and True if a schedule of the queue
+        is due.
+        """
 
     @abc.abstractmethod
     def clock(self) -> datetime:
@@ -97,22 +99,22 @@ class ScheduleSession(abc.ABC):
     def save_schedule(
         self, name: str, queue: str, cron: str, zone: str, kind: str, body: str, options: dict[str, Any], due: datetime
     ) -> None:
-        """Store a schedule, replacing one of the same name; ``due`` is its first time."""
+        """Store a schedule, and replace one of the same name. ``due``: its first time."""
 
     @abc.abstractmethod
     def fire_schedule(
         self, name: str, due: datetime, last: datetime, following: datetime, put: bool
     ) -> tuple[bool, int | None]:
-        """Put the task for the ``due`` time and store the ``following`` time, in one transaction; return (done, number
-        of the task). It is not done if another process was faster, or the following time has passed. Idempotent.
-        ``last``: the latest missed time that this task covers. Without ``put`` the time is skipped (option ``missed``
-        is 'skip').
+        """Put the task for the time ``due``, and store the next time ``following``, in one transaction. Return True if
+        this was done, and the number of the task. It is not done if another process was faster, or the following time
+        has passed. Idempotent. ``last``: the latest missed time that this task covers. Without ``put`` no task is put
+        (option ``missed`` is 'skip').
         """
 
     @abc.abstractmethod
     def set_schedule(self, name: str, what: str, due: datetime | None) -> bool:
-        """Pause, resume (from ``due`` on) or remove a schedule (``what``); return False if this login can change
-        none.
+        """Pause, resume (from ``due`` on) or remove a schedule (``what``). Return False if there is no schedule of that
+        name that this login may change.
         """
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Operators' settings of resources, as a capability of a session (see `sqlsem.engines.protocol`)."""
+"""Operators' settings of resources: a capability of sessions (see `sqlsem.engines.protocol`)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["SettingSession", "checked", "setting_number"]
 
 
 class SettingSession(abc.ABC):
-    """The server's limits of resources, and pauses."""
+    """Operators' settings of resources: caps, pauses, ageing and others."""
 
     offers: ClassVar[str] = "settings of resources"
 
     @abc.abstractmethod
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
-        """Set ``cap``, ``stale_after`` (ms), ``ageing`` (ms; None: no priorities) or ``paused`` (1, 0). The cap of a
-        name that ends with ``*`` holds for all names with that prefix. Raises `ConfigurationError` if the removed cap
+        """Set ``cap``, ``stale_after`` (ms), ``ageing`` (ms; None: no priorities) or ``paused`` (1 or 0). The cap of a
+        name that ends with ``*`` counts for all names with that prefix. Raises `ConfigurationError` if the removed cap
         is the only limit of a request.
         """
 
 
 def setting_number(settings: Mapping[str, str], name: str) -> int:
-    """Return a value of table ``setting`` as a number; raise `SchemaError` if it is none."""
+    """Return a value of table ``setting`` as a number; raise `SchemaError` if it is not a number."""
     value = settings.get(name)
     if value is None or not re.fullmatch(r"[0-9]{1,9}", str(value)):
         raise SchemaError(
@@ -38,7 +38,7 @@ def setting_number(settings: Mapping[str, str], name: str) -> int:
 
 
 def checked(settings: dict[str, str] | None) -> dict[str, str]:
-    """Return the settings; raise `SchemaError` if this client cannot work with tables of that version."""
+    """Return the settings; raise `SchemaError` if this client cannot work with tables of their version."""
     if settings is None:
         raise SchemaError("The sqlsem tables are not in this database; create them with: sqlsem init")
     version, oldest = setting_number(settings, "schema_version"), setting_number(settings, "oldest_client")

@@ -211,7 +211,7 @@ def test_timeout_makes_no_connection_to_look(connect, name, monkeypatch):
         try:
             monkeypatch.setattr(other.client.engine, "connect", lambda purpose: pytest.fail("connected"))
             terms = getattr(lock, "inner", lock).terms
-            error = run_generator(terms.too_late(terms.requests, this_thread()), other.client.execute_effect)
+            error = run_generator(terms.timeout_error(terms.requests, this_thread()), other.client.execute_effect)
         finally:
             other.client.member.main.session = session
     assert error.holders == ()

@@ -59,7 +59,7 @@ ABOUT_WHAT_IS_WRITTEN = (
 PLAIN = (
     " takes a cursor of the same database, not ",
     "coordinator must be a result of sqlsem.connect(), not ",
-    " has no rows that a transaction could keep: ask check() instead",  # an engine without tables
+    " has no rows that a transaction could pin: call check() instead",  # an engine without tables
     " is not known in the URL of an SQLite file",
     "SQLite takes a file, not creator=",
     "The path of the SQLite file has a NUL character",
