@@ -154,7 +154,7 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
     ) -> list[Ticket] | None:
         """Add a row for each request, all in one transaction. With ``only_if_free``, add none and return None if one of
-        them cannot be granted at once. Raises `ConfigurationError` for a request without a limit if no operator set one.
+        them cannot be granted at once. Raises `ConfigurationError` for a request without a limit if no operator set it.
 
         Idempotent by ``uid``: a repeated call returns the rows of the first call. May raise `Busy`.
         """
