@@ -101,14 +101,14 @@ def main(
     """
     if realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))
-    wanted = engines or ("postgresql", "sqlite", *(["mssql"] if mssql else []))
+    chosen = engines or ("postgresql", "sqlite", *(["mssql"] if mssql else []))
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     about = f"sqlsem {sqlsem.__version__}, Python {platform.python_version()}, {os.cpu_count()} processors{load}"
     console.print(about + (", real-time priority" if realtime else ""))
     results: dict[str, Any] = {"about": about}
     slopes: dict[str, Any] = {}
     with ExitStack() as stack:
-        for engine in wanted:
+        for engine in chosen:
             if engine == "sqlite":
                 url = f"sqlite:///{stack.enter_context(tempfile.TemporaryDirectory())}/bench.db"
             elif engine == "postgresql":
@@ -123,9 +123,9 @@ def main(
                     console.print(f"{ENGINES[engine]}: {name} is not measured.")
                     continue
                 console.print()
-                found = results.setdefault(engine, {})[name] = MEASUREMENTS[name](engine, url, options)
+                figures = results.setdefault(engine, {})[name] = MEASUREMENTS[name](engine, url, options)
                 if name == growth.__name__:
-                    slopes[engine] = found
+                    slopes[engine] = figures
     if file:
         Path(file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     if picture:

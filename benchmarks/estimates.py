@@ -99,17 +99,17 @@ HISTORIES: dict[str, Callable[[random.Random, int], Ask]] = {
 
 def history(make: Callable[[random.Random, int], Ask], chance: random.Random) -> list[Done]:
     """Return requests that come in bursts, as jobs of a night do, and are granted by the rule."""
-    asked: list[Done] = []
+    history_: list[Done] = []
     moment = 0.0
-    while len(asked) < REQUESTS:
-        burst = [make(chance, len(asked) + number) for number in range(chance.randint(3, 14))]
+    while len(history_) < REQUESTS:
+        burst = [make(chance, len(history_) + number) for number in range(chance.randint(3, 14))]
         for request, lasts in burst:
-            asked.append(Done(len(asked) + 1, request, moment, lasts))
+            history_.append(Done(len(history_) + 1, request, moment, lasts))
             moment += chance.expovariate(1 / 5)
         room = max(1, (burst[0][0].limit or 1) / burst[0][0].weight)
         moment += sum(lasts for _, lasts in burst) / room * chance.uniform(0.3, 1.2)
     holders: list[Done] = []
-    coming = iter(asked)
+    coming = iter(history_)
     following = next(coming, None)
     while holders or following is not None:
         ends = min((holder.ended for holder in holders), default=float("inf"))
@@ -123,7 +123,7 @@ def history(make: Callable[[random.Random, int], Ask], chance: random.Random) ->
         for place, holder in enumerate(holders):
             if holder.granted is None and holder.request.fits([other.request for other in holders[:place]], None):
                 holder.granted = now
-    return asked
+    return history_
 
 
 def seen(done: list[Done], now: float) -> Overview:
@@ -147,14 +147,14 @@ def seen(done: list[Done], now: float) -> Overview:
 
 def _samples(done: list[Done], moments: int, chance: random.Random) -> Iterator[Found]:
     """Return the results at a number of moments, of one waiter each."""
-    asked = [stay for stay in done[FIRST:] if stay.granted is not None and stay.granted - stay.asked > 1]
-    for choice in chance.choices(asked, k=moments):
+    waited = [stay for stay in done[FIRST:] if stay.granted is not None and stay.granted - stay.asked > 1]
+    for choice in chance.choices(waited, k=moments):
         assert choice.granted is not None
         now = chance.uniform(choice.asked, choice.granted)
-        found = seen(done, now)
-        estimated = estimate(found, (choice.position,)).get(choice.position)
+        snapshot = seen(done, now)
+        estimated = estimate(snapshot, (choice.position,)).get(choice.position)
         if estimated is not None:
-            place = sum(other.state == "waits" and other.position <= choice.position for other in found.entries)
+            place = sum(other.state == "waits" and other.position <= choice.position for other in snapshot.entries)
             truth = choice.granted - now
             yield place, estimated.low <= truth <= estimated.high, estimated.high - estimated.low, truth
 
@@ -254,21 +254,21 @@ def listed(jobs: list[Job], now: float) -> list[TaskEntry]:
             job.lasts if ended else now - job.started if started else None, 1, f"q-{job.worker}", "h", 1, None, None,
         )  # fmt: skip
 
-    seen = [entry(job) for job in jobs if job.put <= now]
-    done = sorted((job for job in seen if job.status == "finished"), key=lambda job: str(job.ended_at))
-    return [job for job in seen if job.status != "finished"] + done[-MAX_ENDED:]
+    known = [entry(job) for job in jobs if job.put <= now]
+    done = sorted((job for job in known if job.status == "finished"), key=lambda job: str(job.ended_at))
+    return [job for job in known if job.status != "finished"] + done[-MAX_ENDED:]
 
 
 def _task_samples(jobs: list[Job], moments: int, chance: random.Random) -> Iterator[Found]:
     """Return the results for tasks."""
-    asked = [job for job in jobs[FIRST:] if job.started - job.put > 1]
-    for choice in chance.choices(asked, k=moments):
+    waited = [job for job in jobs[FIRST:] if job.started - job.put > 1]
+    for choice in chance.choices(waited, k=moments):
         now = chance.uniform(choice.put, choice.started)
         known = listed(jobs, now)
         estimated = task_estimates(known, BEGIN + timedelta(seconds=now)).get(choice.number)
         if estimated is not None:
-            mine = (choice.order, choice.number)
-            place = sum(task.status == "pending" and (task.order, task.task_id) <= mine for task in known)
+            own_place = (choice.order, choice.number)
+            place = sum(task.status == "pending" and (task.order, task.task_id) <= own_place for task in known)
             truth = choice.started - now
             yield place, estimated.low <= truth <= estimated.high, estimated.high - estimated.low, truth
 

@@ -51,31 +51,31 @@ def _contend(face: str, url: str, at_once: int, hold: float, seconds: float, rea
     """Contend for the mutex with ``at_once`` threads or tasks of this process."""
     visits: list[Visit] = []
 
-    def note(number: int, asked: int, granted: int, leaving: int) -> None:
-        visits.append(Visit(os.getpid() * 1000 + number, asked, granted, leaving, time.monotonic_ns()))
+    def note(number: int, requested: int, granted: int, leaving: int) -> None:
+        visits.append(Visit(os.getpid() * 1000 + number, requested, granted, leaving, time.monotonic_ns()))
 
     def thread(lock: sqlsem.Lock, number: int, start: threading.Barrier) -> None:
         start.wait()
         end = time.monotonic_ns() + int(seconds * 1e9)
         while time.monotonic_ns() < end:
-            asked = time.monotonic_ns()
+            requested = time.monotonic_ns()
             lock.acquire()
             granted = time.monotonic_ns()
             time.sleep(hold)
             leaving = time.monotonic_ns()
             lock.release()
-            note(number, asked, granted, leaving)
+            note(number, requested, granted, leaving)
 
     async def task(lock: Any, number: int) -> None:
         end = time.monotonic_ns() + int(seconds * 1e9)
         while time.monotonic_ns() < end:
-            asked = time.monotonic_ns()
+            requested = time.monotonic_ns()
             await lock.acquire()
             granted = time.monotonic_ns()
             await asyncio.sleep(hold)
             leaving = time.monotonic_ns()
             await lock.release()
-            note(number, asked, granted, leaving)
+            note(number, requested, granted, leaving)
 
     with sqlsem.connect(url) as coordinator:
         if face == "threads":
@@ -107,8 +107,8 @@ def _contend(face: str, url: str, at_once: int, hold: float, seconds: float, rea
 
 def handoff(url: str, number: int, at_once: int, hold: float, seconds: float, turns: int) -> dict[str, Contention]:
     """Contend with ``number`` processes of ``at_once`` each, the APIs in turns."""
-    found = {face: Contention() for face in FACES}
+    by_face = {face: Contention() for face in FACES}
     for _ in range(turns):
-        for face, contention in found.items():
+        for face, contention in by_face.items():
             contention.add(together(number, seconds, _contend, face, url, at_once, hold, seconds))
-    return found
+    return by_face

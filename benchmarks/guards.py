@@ -28,7 +28,7 @@ def guards(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
     import psycopg
 
     name = "bench guarded"
-    found: dict[str, list[float]] = {}
+    times_of: dict[str, list[float]] = {}
     with sqlsem.connect(url) as coordinator, psycopg.connect(url) as connection, contextlib.ExitStack() as stack:
         for kind in ("plain", "guarded"):
             connection.execute(f"CREATE UNLOGGED TABLE IF NOT EXISTS public.bench_{kind} (a integer)")
@@ -54,14 +54,14 @@ def guards(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
                     stack.enter_context(coordinator.limit(name, HOLDERS + 1))
             suffix = f", {HOLDERS} other holders" if more else ""
             for _ in range(turns):
-                found.setdefault("no guard", []).append(turn(plain, lambda: None))
+                times_of.setdefault("no guard", []).append(turn(plain, lambda: None))
                 asserting = turn(guarded, lambda: grant.assert_held(connection.cursor()))
-                found.setdefault(f"asserted{suffix}", []).append(asserting)
+                times_of.setdefault(f"asserted{suffix}", []).append(asserting)
                 with grant.session(connection):
-                    found.setdefault(f"grant.session{suffix}", []).append(turn(guarded, lambda: None))
-    best = {what: min(times) for what, times in found.items()}  # other programs only add time
+                    times_of.setdefault(f"grant.session{suffix}", []).append(turn(guarded, lambda: None))
+    best = {way: min(times) for way, times in times_of.items()}  # other programs only add time
     shown = table("A statement on a guarded table (µs)", "", "insert", "more than without")
-    for what, minimum in best.items():
-        shown.add_row(what, f"{minimum:.0f}", f"{minimum - best['no guard']:.0f}")
+    for way, minimum in best.items():
+        shown.add_row(way, f"{minimum:.0f}", f"{minimum - best['no guard']:.0f}")
     console.print(shown)
     return best

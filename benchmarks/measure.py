@@ -53,14 +53,14 @@ def uncontended(engine: str, url: str, rounds: int) -> dict[str, Pair]:
     """Acquire and release without contention. The subjects take turns, pair by pair: a processor that changes its pace,
     or another program, then disturbs all alike.
     """
-    made = {name: make(url) for name, make in subjects.UNCONTENDED[engine].items()}
-    times: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in made}
+    subjects_made = {name: make(url) for name, make in subjects.UNCONTENDED[engine].items()}
+    times: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in subjects_made}
     began, warm, counted = time.perf_counter(), 0, 0
     while counted < rounds:
         warm += 1
         if warm > 20 and time.perf_counter() - began > WARM_SECONDS:
             counted += 1
-        for name, subject in made.items():
+        for name, subject in subjects_made.items():
             before = time.perf_counter_ns()
             subject.acquire()
             between = time.perf_counter_ns()
@@ -69,7 +69,7 @@ def uncontended(engine: str, url: str, rounds: int) -> dict[str, Pair]:
             if counted:
                 times[name][0].append(between - before)
                 times[name][1].append(after - between)
-    for subject in made.values():
+    for subject in subjects_made.values():
         subject.close()
     return {name: Pair(*(statistics.median(part) / 1000 for part in both)) for name, both in times.items()}
 
@@ -170,15 +170,15 @@ def _contend(
     begin = time.monotonic_ns() + int(warm * 1e9)
     end = begin + int(seconds * 1e9)
     while time.monotonic_ns() < end:
-        asked = time.monotonic_ns()
+        requested = time.monotonic_ns()
         subject.acquire()
         granted = time.monotonic_ns()
         if hold:
             time.sleep(hold)
         leaving = time.monotonic_ns()
         subject.release()
-        if asked >= begin:
-            visits.append(Visit(os.getpid(), asked, granted, leaving, time.monotonic_ns()))
+        if requested >= begin:
+            visits.append(Visit(os.getpid(), requested, granted, leaving, time.monotonic_ns()))
     subject.close()
     results.put(visits)
 
@@ -217,15 +217,15 @@ def handoff(
     seconds: float,
     warm: float,
     turns: int,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, Contention]:
     """Measure contention for each subject, in turns (ABAB…), so that disturbances of the machine affect all alike."""
-    found = {name: Contention() for name in subjects.SUBJECTS[engine]}
+    by_subject = {name: Contention() for name in subjects.SUBJECTS[engine]}
     for turn in range(turns):
-        for name, contention in found.items():
-            told(f"{name}, turn {turn + 1} of {turns}")
+        for name, contention in by_subject.items():
+            report(f"{name}, turn {turn + 1} of {turns}")
             contention.add(contend(engine, name, url, number, hold, seconds, warm))
-    return found
+    return by_subject
 
 
 # -- a limit --------------------------------------------------------------------------------------------------------
@@ -243,10 +243,10 @@ class Admission(HandOffs):
         self.grants += len(visits)
         granted = sorted(visits, key=lambda visit: visit.granted)
         leaving = sorted(visit.leaving for visit in visits)
-        for visit, left in zip(granted[limit:], leaving, strict=False):
+        for visit, left_at in zip(granted[limit:], leaving, strict=False):
             # This many visits had to end before the grant. A later request has waited for none of them.
-            if visit.asked < left:
-                self.handoffs.append((visit.granted - left) / 1000)
+            if visit.asked < left_at:
+                self.handoffs.append((visit.granted - left_at) / 1000)
         earliest = granted[-1].granted  # of later positions
         for visit in sorted(visits, key=lambda visit: -visit.position):
             self.late += visit.granted > earliest + OVERTAKEN
@@ -268,14 +268,14 @@ def _enter_and_leave(url: str, limit: int, hold: float, seconds: float, ready: A
         visits = []
         end = time.monotonic_ns() + int(seconds * 1e9)
         while time.monotonic_ns() < end:
-            asked = time.monotonic_ns()
+            requested = time.monotonic_ns()
             lock.acquire()
             granted = time.monotonic_ns()
             position = lock.grant.position
             time.sleep(hold)
             leaving = time.monotonic_ns()
             lock.release()
-            visits.append(Visit(os.getpid(), asked, granted, leaving, time.monotonic_ns(), position))
+            visits.append(Visit(os.getpid(), requested, granted, leaving, time.monotonic_ns(), position))
     results.put(visits)
 
 
@@ -283,11 +283,11 @@ def admission(
     url: str, limits: Sequence[int], number: int, hold: float, seconds: float, turns: int
 ) -> dict[int, Admission]:
     """Contend for a limit with ``number`` processes, in turns of the limits."""
-    found = {limit: Admission() for limit in limits}
+    by_limit = {limit: Admission() for limit in limits}
     for _ in range(turns):
-        for limit, figures in found.items():
+        for limit, figures in by_limit.items():
             figures.add(together(number, seconds, _enter_and_leave, url, limit, hold, seconds), limit)
-    return found
+    return by_limit
 
 
 # -- waiting --------------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ if not console.is_terminal:
 
 def table(title: str, *columns: str) -> Table:
     """Return an empty table; all columns but the first are numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
+    new_table = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
     for number, column in enumerate(columns):
-        made.add_column(column, justify="right" if number else "left")
-    return made
+        new_table.add_column(column, justify="right" if number else "left")
+    return new_table
 
 
 def judged(value: float | None, target: float, form: str = ".2f", *, minimum: bool = False) -> str:

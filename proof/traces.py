@@ -71,7 +71,7 @@ def events(past: Iterable[Past], visits: Iterable[Visit] = (), *, unit: float = 
     for row in past:
         lives[row.resource, row.position].append(row)
     inside: dict[tuple[str, int], Visit] = {(row.resource, row.position): row for row in visits}
-    found: list[Event] = []
+    events_found: list[Event] = []
     for key, life in lives.items():
         life.sort(key=lambda row: (row.ended_at, row.outcome not in CONVERTED))
         first, last = life[0], life[-1]
@@ -84,34 +84,34 @@ def events(past: Iterable[Past], visits: Iterable[Visit] = (), *, unit: float = 
                 f"Position {key[1]} on {key[0]!r} went by the limit of the server, which Lines.tla does not know"
             )
         access = READ if first.access == UPGRADE else first.access
-        made = [(first.requested_at.timestamp(), "registered")]
+        moments = [(first.requested_at.timestamp(), "registered")]
         if first.granted_at is not None:
-            made.append((first.granted_at.timestamp(), "granted"))
-        made += [(row.ended_at.timestamp(), row.outcome) for row in life[:-1]]
-        made.append((last.ended_at.timestamp(), "removed" if last.outcome in REMOVED else "ended"))
-        stamps = [(round(at / unit), what) for at, what in made]
+            moments.append((first.granted_at.timestamp(), "granted"))
+        moments += [(row.ended_at.timestamp(), row.outcome) for row in life[:-1]]
+        moments.append((last.ended_at.timestamp(), "removed" if last.outcome in REMOVED else "ended"))
+        stamps = [(round(at / unit), kind) for at, kind in moments]
         visit = inside.pop(key, None)
         if visit is not None:
             stamps.append((math.floor(visit.entered / unit), "entered"))
             if visit.left is not None:
                 stamps.append((math.floor(visit.left / unit), "left"))
-        found += [
-            Event(at, what, first.requesting_id, first.requesting_id, *key, access, limit, first.weight)
-            for at, what in stamps
+        events_found += [
+            Event(at, kind, first.requesting_id, first.requesting_id, *key, access, limit, first.weight)
+            for at, kind in stamps
         ]
     if inside:
         raise ValueError(f"Somebody was inside of whom the history knows nothing: {next(iter(inside))}")
-    return sorted(found, key=lambda event: event.at)
+    return sorted(events_found, key=lambda event: event.at)
 
 
 def beginning(trace: Sequence[Event], maximum: int) -> list[Event]:
     """Return the first events, of whole moments, and at most ``most``: the beginning of a behaviour is one too."""
-    found: list[Event] = []
+    events_taken: list[Event] = []
     for moment in _moments(trace):
-        if len(found) + len(moment) > maximum:
+        if len(events_taken) + len(moment) > maximum:
             break
-        found += moment
-    return found
+        events_taken += moment
+    return events_taken
 
 
 def _moments(trace: Sequence[Event]) -> list[list[Event]]:
@@ -173,9 +173,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--url", help="which database; as for sqlsem")
     parser.add_argument("--since", default="1h", help="how far to look back")
     parser.add_argument("--resource", help="of this one only")
-    given = parser.parse_args(arguments)
-    with sqlsem.connect(given.url) as coordinator:
-        night = Night(coordinator, given.resource, check_duration("since", given.since))
+    options = parser.parse_args(arguments)
+    with sqlsem.connect(options.url) as coordinator:
+        night = Night(coordinator, options.resource, check_duration("since", options.since))
         unit = 1e-3 if coordinator.engine.name == "sqlite" else 1e-6
         verdict = check(events(night.past(), unit=unit))
     if verdict.accepted:

@@ -265,11 +265,11 @@ class Checker:
 
     # -- all batches -------------------------------------------------------------------------------------------------
 
-    def check(self, found: list[Batch], typed: bool = True) -> list[Finding]:
+    def check(self, all_batches: list[Batch], typed: bool = True) -> list[Finding]:
         findings: list[Finding] = []
         trees = []
         roots: list[tuple[str, Node]] = []
-        for file, first, text in found:
+        for file, first, text in all_batches:
             text = "\n" * (first - 1) + text  # so that lines are the file's
             tree, errors = self.parse(text)
             errors += [error for error in self.parse(text, "TSql150Parser")[1] if error not in errors]
@@ -296,19 +296,19 @@ class Checker:
 
     def procedures(self, trees: list[Any]) -> dict[str, dict[str, tuple[bool, bool]]]:
         """Return procedure → parameters in order → (optional, OUTPUT)."""
-        found = {}
+        by_name = {}
         for nodes in [*(self.walk(tree) for tree in self.system), *(tree[3] for tree in trees)]:
             for kind, node in nodes:
                 if kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
                     name = node.ProcedureReference.Name.BaseIdentifier.Value.lower()
-                    found[name] = {
+                    by_name[name] = {
                         parameter.VariableName.Value.lower(): (
                             parameter.Value is not None,
                             str(parameter.Modifier) == "Output",
                         )
                         for parameter in node.Parameters
                     }
-        return found
+        return by_name
 
     def calls(self, nodes: list[Any], procedures: dict[str, Any]) -> Iterator[tuple[int, str]]:
         """Yield wrong calls of procedures and built-in functions, and wrong texts in EXEC."""
@@ -318,7 +318,7 @@ class Checker:
                 known = procedures.get(name.lower())
                 if known is None:
                     continue  # the model finds it
-                left, by_name = dict(known), False
+                missing_parameters, by_name = dict(known), False
                 for number, argument in enumerate(node.Parameters):
                     if argument.Variable is not None:
                         by_name, parameter = True, argument.Variable.Name.lower()
@@ -327,14 +327,14 @@ class Checker:
                         continue
                     else:
                         parameter = list(known)[number] if number < len(known) else f"number {number + 1}"
-                    if parameter not in left:
+                    if parameter not in missing_parameters:
                         if name.lower() != "sp_executesql":
                             yield argument.StartLine, f"{name} has no parameter {parameter}, or is given it twice"
-                    elif argument.IsOutput and not left.pop(parameter)[1]:
+                    elif argument.IsOutput and not missing_parameters.pop(parameter)[1]:
                         yield argument.StartLine, f"{name}: {parameter} is no OUTPUT parameter"
                     else:
-                        left.pop(parameter, None)
-                missing = [parameter for parameter, (optional, _) in left.items() if not optional]
+                        missing_parameters.pop(parameter, None)
+                missing = [parameter for parameter, (optional, _) in missing_parameters.items() if not optional]
                 if missing:
                     yield node.StartLine, f"{name} expects {', '.join(missing)}"
             elif kind == "FunctionCall" and node.CallTarget is None:
@@ -379,8 +379,8 @@ class Checker:
 
         service = model.GetType().GetField("_service", self.any).GetValue(model)
 
-        def call(name: str, *given: Any) -> Any:
-            return service.GetType().GetMethod(name, self.any).Invoke(service, self.array("Object", given))
+        def call(name: str, *arguments: Any) -> Any:
+            return service.GetType().GetMethod(name, self.any).Invoke(service, self.array("Object", arguments))
 
         call("SetThrowOnModelErrors", False)
 
@@ -395,8 +395,8 @@ class Checker:
             for kind, node in nodes
             if kind == "ExecutableStringList" and node.Strings[0].GetType().Name == "StringLiteral"
         ]
-        made = {match[1] for text in texts for match in [re.match(r"CREATE SCHEMA (\w+)", text)] if match}
-        for schema in sorted({"sqlsem", "tsqlcheck", "tsqlcheck_sys"} | made):
+        schemas = {match[1] for text in texts for match in [re.match(r"CREATE SCHEMA (\w+)", text)] if match}
+        for schema in sorted({"sqlsem", "tsqlcheck", "tsqlcheck_sys"} | schemas):
             add("tsqlcheck", f"CREATE SCHEMA [{schema}]")
         # The objects that a text makes are known by name and parameters only.
         for text in texts:
@@ -423,13 +423,13 @@ class Checker:
                         for item in getattr(hint, "IndexValues", ()) if hint.GetType().Name == "IndexTableHint" else ():
                             if (node.SchemaObject.BaseIdentifier.Value.lower(), item.Value.lower()) not in indexes:
                                 findings.append((file, node.StartLine, f"there is no index {item.Value}"))
-        told = [
+        messages = [
             (getmodelerror.SourceName, getmodelerror.Line, getmodelerror.Message)
             for getmodelerror in model.GetModelErrors()
         ]
         for item in call("GetModelValidationErrors", self.array("String", ())):
-            told.append((self.get(item, "Document"), self.get(item, "Line"), self.get(item, "Message")))
-        for source, line, message in told:
+            messages.append((self.get(item, "Document"), self.get(item, "Line"), self.get(item, "Message")))
+        for source, line, message in messages:
             number = re.sub(r"\D+", "", str(source or "").rpartition("::")[2])
             file = added[int(number)] if number else "?"
             message = re.sub(r"\[tsqlcheck\]\.\[\d+(@\w+)\]", r"\1", str(message))
@@ -574,19 +574,21 @@ def prove(root: Path, checker: Checker) -> Iterator[str]:
 
         def read(path: Path, broken: list[Fault] = broken, hit: set[str] = hit) -> str:
             text = path.read_text(encoding="utf-8")
-            for what, file, old, new, _ in broken:
+            for mistake, file, old, new, _ in broken:
                 if path.name == file and old in text:
-                    hit.add(what)
+                    hit.add(mistake)
                     text = text.replace(old, new, 1)
             return text
 
         findings = checker.check(list(batches(root, read)), typed=False)
-        for what, file, old, _, words in broken:
-            if what not in hit:
-                yield f"proof: {what}: {file} has no {old!r} any more: choose something else to break"
+        for mistake, file, old, _, words in broken:
+            if mistake not in hit:
+                yield f"proof: {mistake}: {file} has no {old!r} any more: choose something else to break"
             elif not any(finding[0].endswith(file) and words.lower() in finding[2].lower() for finding in findings):
-                told = "".join(f"\n    {finding[1]}: {finding[2]}" for finding in findings if finding[0].endswith(file))
-                yield f"proof: {what} goes unnoticed in {file}; what is found there:{told or ' nothing'}"
+                others = "".join(
+                    f"\n    {finding[1]}: {finding[2]}" for finding in findings if finding[0].endswith(file)
+                )
+                yield f"proof: {mistake} goes unnoticed in {file}; what is found there:{others or ' nothing'}"
 
 
 def main() -> int:
@@ -595,8 +597,8 @@ def main() -> int:
     sys.setrecursionlimit(20_000)
     prepare()
     checker = Checker()
-    found = list(batches(root, lambda path: path.read_text(encoding="utf-8")))
-    wrong: Iterable[str] = [f"{file}:{line}: {message}" for file, line, message in checker.check(found)]
+    all_batches = list(batches(root, lambda path: path.read_text(encoding="utf-8")))
+    wrong: Iterable[str] = [f"{file}:{line}: {message}" for file, line, message in checker.check(all_batches)]
     if "--prove" in sys.argv:
         wrong = [*wrong, *checker.typed.unnoticed(checker.parse), *prove(root, checker)]
     if "--parts" in sys.argv:
@@ -608,8 +610,8 @@ def main() -> int:
                     wrong = [*wrong, f"with {listed(features)}: {file}: {message}"]
     for item in wrong:
         print(item)
-    print(f"{len(found)} batches of {len({file for file, _, _ in found})} files")
-    return 1 if wrong or not found else 0
+    print(f"{len(all_batches)} batches of {len({file for file, _, _ in all_batches})} files")
+    return 1 if wrong or not all_batches else 0
 
 
 if __name__ == "__main__":

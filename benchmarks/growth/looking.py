@@ -122,14 +122,14 @@ def entries(engine: str, url: str, number: int) -> dict[str, float]:
     """Return the milliseconds of reads of ``number`` rows of one resource."""
     with _prepared(url) as (place, coordinator, _, member):
         _insert(engine, place, _QUEUE, number, member)
-        found = {
+        milliseconds = {
             "entries": _median(lambda: coordinator.admin.entries(NAME)),
             "entries of all": _median(coordinator.admin.entries),
             "ls": _median(_command(place, "ls")),
         }
         if engine == "postgresql":
-            found["status"] = _median(lambda: queues.rows(place, "SELECT * FROM sqlsem.status()"))
-        return found
+            milliseconds["status"] = _median(lambda: queues.rows(place, "SELECT * FROM sqlsem.status()"))
+        return milliseconds
 
 
 def tasks(engine: str, url: str, number: int) -> dict[str, float]:
@@ -165,9 +165,9 @@ def history(engine: str, url: str, number: int) -> dict[str, float]:
 
 def deadlocks(engine: str, url: str, number: int) -> dict[str, float]:
     """Return the milliseconds of the search for deadlocks with ``number`` waiting owners."""
-    found = {}
+    milliseconds = {}
     for name, text in (("chain", _CHAIN), ("star", _STAR)):
         with _prepared(url) as (place, _, session, member):
             _insert(engine, place, text, number, member)
-            found[name] = _median(lambda session=session, member=member: session.find_deadlock(member))  # type: ignore[misc]
-    return found
+            milliseconds[name] = _median(lambda session=session, member=member: session.find_deadlock(member))  # type: ignore[misc]
+    return milliseconds

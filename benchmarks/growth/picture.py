@@ -35,7 +35,9 @@ def draw(figures: dict[str, Any], file: str | Path) -> None:
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(2, 3, figsize=(11, 6.2), layout="constrained")
         for axis, panel in zip(axes.flat, (_handoffs, _tries, _pairs, _tasks, _rows, _pages), strict=True):
-            panel(axis, {engine: found for engine, found in figures.items() if engine in COLOURS})
+            panel(
+                axis, {engine: figures_of_engine for engine, figures_of_engine in figures.items() if engine in COLOURS}
+            )
             axis.set_xscale("symlog" if panel in (_pairs, _tasks) else "log", **_linear(panel))
             axis.minorticks_off()
             if axis.get_legend_handles_labels()[0]:
@@ -65,20 +67,22 @@ def _target(axes: Any, value: float, label: str) -> None:
     axes.axhline(value, color="#c0392b", linewidth=0.8, linestyle=":", label=label)
 
 
-def _crowds(found: dict[str, Any], several: bool) -> list[dict[str, Any]]:
-    ours = [crowd for crowd in found.get("waiters", ()) if "subject" not in crowd]
-    fewest = min((crowd["waiters"] for crowd in ours), default=0)
-    return [crowd for crowd in ours if (crowd["processes"] > 1) is several or crowd["waiters"] == fewest]
+def _crowds(figures: dict[str, Any], several: bool) -> list[dict[str, Any]]:
+    own_crowds = [crowd for crowd in figures.get("waiters", ()) if "subject" not in crowd]
+    fewest = min((crowd["waiters"] for crowd in own_crowds), default=0)
+    return [crowd for crowd in own_crowds if (crowd["processes"] > 1) is several or crowd["waiters"] == fewest]
 
 
 def _handoffs(axes: Any, figures: dict[str, Any]) -> None:
     _words(axes, "Hand-offs a second", "waiters on one resource", "a second")
-    for engine, found in figures.items():
+    for engine, figures_of_engine in figures.items():
         for several, style in ((False, "-"), (True, "--")):
             form = "processes of 100" if several else "one process"
-            points = [(point["waiters"], point["rate"]) for point in _crowds(found, several)]
+            points = [(point["waiters"], point["rate"]) for point in _crowds(figures_of_engine, several)]
             _line(axes, points, f"{ENGINES[engine]}, {form}", COLOURS[engine], style)
-        raw = [crowd for crowd in found.get("waiters", ()) if "subject" in crowd and crowd["processes"] == 1]
+        raw = [
+            crowd for crowd in figures_of_engine.get("waiters", ()) if "subject" in crowd and crowd["processes"] == 1
+        ]
         points = [(crowd["waiters"], crowd["rate"]) for crowd in raw]
         _line(axes, points, "pg_advisory_lock, a connection each", PEERS["pg_advisory_lock"])
     axes.set_ylim(bottom=0)
@@ -86,9 +90,9 @@ def _handoffs(axes: Any, figures: dict[str, Any]) -> None:
 
 def _tries(axes: Any, figures: dict[str, Any]) -> None:
     _words(axes, "A try (solid), a registration (dashed)", "waiters on one resource", "µs")
-    for engine, found in figures.items():
-        for what, style in (("attempt", "-"), ("registration", "--")):
-            points = [(point["waiters"], point[what]) for point in _crowds(found, False)]
+    for engine, figures_of_engine in figures.items():
+        for column, style in (("attempt", "-"), ("registration", "--")):
+            points = [(point["waiters"], point[column]) for point in _crowds(figures_of_engine, False)]
             _line(axes, points, ENGINES[engine] if style == "-" else "", COLOURS[engine], style)
     axes.set_ylim(bottom=0)
 
@@ -104,8 +108,8 @@ def _grown(curve: dict[str, Any]) -> list[tuple[float, float]]:
 def _pairs(axes: Any, figures: dict[str, Any]) -> None:
     _words(axes, "A pair, under an old snapshot", "pairs done under it", "times the first")
     styles = {"repeatable read": "-", "prepared": "--", "standby": ":", "reader": "-"}
-    for engine, found in figures.items():
-        for kind, curve in found.get("snapshots", {}).get("a pair", {}).get("sqlsem", {}).items():
+    for engine, figures_of_engine in figures.items():
+        for kind, curve in figures_of_engine.get("snapshots", {}).get("a pair", {}).get("sqlsem", {}).items():
             _line(axes, _grown(curve), f"{ENGINES[engine]}, {kind}", COLOURS[engine], styles[kind])
     _target(axes, shown.SNAPSHOT, "wanted, at most")
     axes.set_ylim(bottom=0)
@@ -113,8 +117,8 @@ def _pairs(axes: Any, figures: dict[str, Any]) -> None:
 
 def _tasks(axes: Any, figures: dict[str, Any]) -> None:
     _words(axes, "A task (claim and end), under an old snapshot", "tasks done under it", "times the first")
-    for engine, found in figures.items():
-        for subject, kinds in found.get("snapshots", {}).get("a task", {}).items():
+    for engine, figures_of_engine in figures.items():
+        for subject, kinds in figures_of_engine.get("snapshots", {}).get("a task", {}).items():
             label = f"sqlsem, {ENGINES[engine]}" if subject == "sqlsem" else subject
             curve = next(iter(kinds.values()))
             _line(axes, _grown(curve), label, PEERS.get(subject, COLOURS[engine]))
@@ -122,12 +126,12 @@ def _tasks(axes: Any, figures: dict[str, Any]) -> None:
     axes.set_yscale("log")
 
 
-def _looks(axes: Any, figures: dict[str, Any], what: str, columns: dict[str, str]) -> None:
-    for engine, found in figures.items():
-        looks = found.get("looking", {}).get(what, {})
+def _looks(axes: Any, figures: dict[str, Any], subject: str, columns: dict[str, str]) -> None:
+    for engine, figures_of_engine in figures.items():
+        looks = figures_of_engine.get("looking", {}).get(subject, {})
         for column, style in columns.items():
             points = [(float(number), look[column]) for number, look in looks.items() if column in look]
-            _line(axes, points, f"{ENGINES[engine]}, {column} ({what})", COLOURS[engine], style)
+            _line(axes, points, f"{ENGINES[engine]}, {column} ({subject})", COLOURS[engine], style)
 
 
 def _rows(axes: Any, figures: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ def growth(engine: str, url: str, options: dict[str, Any]) -> Any:
 
 def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
     name, seconds = ENGINES[engine], 4.0 if options["quick"] else 8.0
-    found: list[waiters.Crowd] = []
+    measured: list[waiters.Crowd] = []
     shown = table(
         f"{name}: waiters on one resource (ratios: of the fewest)",
         *("waiters", "processes", "hand-offs/s", "a try, µs", "a registration, µs"),
@@ -58,17 +58,17 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
                 shown.add_row(f"{number:,}", str(processes), f"not in the queue in {waiters.QUEUE_SECONDS:g} s")
                 break
             first = first or crowd
-            found.append(crowd)
+            measured.append(crowd)
             shown.add_row(
                 *(f"{number:,}", str(crowd.processes), _beside(crowd, first, "rate", RATE, minimum=True)),
-                *(_beside(crowd, first, what, ATTEMPT) for what in ("attempt", "registration")),
+                *(_beside(crowd, first, column, ATTEMPT) for column in ("attempt", "registration")),
                 *(judged(crowd.statements, STATEMENTS), judged(crowd.server_cpu, SERVER_CPU, ".3f")),
                 f"{crowd.client_cpu:.2f}",
             )
     beside: list[tuple[str, waiters.Crowd]] = []
-    if found and found[-1].processes > 1:
+    if measured and measured[-1].processes > 1:
         # Some costs grow with the waiters, others with the processes, each of which has to be woken.
-        last = found[-1]
+        last = measured[-1]
         with console.status(f"{name}: a waiter in each of {last.processes} processes"):
             crowd = waiters.crowd(engine, url, last.processes, last.processes, seconds)
         if crowd is not None:
@@ -89,12 +89,12 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
             raw.append(crowd)
     console.print(shown)
     beside += [("pg_advisory_lock", crowd) for crowd in raw]
-    return [asdict(crowd) for crowd in found] + [{**asdict(crowd), "subject": subject} for subject, crowd in beside]
+    return [asdict(crowd) for crowd in measured] + [{**asdict(crowd), "subject": subject} for subject, crowd in beside]
 
 
-def _beside(crowd: waiters.Crowd, first: waiters.Crowd, what: str, target: float, *, minimum: bool = False) -> str:
+def _beside(crowd: waiters.Crowd, first: waiters.Crowd, column: str, target: float, *, minimum: bool = False) -> str:
     """Return a figure, and its ratio to that of the fewest."""
-    value, base = getattr(crowd, what), getattr(first, what)
+    value, base = getattr(crowd, column), getattr(first, column)
     return f"{value:.0f}" if crowd is first else f"{value:.0f}: {judged(value / base, target, minimum=minimum)}"
 
 
@@ -110,17 +110,17 @@ def _snapshots(engine: str, url: str, sizes: dict[str, Any], options: dict[str, 
         *("", "snapshot", "first, µs", "done", "last, µs", "grown, times", "once it is gone, of without, times"),
     )
     results: dict[str, Any] = {}
-    for what, subjects in works.items():
+    for work_name, subjects in works.items():
         for subject, work in subjects.items():
             for kind, snapshot in kinds.items():
                 if subject != "sqlsem" and snapshot is not next(iter(kinds.values())):
                     continue  # it is the same for them
-                with console.status(f"{name}: {what} of {subject}, {kind}"):
+                with console.status(f"{name}: {work_name} of {subject}, {kind}"):
                     curve = snapshots.curve(url, work, snapshot, maximum, seconds)
-                results.setdefault(what, {}).setdefault(subject, {})[kind] = asdict(curve)
+                results.setdefault(work_name, {}).setdefault(subject, {})[kind] = asdict(curve)
                 grown = judged(curve.growth, SNAPSHOT) if subject == "sqlsem" else f"{curve.growth:.2f}"
                 shown.add_row(
-                    *(f"{what}, {subject}", kind, f"{curve.points[0].cost:.0f}", f"{curve.points[-1].done:,}"),
+                    *(f"{work_name}, {subject}", kind, f"{curve.points[0].cost:.0f}", f"{curve.points[-1].done:,}"),
                     *(f"{curve.points[-1].cost:.0f}", grown, f"{curve.after:.2f}"),
                 )
     console.print()
@@ -137,14 +137,14 @@ def _looking(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
         "waiting owners": (looking.deadlocks, sizes["owners"], lambda _: SEARCH),
     }
     results: dict[str, Any] = {}
-    for what, (look, numbers, target) in looks.items():
-        found = results[what] = {}
+    for subject, (look, numbers, target) in looks.items():
+        milliseconds_of = results[subject] = {}
         for number in numbers:
-            with console.status(f"{name}: {number:,} {what}"):
-                found[number] = look(engine, url, number)
-        columns = list(found[numbers[0]])
-        shown = table(f"{name}: looking, ms", what, *columns)
-        for number, milliseconds in found.items():
+            with console.status(f"{name}: {number:,} {subject}"):
+                milliseconds_of[number] = look(engine, url, number)
+        columns = list(milliseconds_of[numbers[0]])
+        shown = table(f"{name}: looking, ms", subject, *columns)
+        for number, milliseconds in milliseconds_of.items():
             shown.add_row(f"{number:,}", *(judged(milliseconds[column], target(number), ".1f") for column in columns))
         console.print()
         console.print(shown)

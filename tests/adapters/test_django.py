@@ -42,9 +42,9 @@ def alias(database, name):
 
 
 def test_locks_are_in_the_database_of_the_settings(alias, connect, name):
-    mine = adapter.coordinator(alias)
-    assert adapter.coordinator(alias) is mine
-    with mine.mutex(name, note="from Django"):
+    coordinator = adapter.coordinator(alias)
+    assert adapter.coordinator(alias) is coordinator
+    with coordinator.mutex(name, note="from Django"):
         assert [entry.note for entry in connect().admin.entries(name)] == ["from Django"]
         connections[alias].close()  # as Django does after a request
         assert connect().mutex(name).locked()
@@ -57,12 +57,12 @@ def test_closed_coordinator_is_recreated(alias, name):
 
 
 def test_the_lock_ends_after_the_commit(alias, connect, name):
-    seen = []
+    states = []
     with adapter.atomic(adapter.coordinator(alias).mutex(name), alias) as grant:
         assert connections[alias].in_atomic_block
-        transaction.on_commit(lambda: seen.append(connect().admin.entries(name)[0].state), using=alias)
+        transaction.on_commit(lambda: states.append(connect().admin.entries(name)[0].state), using=alias)
         assert grant.resource == name
-    assert seen == ["holds"]
+    assert states == ["holds"]
     assert not connect().mutex(name).locked()
 
 
@@ -94,8 +94,8 @@ def test_other_databases_are_refused(alias):
 
 
 def test_a_lock_goes_with_djangos_transaction(alias, connect, name):
-    mine = adapter.coordinator(alias)
-    with mine.mutex(name) as grant:
+    coordinator = adapter.coordinator(alias)
+    with coordinator.mutex(name) as grant:
         with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
             with connections[alias].cursor() as cursor:
                 grant.release_on_commit(cursor)

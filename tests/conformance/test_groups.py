@@ -124,7 +124,7 @@ def test_short_tasks_are_done_in_few_calls_and_in_order(queue):
     assert sum(calls.made.values()) < 100
     assert set(statuses(queue)) == {"finished"}
     assert sorted(reports, key=lambda report: report[0]) == [
-        (key, what) for key in numbers for what in (None, "finished")
+        (key, expected_outcome) for key in numbers for expected_outcome in (None, "finished")
     ]
     for number in (numbers[0], numbers[-1]):
         (attempt,) = queue.log(number)

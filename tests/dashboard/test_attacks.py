@@ -45,18 +45,18 @@ def connect():
 
         def connect(url, sent=b""):
             host, _, port = url.removeprefix("http://").rpartition(":")
-            made = opened.enter_context(socket.create_connection((host, int(port)), PATIENCE))
+            connection = opened.enter_context(socket.create_connection((host, int(port)), PATIENCE))
             if sent:
-                made.sendall(sent)
-            return made
+                connection.sendall(sent)
+            return connection
 
         yield connect
 
 
-def ends(made):
+def ends(connection):
     """Wait until the server ends a connection."""
     with contextlib.suppress(ConnectionError):
-        while made.recv(65536):
+        while connection.recv(65536):
             pass
     return True
 
@@ -76,10 +76,10 @@ def test_incomplete_request_times_out(half, live, serve, connect, impatient, sil
 
 def test_slow_request_times_out(live, serve, connect, impatient, silent):
     url = serve(live)
-    made = connect(url, HALVES["headers"])
+    connection = connect(url, HALVES["headers"])
     with pytest.raises(ConnectionError):
         for _ in range(int(PATIENCE / 0.05)):
-            made.sendall(b"x")
+            connection.sendall(b"x")
             time.sleep(0.05)
 
 
@@ -116,10 +116,10 @@ def test_unread_answer_times_out(serve, impatient, silent):
     url = serve(FakePoller(overview(entry(position, note="x" * 900) for position in range(1, 2001))))
     host, _, port = url.removeprefix("http://").rpartition(":")
     (server,) = serve.servers
-    with socket.socket() as made:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        made.connect((host, int(port)))
-        made.sendall(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        connection.sendall(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
         until(lambda: server.server_state.tasks, "it is being answered")
         until(lambda: not server.server_state.connections, "it is ended")
 
@@ -127,10 +127,10 @@ def test_unread_answer_times_out(serve, impatient, silent):
 def test_streams_are_limited_when_opened_together(live, serve, connect, monkeypatch, silent):
     monkeypatch.setattr(feed, "MAX_STREAMS", 20)
     url = serve(live)
-    asked = [connect(url, b"GET /events?q=%d HTTP/1.1\r\n" % number + HOST + b"\r\n") for number in range(100)]
-    told = [int(opened.recv(12).split()[1]) for opened in asked]
-    assert (told.count(200), told.count(503)) == (20, 80)
-    for opened in asked:
+    connections = [connect(url, b"GET /events?q=%d HTTP/1.1\r\n" % number + HOST + b"\r\n") for number in range(100)]
+    statuses = [int(opened.recv(12).split()[1]) for opened in connections]
+    assert (statuses.count(200), statuses.count(503)) == (20, 80)
+    for opened in connections:
         opened.close()
     (server,) = serve.servers
     until(lambda: not server.server_state.tasks, "all have ended")
@@ -145,12 +145,12 @@ def test_long_range_header_is_cheap(live, serve, connect):
     def cost(digits):
         began = time.process_time()  # the server is a thread of this process
         request = b"GET /static/dashboard.js HTTP/1.1\r\n" + HOST + b"Connection: close\r\nRange: bytes=%s\r\n\r\n"
-        made = connect(url, request % (b"9" * digits))
-        status = int(made.recv(12).split()[1])
-        assert ends(made)
+        connection = connect(url, request % (b"9" * digits))
+        status = int(connection.recv(12).split()[1])
+        assert ends(connection)
         return time.process_time() - began, status
 
-    few, many = (min(cost(digits) for _ in range(3)) for digits in (1000, 15_000))
-    assert many[1] in (200, 206, 400, 416)
-    assert many[0] < 20 * max(few[0], 0.005)
+    short, long = (min(cost(digits) for _ in range(3)) for digits in (1000, 15_000))
+    assert long[1] in (200, 206, 400, 416)
+    assert long[0] < 20 * max(short[0], 0.005)
     assert cost(60_000)[1] in (400, 431), "longer than headers may be"

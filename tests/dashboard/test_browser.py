@@ -65,10 +65,10 @@ def enter(page, url):
 
 
 def violations(page):
-    found = Axe().run(page)
+    results = Axe().run(page)
     return [
         (violation["id"], node["target"], node.get("failureSummary"))
-        for violation in found.response["violations"]
+        for violation in results.response["violations"]
         for node in violation["nodes"]
     ]
 

@@ -45,9 +45,9 @@ class Running:
 
     def find(self, pattern):
         until(lambda: re.search(pattern, self.said) or self.process.poll() is not None, pattern)
-        found = re.search(pattern, self.said)
-        assert found, self.said
-        return found[1]
+        match = re.search(pattern, self.said)
+        assert match, self.said
+        return match[1]
 
     @property
     def home(self):
@@ -88,8 +88,8 @@ def test_dashboard_serves_until_its_signal(database, connect, name, start):
     with coordinator.mutex(name), httpx.Client(base_url=home, headers={"origin": home}, timeout=PATIENCE) as client:
         until(lambda: name in client.get("/").text, "the lock is seen")
         assert client.post("/login", data={"token": token}).status_code == 303
-        asked = client.get("/ask", params={"kind": "pause", "resource": name}).text
-        csrf_token = re.search(r'name="csrf_token" value="(\w+)"', asked)[1]
+        form = client.get("/ask", params={"kind": "pause", "resource": name}).text
+        csrf_token = re.search(r'name="csrf_token" value="(\w+)"', form)[1]
         answer = client.post("/do", data={"kind": "pause", "resource": name, "csrf_token": csrf_token})
         assert answer.status_code == 303
         assert [resource.paused for resource in coordinator.admin.resources() if resource.resource == name] == [True]
@@ -136,35 +136,35 @@ def test_top_runs_on_a_terminal(database, connect, name):
     import pty
 
     with connect().mutex(name):
-        ours, theirs = pty.openpty()
+        controller, terminal = pty.openpty()
         environment = {**os.environ, "SQLSEM_URL": database.url, "TERM": "xterm", "COLUMNS": "100", "LINES": "24"}
         process = subprocess.Popen(
             [sys.executable, "-m", "sqlsem", "top", "--interval", "0.2"],
             env=environment,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
             start_new_session=True,
         )
-        os.close(theirs)
+        os.close(terminal)
         shown = bytearray()
 
         def read():
             with contextlib.suppress(OSError):  # the terminal is closed at its end
-                while chunk := os.read(ours, 65536):
+                while chunk := os.read(controller, 65536):
                     shown.extend(chunk)
 
         reader = threading.Thread(target=read)
         reader.start()
         try:
             until(lambda: name.encode() in shown, "the lock is seen")
-            os.write(ours, b"q")
+            os.write(controller, b"q")
             assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
             process.wait()
             reader.join()
-            os.close(ours)
+            os.close(controller)
         assert b"sqlsem top" in shown
 
 
@@ -174,9 +174,9 @@ def said(*arguments, **environment):
 
 
 def test_top_needs_a_terminal():
-    code, told = said("top")
+    code, output = said("top")
     assert code == 64
-    assert "sqlsem ls --watch 2" in told
+    assert "sqlsem ls --watch 2" in output
 
 
 @pytest.mark.parametrize(
@@ -189,31 +189,31 @@ def test_top_needs_a_terminal():
     ],
 )
 def test_unsafe_options_are_refused(arguments, words):
-    code, told = said("dashboard", *arguments)
+    code, output = said("dashboard", *arguments)
     assert code == 64
-    assert words in told
+    assert words in output
 
 
 def test_missing_database_is_reported_at_once(tmp_path):
-    code, told = said("dashboard", "--port", "0", SQLSEM_URL=f"sqlite:///{tmp_path / 'none.db'}?mode=ro")
+    code, output = said("dashboard", "--port", "0", SQLSEM_URL=f"sqlite:///{tmp_path / 'none.db'}?mode=ro")
     assert code == 78
-    assert "is not there" in told
+    assert "is not there" in output
 
 
 @pytest.mark.parametrize(("command", "module"), [("top", "textual"), ("dashboard", "starlette")])
 def test_command_names_its_missing_extra(command, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    code, told = said(command)
+    code, output = said(command)
     assert code == 78
-    assert f"pip install 'sqlsem[{command}]'" in told
+    assert f"pip install 'sqlsem[{command}]'" in output
 
 
 def test_token_is_read_from_file_or_environment(tmp_path, monkeypatch):
     monkeypatch.delenv(watch.TOKEN, raising=False)
-    made, told = watch._token(None)
-    assert told
-    assert len(made) > 30
-    assert watch._token(None)[0] != made
+    token, is_new = watch._token(None)
+    assert is_new
+    assert len(token) > 30
+    assert watch._token(None)[0] != token
     monkeypatch.setenv(watch.TOKEN, TOKEN)
     assert watch._token(None) == (TOKEN, False)
     file = tmp_path / "token"
@@ -227,23 +227,23 @@ def test_readable_token_file_is_refused(tmp_path):
     file = tmp_path / "token"
     file.write_text(TOKEN)
     file.chmod(0o640)
-    code, told = said("dashboard", "--allow-changes", "--token-file", str(file))
+    code, output = said("dashboard", "--allow-changes", "--token-file", str(file))
     assert code == 78
-    assert "chmod 600" in told
-    assert TOKEN not in told
+    assert "chmod 600" in output
+    assert TOKEN not in output
     assert said("dashboard", "--private", "--token-file", str(tmp_path / "none"))[0] == 78
 
 
 @pytest.mark.engines("sqlite")
 def test_short_token_is_refused(database):
-    code, told = said(
+    code, output = said(
         *("dashboard", "--allow-changes", "--port", "0"),
         SQLSEM_URL=database.url,
         SQLSEM_DASHBOARD_TOKEN="short",
     )
     assert code == 78
-    assert "at least 16" in told
-    assert "short" not in told.replace("shorter", "")
+    assert "at least 16" in output
+    assert "short" not in output.replace("shorter", "")
 
 
 @pytest.mark.engines("sqlite")

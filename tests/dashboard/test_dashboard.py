@@ -84,24 +84,24 @@ def text(answer):
 def test_page_shows_each_view(client, view):
     answer = client.get("/", params={"view": view})
     assert answer.status_code == 200
-    told = text(answer)
-    assert "PostgreSQL database dwh on db.example:5432" in told
-    assert "3 resources, 5 in, 3 waiting" in told
+    shown = text(answer)
+    assert "PostgreSQL database dwh on db.example:5432" in shown
+    assert "3 resources, 5 in, 3 waiting" in shown
     for column in VIEWS[view].columns:
         if (view, column.key) != ("queues", "resource"):
-            assert column.head in told
+            assert column.head in shown
 
 
 def test_page_groups_requests_by_resource(client):
-    told = text(client.get("/"))
-    assert "report 1 in, 1 waiting PAUSED by ann" in told
-    assert "4 waits 16m00s limit 3 db1:804" in told
+    shown = text(client.get("/"))
+    assert "report 1 in, 1 waiting PAUSED by ann" in shown
+    assert "4 waits 16m00s limit 3 db1:804" in shown
 
 
 def test_page_offers_rates_if_there_are_any(client):
-    told = text(client.get("/?view=rates"))
-    assert "7 Rates" in told
-    assert "api 1m00s 100 103 0 12s 0 0.4s 5,210 40 31 mail" in told
+    shown = text(client.get("/?view=rates"))
+    assert "7 Rates" in shown
+    assert "api 1m00s 100 103 0 12s 0 0.4s 5,210 40 31 mail" in shown
     page = text(client.get("/row", params={"view": "rates", "key": "w60 api"}))
     assert "rate 'api': 103 of 100 used in 1m00s, room in 12s; 0 in line" in page
     assert "Pause the resource" in page
@@ -112,8 +112,8 @@ def test_page_offers_rates_if_there_are_any(client):
 
 
 def test_page_sorts_and_filters(client):
-    told = text(client.get("/?sort=seconds&q=db2"))
-    assert "1 of 9 rows have “db2” in them." in told
+    shown = text(client.get("/?sort=seconds&q=db2"))
+    assert "1 of 9 rows have “db2” in them." in shown
     page = Text(client.get("/?sort=seconds").text)
     assert ("th", "aria-sort", "descending") in page.attributes
     assert "No row has these words in it." in text(client.get("/?q=zzz"))
@@ -128,13 +128,13 @@ def test_links_keep_sort_and_filter(client):
 
 
 def test_page_shows_a_single_row(client):
-    told = text(client.get("/row?view=queues&key=p4"))
-    assert "4 waits etl for 16m00s: limit 3, db1:804, load.py" in told
-    assert "Note: customers" in told
-    assert "Revoke the request" in told
-    gone = client.get("/row?view=queues&key=p99")
-    assert gone.status_code == 404
-    assert "That row is gone." in text(gone)
+    shown = text(client.get("/row?view=queues&key=p4"))
+    assert "4 waits etl for 16m00s: limit 3, db1:804, load.py" in shown
+    assert "Note: customers" in shown
+    assert "Revoke the request" in shown
+    missing = client.get("/row?view=queues&key=p99")
+    assert missing.status_code == 404
+    assert "That row is gone." in text(missing)
 
 
 def test_page_shows_thousands_of_rows():
@@ -155,7 +155,7 @@ def test_page_escapes_names_with_markup(name):
     live.where = f"database {name}"
     client = client_of(live)
     enter(client)
-    asked = {"kind": "revoke", "position": 1}
+    question = {"kind": "revoke", "position": 1}
     live.failure = sqlsem.NotHeld(name)
     pages = [
         *(client.get("/", params={"view": view, "q": ""}) for view in VIEWS),
@@ -164,33 +164,35 @@ def test_page_escapes_names_with_markup(name):
             client.get("/row?key=p1"),
             client.get("/row", params={"key": f"r{name}"}),
         ),
-        *(client.get("/ask", params=asked), client.get("/ask", params={"kind": "resume", "resource": name})),
-        do(client, **asked),
+        *(client.get("/ask", params=question), client.get("/ask", params={"kind": "resume", "resource": name})),
+        do(client, **question),
     ]
     own = set(Text(client_of(FakePoller(a_night())).get("/").text).tags) | {"h3", "dl", "dt", "dd", "code", "input"}
     for page in pages:
-        found = Text(page.text)
-        assert set(found.tags) - {"script"} <= own | {"h2"}
-        assert [value for tag, name, value in found.attributes if tag == "script" and name == "src"] in (
+        document = Text(page.text)
+        assert set(document.tags) - {"script"} <= own | {"h2"}
+        assert [value for tag, name, value in document.attributes if tag == "script" and name == "src"] in (
             ["/static/dashboard.js"],
             [],
         )
-        assert not [name for _, name, _ in found.attributes if name.startswith("on") or name == "style"]
-        assert str(found).isprintable()
+        assert not [name for _, name, _ in document.attributes if name.startswith("on") or name == "style"]
+        assert str(document).isprintable()
         # The form must send the name itself, which is not displayed.
         assert all(
-            value.isprintable() for tag, name, value in found.attributes if value and (tag, name) != ("input", "value")
+            value.isprintable()
+            for tag, name, value in document.attributes
+            if value and (tag, name) != ("input", "value")
         )
-        assert "49" not in str(found).split()
+        assert "49" not in str(document).split()
     assert "\\x1b" in pages[0].text or name != ANSI
     assert "\\u202e" in pages[0].text or name != BIDI
 
 
 def test_page_before_the_first_overview():
     client = client_of(FakePoller(Snapshot(down_since=NOW, trouble="Cannot reach it")))
-    told = text(client.get("/"))
-    assert "The database has not answered since 03:12:05; trying again every 2 s. Cannot reach it" in told
-    assert "There is no data yet." in told
+    shown = text(client.get("/"))
+    assert "The database has not answered since 03:12:05; trying again every 2 s. Cannot reach it" in shown
+    assert "There is no data yet." in shown
     assert client.get("/row?key=p1").status_code == 404
     enter(client)
     assert client.get("/ask?kind=pause&resource=etl").status_code == 503
@@ -198,9 +200,9 @@ def test_page_before_the_first_overview():
 
 def test_page_shows_an_outage_and_the_last_overview(live, client):
     live.snapshot = dataclasses.replace(live.snapshot, down_since=NOW, trouble="connection refused")
-    told = text(client.get("/"))
-    assert "The data below is of 03:12:05. connection refused" in told
-    assert "db1:801" in told
+    shown = text(client.get("/"))
+    assert "The data below is of 03:12:05. connection refused" in shown
+    assert "db1:801" in shown
 
 
 def test_unknown_pages_and_rows_are_not_found(client):
@@ -242,9 +244,9 @@ def test_change_is_confirmed_with_its_consequence(live, client, name):
     assert question in text(before)
     assert "Yes, do it" not in text(before), "the token has not been shown"
     assert enter(client).status_code == 303
-    asked = client.get("/ask", params=fields)
-    assert question in text(asked)
-    assert f"The same as: {action.command}" in text(asked)
+    form = client.get("/ask", params=fields)
+    assert question in text(form)
+    assert f"The same as: {action.command}" in text(form)
     assert live.done == []
     answer = do(client, **fields, view="queues", q="db1")
     assert (answer.status_code, answer.headers["location"]) == (303, "/?view=queues&q=db1")
@@ -255,9 +257,9 @@ def test_change_is_confirmed_with_its_consequence(live, client, name):
 
 def test_impossible_change_has_no_button(client):
     enter(client)
-    told = text(client.get("/ask?kind=revoke&position=99"))
-    assert "Position 99 is gone already" in told
-    assert "Yes, do it" not in told
+    shown = text(client.get("/ask?kind=revoke&position=99"))
+    assert "Position 99 is gone already" in shown
+    assert "Yes, do it" not in shown
 
 
 @pytest.mark.parametrize(
@@ -456,13 +458,13 @@ def test_cookie_is_httponly_and_samesite(client):
 
 def test_logout_ends_the_session(live, client):
     enter(client)
-    mine = csrf_token(client)
+    own_token = csrf_token(client)
     cookie = client.cookies["sqlsem-8765"]
     assert client.post("/logout", data={"csrf_token": "0"}).status_code == 303
     client.cookies.set("sqlsem-8765", cookie)
-    assert client.post("/logout", data={"csrf_token": mine}).status_code == 303
+    assert client.post("/logout", data={"csrf_token": own_token}).status_code == 303
     client.cookies.set("sqlsem-8765", cookie, domain="127.0.0.1")
-    assert client.post("/do", data={"kind": "pause", "resource": "etl", "csrf_token": mine}).status_code == 403
+    assert client.post("/do", data={"kind": "pause", "resource": "etl", "csrf_token": own_token}).status_code == 403
     assert live.done == []
 
 
@@ -531,9 +533,9 @@ def test_stream_sends_changes_at_once(live, serve):
     live.see(Snapshot(overview([entry(7, "holds")]), NOW))
     assert "db1:807" in next(stream)
     live.see(dataclasses.replace(live.snapshot, down_since=NOW, trouble="gone"))
-    told = next(stream)
-    assert "The database has not answered since 03:12:05" in str(Text(told))
-    assert "db1:807" in told
+    message = next(stream)
+    assert "The database has not answered since 03:12:05" in str(Text(message))
+    assert "db1:807" in message
     live.see(Snapshot(a_night(), NOW))
     assert "has not answered" not in next(stream)
     stream.close()

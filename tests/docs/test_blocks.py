@@ -242,8 +242,8 @@ def worked(desk: Desk, queue: str | None) -> Iterator[None]:
 
 
 def with_blocks() -> list[Any]:
-    found = [page for page in PAGES if any(example.region.evaluator for example in parsed(page).examples())]
-    return [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in found]
+    pages = [page for page in PAGES if any(example.region.evaluator for example in parsed(page).examples())]
+    return [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in pages]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None or os.name != "posix", reason="blocks are for a shell of POSIX")

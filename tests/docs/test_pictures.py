@@ -15,8 +15,8 @@ spec.loader.exec_module(pictures)
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
 def test_a_picture_is_fresh(name):
-    said = pictures.words((ROOT / "docs" / f"{name}.svg").read_text(encoding="utf-8"))
-    assert pictures.words(pictures.PICTURES[name]()) == said, "draw it anew: python docs/pictures.py"
+    stored = pictures.words((ROOT / "docs" / f"{name}.svg").read_text(encoding="utf-8"))
+    assert pictures.words(pictures.PICTURES[name]()) == stored, "draw it anew: python docs/pictures.py"
 
 
 def test_other_words_are_seen():
@@ -26,9 +26,9 @@ def test_other_words_are_seen():
 
 def test_the_picture_of_the_dashboard_is_fresh():
     """The pixels depend on fonts; the picture's text is stored in it."""
-    said = pictures.words_in((ROOT / "docs" / "dashboard.png").read_bytes())
-    assert pictures.words_of_page(pictures.page()) == said, "draw it anew: python docs/pictures.py dashboard"
-    assert "limit 3 full: db1:801 +2" in said
+    stored = pictures.words_in((ROOT / "docs" / "dashboard.png").read_bytes())
+    assert pictures.words_of_page(pictures.page()) == stored, "draw it anew: python docs/pictures.py dashboard"
+    assert "limit 3 full: db1:801 +2" in stored
 
 
 def test_picture_contains_its_description():

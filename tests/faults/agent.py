@@ -38,12 +38,12 @@ class Worker(threading.Thread):
         def on_lost(grant: sqlsem.Grant) -> None:
             self.channel.tell("lost", thread=self.name, lost=grant.lost, set=grant.lost_event.is_set())
 
-        asked = time.monotonic()
+        requested = time.monotonic()
         lock = getattr(self.coordinator, kind)(*args, on_lost=on_lost, **settings)
         grant = lock.__enter__()
         got = time.monotonic()
         self.held.append((lock, grant))
-        return {"asked": asked, "got": got, "position": grant.position, "fence": grant.fence}
+        return {"asked": requested, "got": got, "position": grant.position, "fence": grant.fence}
 
     def release(self) -> dict[str, Any]:
         lock, _ = self.held.pop()
@@ -104,8 +104,8 @@ class RemoteError(Exception):
 class Reply:
     """The future result of a command."""
 
-    def __init__(self, agent: Agent, what: str) -> None:
-        self._agent, self._what = agent, what
+    def __init__(self, agent: Agent, command: str) -> None:
+        self._agent, self._what = agent, command
         self._event = threading.Event()
         self._words: dict[str, Any] = {}
 
@@ -156,19 +156,19 @@ class Agent:
         """Wait for the first event of that kind, and return it."""
         with self._heard:
             self._heard.wait_for(lambda: self._ended or self.told(kind), timeout)
-            found = [event for event in self.events if event["event"] == kind]
-        assert found, f"no {kind!r} within {timeout:g} s\n{self.child.errors()}"
-        return found[0]
+            events = [event for event in self.events if event["event"] == kind]
+        assert events, f"no {kind!r} within {timeout:g} s\n{self.child.errors()}"
+        return events[0]
 
     def told(self, kind: str) -> bool:
         return any(event["event"] == kind for event in self.events)
 
-    def call(self, what: str, thread: str = "one", **arguments: Any) -> Reply:
+    def call(self, command: str, thread: str = "one", **arguments: Any) -> Reply:
         with self._heard:
             self._number += 1
             number = self._number
-            reply = self._replies[number] = Reply(self, what)
-        self.child.send(number=number, do=what, thread=thread, **arguments)
+            reply = self._replies[number] = Reply(self, command)
+        self.child.send(number=number, do=command, thread=thread, **arguments)
         return reply
 
     def ask(self, kind: str, *args: Any, thread: str = "one", **settings: Any) -> Reply:

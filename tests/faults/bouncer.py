@@ -39,10 +39,10 @@ class Bouncer:
         self.start()
 
     def start(self) -> None:
-        found = program()
-        assert found is not None
+        path = program()
+        assert path is not None
         self._process = subprocess.Popen(
-            [found, str(self._directory / "ini")],
+            [path, str(self._directory / "ini")],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -45,12 +45,12 @@ def churn(
 
     def lock(kind: str) -> None:
         resource = f"{name}-{kind}"
-        made = coordinator.mutex(resource) if kind == "mutex" else coordinator.limit(resource, LIMIT)
-        with made as grant:
+        churn_lock = coordinator.mutex(resource) if kind == "mutex" else coordinator.limit(resource, LIMIT)
+        with churn_lock as grant:
             entered = time.monotonic()
             grant.lost_event.wait(rng.uniform(0, 0.03))
-            left = time.monotonic()  # the time of its release, or the time when its loss was known
-            book.note(kind=kind, position=grant.position, entered=entered, left=left, lost=grant.lost_event.is_set())
+            left_at = time.monotonic()  # the time of its release, or the time when its loss was known
+            book.note(kind=kind, position=grant.position, entered=entered, left=left_at, lost=grant.lost_event.is_set())
 
     def work() -> None:
         task = coordinator.queue(name).try_claim()
@@ -60,8 +60,8 @@ def churn(
         with task:
             entered = time.monotonic()
             task.lost_event.wait(rng.uniform(0, 0.05))
-            left = time.monotonic()
-            book.note(kind="work", task=task.id, attempt=task.attempt, entered=entered, left=left)
+            left_at = time.monotonic()
+            book.note(kind="work", task=task.id, attempt=task.attempt, entered=entered, left=left_at)
 
     def go_on(job: str) -> None:
         while not ending.is_set():
@@ -120,12 +120,12 @@ class Crowd:
 
     def counts(self, since: float = 0.0) -> dict[str, int]:
         """Return the number of entries of each kind since then."""
-        found: dict[str, int] = defaultdict(int)
+        counts: dict[str, int] = defaultdict(int)
         for words in self.words():
-            found[words["kind"]] += words["entered"] > since
-        return found
+            counts[words["kind"]] += words["entered"] > since
+        return counts
 
-    def until_busy(self, queue: sqlsem.Queue, since: float, what: str) -> int:
+    def until_busy(self, queue: sqlsem.Queue, since: float, description: str) -> int:
         """Wait until every kind made progress since then, and return the number of tasks that were put for that.
 
         Earlier tasks may all have ended by then, so new ones are put: something is always left to do.
@@ -136,10 +136,10 @@ class Crowd:
             nonlocal put
             if not queue.state().pending:
                 put += len(queue.put_many(range(20)))
-            found = self.counts(since)
-            return all(found[kind] >= 5 for kind in ("mutex", "limit", "work"))
+            counts = self.counts(since)
+            return all(counts[kind] >= 5 for kind in ("mutex", "limit", "work"))
 
-        until(busy, what)
+        until(busy, description)
         return put
 
     def end(self) -> None:
@@ -147,10 +147,10 @@ class Crowd:
         for child in self.children:
             child.send(end=True)
         for child in self.children:
-            for told in child.rest():
-                assert told["event"] in ("trouble", "end"), (told, child.errors())
-                if told["event"] == "trouble":
-                    self.trouble.append(told["error"])
+            for event in child.rest():
+                assert event["event"] in ("trouble", "end"), (event, child.errors())
+                if event["event"] == "trouble":
+                    self.trouble.append(event["error"])
 
     def stays(self, name: str, *, lost: bool = True) -> list[Stay]:
         """Read the stays from the journal; with ``lost``, also stays that ended with a known loss."""
@@ -179,8 +179,8 @@ class Crowd:
         for words in self.words():
             if words["kind"] == "work":
                 tasks[words["task"]].append((words["entered"], words["left"], words["attempt"]))
-        for number, found in tasks.items():
-            found.sort()
-            for earlier, next_ in itertools.pairwise(found):
-                assert earlier[1] <= next_[0], f"task {number} was in two hands: {found}"
-                assert earlier[2] < next_[2] or forgetful, f"an attempt at task {number} came twice: {found}"
+        for number, attempts in tasks.items():
+            attempts.sort()
+            for earlier, next_ in itertools.pairwise(attempts):
+                assert earlier[1] <= next_[0], f"task {number} was in two hands: {attempts}"
+                assert earlier[2] < next_[2] or forgetful, f"an attempt at task {number} came twice: {attempts}"

@@ -59,8 +59,8 @@ class Pair:
 
     def states(self) -> list[str]:
         """Return sync or async for each streaming standby."""
-        found = self.run("SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'")
-        return [row[0] for row in found]
+        rows = self.run("SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'")
+        return [row[0] for row in rows]
 
     def streaming(self) -> None:
         """Wait until the standby has replayed all changes."""

@@ -29,9 +29,9 @@ def rounds_of(loop):
         nonlocal last
         if last is not None:
             rounds.append(time.thread_time() - last)
-        found = select(timeout)
+        ready = select(timeout)
         last = time.thread_time()
-        return found
+        return ready
 
     selector.select = timed
     return rounds
@@ -154,14 +154,14 @@ def test_a_thousand_tasks_wait(spawn, database, name, same, engine_name, request
     best = {}
     for _ in range(4):
         child = spawn(crowd, url=database.url, options=database.options, name=name, same=same)
-        found = child.expect("waiting", 200)
-        assert len(found["threads"]) <= 9, found[
+        report = child.expect("waiting", 200)
+        assert len(report["threads"]) <= 9, report[
             "threads"
         ]  # the library's threads: two for its upkeep, one for calls, three for waits
         if engine_name == "postgresql":
             until(lambda: connections(database) <= 4, "what was dropped is gone")
         else:
-            assert found["sessions"] <= 4
+            assert report["sessions"] <= 4
         child.send(do="go on")
         worst = child.expect("done", 200)["worst"]
         if engine_name == "postgresql":
@@ -319,9 +319,9 @@ def forks_in_a_loop(channel, url, options, name):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_fork_while_a_loop_runs(spawn, database, name):
     child = spawn(forks_in_a_loop, url=database.url, options=database.options, name=name)
-    found = child.expect("child", 120)
-    assert found["code"] == 0, child.errors()
-    assert found["found"] == [False, False, 4]
+    report = child.expect("child", 120)
+    assert report["code"] == 0, child.errors()
+    assert report["found"] == [False, False, 4]
     child.rest()
     assert database.queue(name) == []
 

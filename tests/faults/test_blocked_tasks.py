@@ -12,10 +12,10 @@ GRACE = 1.5
 
 @pytest.fixture
 def coordinator(connect):
-    made = connect(grace=30)  # of the operator
-    if not made.engine.has(BlockedTaskSession):
+    operator = connect(grace=30)  # of the operator
+    if not operator.engine.has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
-    return made
+    return operator
 
 
 def hold(channel, url, options, name):

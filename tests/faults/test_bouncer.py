@@ -15,14 +15,14 @@ pytestmark = [
 
 @pytest.fixture
 def bouncer(postgres_server):
-    made = []
+    bouncers = []
 
     def start(mode, **options):
-        made.append(Bouncer(postgres_server, mode, **options))
-        return made[-1]
+        bouncers.append(Bouncer(postgres_server, mode, **options))
+        return bouncers[-1]
 
     yield start
-    for server in made:
+    for server in bouncers:
         server.close()
 
 
@@ -65,8 +65,8 @@ def test_leases_work_and_leave_nothing_in_sessions_of_others(bouncer, database, 
     for number, pending in enumerate(shared):
         pending.get()
         reader.release(f"t{number}")
-    left = holder.release()["leaving"]
-    assert entry.get()["got"] >= left
+    left_at = holder.release()["leaving"]
+    assert entry.get()["got"] >= left_at
     waiter.check()
     holder_again = holder.ask("mutex", name)
     waiting(name, 2)
@@ -111,10 +111,10 @@ def test_a_restart_of_the_pooler_costs_nothing(bouncer, database, agents, name, 
         holder.check()
     assert database.queue(name) == before
     assert not entry.ready
-    left = holder.release()["leaving"]
-    had = entry.get()
-    assert had["got"] >= left
-    assert had["position"] == before[1][0]
+    left_at = holder.release()["leaving"]
+    granted = entry.get()
+    assert granted["got"] >= left_at
+    assert granted["position"] == before[1][0]
     waiter.release()
     assert not any(agent.told("lost") for agent in (holder, waiter))
     assert database.queue(name) == []

@@ -26,8 +26,8 @@ def churn(channel, url, options, name, journal, seed):
     rng = random.Random(seed)
     file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def note(what, grant):
-        words = {"what": what, "at": time.monotonic(), "pid": os.getpid(), "resource": grant.resource}
+    def note(event, grant):
+        words = {"what": event, "at": time.monotonic(), "pid": os.getpid(), "resource": grant.resource}
         os.write(file, (json.dumps({**words, "position": grant.position}) + "\n").encode())
 
     coordinator = sqlsem.connect(url, **options, grace=GRACE, retry=30)
@@ -75,32 +75,32 @@ def test_chaos(spawn, database, name, tmp_path):
     children = [fresh() for _ in range(WORKERS)]
     killed: dict[int, float] = {}
     stopped: dict[int, tuple] = {}  # pid → child, time of the stop, time to wake it
-    everybody = [*children]
+    every_child = [*children]
     sleeps: list[tuple] = []  # pid, from, to
     terminated: list[float] = []
     done = dict.fromkeys(("kill", "stop", "terminate", "terminate all"), 0)
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         time.sleep(rng.uniform(0.05, 0.6))
-        for pid, (child, since, when) in list(stopped.items()):
-            if time.monotonic() > when:
+        for pid, (child, since, end) in list(stopped.items()):
+            if time.monotonic() > end:
                 sleeps.append((pid, since, time.monotonic()))
                 child.resume()
                 del stopped[pid]
-        what = rng.choice(list(done))
+        fault = rng.choice(list(done))
         child = rng.choice(children)
-        if what == "kill":
+        if fault == "kill":
             killed[child.pid] = child.kill()
             if child.pid in stopped:  # it had no session until its end
                 sleeps.append((child.pid, stopped.pop(child.pid)[1], killed[child.pid]))
             children[children.index(child)] = fresh()
-            everybody = [*everybody, *(process for process in children if process not in everybody)]
-        elif what == "stop" and child.pid not in stopped and len(stopped) < 2:
+            every_child = [*every_child, *(process for process in children if process not in every_child)]
+        elif fault == "stop" and child.pid not in stopped and len(stopped) < 2:
             since = time.monotonic()
             stop(child)
             stopped[child.pid] = (child, since, since + rng.uniform(0, 3 * GRACE))
-        elif what.startswith("terminate") and database.engine == "postgresql":
-            maximum = 100 if what == "terminate all" else 1
+        elif fault.startswith("terminate") and database.engine == "postgresql":
+            maximum = 100 if fault == "terminate all" else 1
             database.rows(
                 "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity "
                 "WHERE datname = current_database() AND starts_with(application_name, 'sqlsem') "
@@ -110,7 +110,7 @@ def test_chaos(spawn, database, name, tmp_path):
             terminated.append(time.monotonic())
         else:
             continue
-        done[what] += 1
+        done[fault] += 1
     for child, since, _ in stopped.values():
         sleeps.append((child.pid, since, time.monotonic()))
         child.resume()
@@ -132,9 +132,9 @@ def test_chaos(spawn, database, name, tmp_path):
             result = audit(night.past(), night.entries)
             assert result.ok, result.findings
             assert result.grants > 50
-    for child in everybody:
-        while (told := child.next()) is not None:
-            assert told["event"] != "failed", told
+    for child in every_child:
+        while (event := child.next()) is not None:
+            assert event["event"] != "failed", event
     # A process that sleeps while its session is ended cannot learn of it in time: fences and assert_held are for that.
     helpless = [
         (pid, since, until) for pid, since, until in sleeps if any(since - GRACE < at < until for at in terminated)
@@ -158,15 +158,15 @@ def check_journal(journal, killed, helpless, limits, done):
                 stay["to"] = min(stay["to"], max(since, stay["from"]))
     counts = dict.fromkeys(limits, 0)
     for resource, limit in limits.items():
-        ours = sorted((stay["from"], position, stay) for (r, position), stay in stays.items() if r == resource)
-        counts[resource] = len(ours)
+        own_stays = sorted((stay["from"], position, stay) for (r, position), stay in stays.items() if r == resource)
+        counts[resource] = len(own_stays)
         inside: list[tuple] = []
-        for entered, position, stay in ours:
+        for entered, position, stay in own_stays:
             inside = [entry for entry in inside if entry[1]["to"] > entered]
             inside.append((position, stay))
             assert len(inside) <= limit, f"{len(inside)} were inside {resource} at {entered}: {inside}"
         if limit == 1:
             # A mutex: order of entry is the order of the numbers.
-            assert [position for _, position, _ in ours] == sorted(position for _, position, _ in ours)
+            assert [position for _, position, _ in own_stays] == sorted(position for _, position, _ in own_stays)
     print(f"{counts} entries beside {done}")
     assert all(count > 50 for count in counts.values()), counts

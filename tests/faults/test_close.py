@@ -13,8 +13,8 @@ def test_close_ends_waiters_and_holders(connect, database, name):
     name = str(name)
     before = threading.enumerate()
     coordinator = connect(grace=60)
-    told = []
-    holder = Attempt(coordinator.mutex(f"{name}-a", on_lost=lambda grant: told.append(grant)))
+    lost_grants = []
+    holder = Attempt(coordinator.mutex(f"{name}-a", on_lost=lambda grant: lost_grants.append(grant)))
     holder.granted()
     waiters = [Attempt(coordinator.mutex(f"{name}-a")) for _ in range(4)]
     waiters += [Attempt(coordinator.write(f"{name}-b")) for _ in range(3)]  # one of them holds
@@ -30,7 +30,7 @@ def test_close_ends_waiters_and_holders(connect, database, name):
             assert isinstance(waiter.failed(20), sqlsem.SqlsemError)
             assert "closed" in str(waiter.failed())
     assert holder.grant.lost
-    assert told == [holder.grant]
+    assert lost_grants == [holder.grant]
     with pytest.raises(sqlsem.LockLost, match="closed"):
         holder.leave()
     for waiter in waiters:

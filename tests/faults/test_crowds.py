@@ -17,28 +17,28 @@ def test_two_thousand_tasks_on_a_single_resource(connect, database, name, monkey
     holder, coordinator = connect(grace=60), connect(grace=60)
     coordinator.mutex(name("connects")).acquire()
     session, client = coordinator.client.member.main.session, coordinator.client
-    asked = []
+    polls = []
     look, wait = session.poll, session.wait
-    monkeypatch.setattr(session, "poll", lambda me, tickets: asked.append(len(tickets)) or look(me, tickets))
-    monkeypatch.setattr(session, "wait", lambda *of: asked.append(1) or wait(*of))
+    monkeypatch.setattr(session, "poll", lambda me, tickets: polls.append(len(tickets)) or look(me, tickets))
+    monkeypatch.setattr(session, "wait", lambda *of: polls.append(1) or wait(*of))
 
     async def main(number, resource, grant):
         inside, order = 0, []
 
         async def enter():
             nonlocal inside
-            async with coordinator.mutex(resource) as had:
+            async with coordinator.mutex(resource) as task_grant:
                 inside += 1
                 assert inside == 1
-                order.append(had.position)
+                order.append(task_grant.position)
                 inside -= 1
 
         tasks = [asyncio.create_task(enter()) for _ in range(number)]
         while len(client.waiter_queues.waiters()) < number:
             await asyncio.sleep(0.02)
-        asked.clear()
+        polls.clear()
         await asyncio.sleep(1)
-        idle = len(asked)
+        idle = len(polls)
         began = time.process_time()
         await asyncio.to_thread(grant.release)
         await asyncio.wait_for(asyncio.gather(*tasks), 10 * PATIENCE)
@@ -46,7 +46,7 @@ def test_two_thousand_tasks_on_a_single_resource(connect, database, name, monkey
         assert order == sorted(order)
         assert len(order) == number
         assert idle == 0, "who waits behind another one of ours asks nothing"
-        assert sum(asked) <= number + 10, "one short look for each hand-over at the most"
+        assert sum(polls) <= number + 10, "one short look for each hand-over at the most"
         return took / number
 
     costs = {}

@@ -92,7 +92,7 @@ def test_held_lock_outlives_its_coordinator(database, name, keep):
     assert lock.acquire()
     grant = lock.grant
     position = grant.position
-    kept = {"the lock": lock, "the grant": grant, "nothing": None}[keep]
+    reference = {"the lock": lock, "the grant": grant, "nothing": None}[keep]
     del lock, grant
     for _ in range(3):
         gc.collect()
@@ -103,13 +103,13 @@ def test_held_lock_outlives_its_coordinator(database, name, keep):
             for candidate in sqlsem.core.client.open_clients()
             if position in candidate.member.tickets and not candidate.closed
         )
-        if kept is None:
+        if reference is None:
             client.close()
         else:
             client.registry.grants()[0].release()
         del client
         assert other.mutex(name).acquire(timeout=PATIENCE)
-    del kept
+    del reference
     collected(before, None)
 
 
@@ -117,11 +117,11 @@ def test_waiter_keeps_its_coordinator(database, name):
     with database.coordinator() as holder:
         lock = holder.mutex(name)
         assert lock.acquire()
-        had = []
+        grants = []
 
         def wait():
             with database.coordinator().mutex(name) as grant:
-                had.append(grant)
+                grants.append(grant)
 
         waiting = threading.Thread(target=wait)
         waiting.start()
@@ -130,4 +130,4 @@ def test_waiter_keeps_its_coordinator(database, name):
             gc.collect()
         lock.release()
         waiting.join(PATIENCE)
-        assert had
+        assert grants

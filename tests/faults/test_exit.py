@@ -175,8 +175,8 @@ def end_by(channel, url, options, name, how, kind, default):
     }
     lock = make[kind](name)
     (ending,) = (way for way in ENDINGS if way.__name__ == how)
-    given = {"lock": lock, "coordinator": coordinator}
-    ending(*(given[parameter] for parameter in inspect.signature(ending).parameters))
+    arguments = {"lock": lock, "coordinator": coordinator}
+    ending(*(arguments[parameter] for parameter in inspect.signature(ending).parameters))
 
 
 @pytest.mark.sampled(4)
@@ -205,16 +205,16 @@ def test_close_under_a_running_holder_is_loud(spawn, database, name):
 def close_under_a_holder(channel, url, options, name):
     logging.basicConfig(level=logging.WARNING, format="LOUD %(levelname)s %(message)s")
     other = sqlsem.connect(url, **options)
-    seen = []
+    answers = []
 
     def lost(grant):
-        seen.append(grant.lost)
-        seen.append(not other.mutex(name).acquire(blocking=False))
+        answers.append(grant.lost)
+        answers.append(not other.mutex(name).acquire(blocking=False))
 
     coordinator = sqlsem.connect(url, **options, grace=GRACE)
     _daemon_in_a_block(coordinator.mutex(name, on_lost=lost), lambda: threading.Event().wait())
     coordinator.close()
-    channel.tell("told", lost=seen)
+    channel.tell("told", lost=answers)
 
 
 @pytest.mark.parametrize("how", ["return", "sys.exit", "exception", "thread", "other_thread_holds"])

@@ -37,10 +37,10 @@ def test_a_failover_shorter_than_the_grace_costs_nothing(start_pair, agents, nam
     remains(lambda: not any(entry.ready for entry in entries), 0.5, "the waiters wait")
     leaver = holder
     for waiter, entry, row in zip((first, second), entries, before[1:], strict=True):
-        left = leaver.release()["leaving"]
-        had = entry.get()
-        assert had["got"] >= left
-        assert had["position"] == row[0]
+        left_at = leaver.release()["leaving"]
+        granted = entry.get()
+        assert granted["got"] >= left_at
+        assert granted["position"] == row[0]
         leaver = waiter
     leaver.release()
     assert database.queue(name) == []
@@ -198,20 +198,20 @@ def test_a_synchronous_standby_that_goes_away(start_pair, agents, name, waiting)
     entry = waiter.ask("mutex", name)
     waiting(name, 3, on=database)
     pair.standby.stop("immediate")
-    gone = time.monotonic()
+    stopped_at = time.monotonic()
 
     with pytest.raises(RemoteError, match=r"Unavailable|Timeout"):
         asker.ask("mutex", name("new"), timeout=1).get()
     # Heartbeats do not wait for the standby: they go on for much longer than the grace and the lease.
-    until(lambda: time.monotonic() > gone + 6, "some time")
+    until(lambda: time.monotonic() > stopped_at + 6, "some time")
     assert not any(agent.told("lost") for agent in (holder, lessee, waiter))
     holder.check()
     lessee.check()
     # A released lock goes to the next waiter of the queue: the standby had its row.
-    left = holder.release()["leaving"]
-    had = entry.get()
-    assert had["got"] >= left
-    assert had["position"] > position
+    left_at = holder.release()["leaving"]
+    granted = entry.get()
+    assert granted["got"] >= left_at
+    assert granted["position"] > position
 
     pair.standby.start()
     until(lambda: pair.states() == ["sync"] and not in_commit(pair), "the standby is back")
@@ -236,9 +236,12 @@ def test_a_commit_that_only_the_primary_has_is_no_grant(start_pair, agents, name
     entry = asker.ask("mutex", name)
     for end in ("pg_cancel_backend", "pg_terminate_backend"):
         (session,) = until(lambda: in_commit(pair), "the commit waits")
-        said = pair.primary.log().count("wait for synchronous replication")
+        warnings = pair.primary.log().count("wait for synchronous replication")
         pair.run(f"SELECT {end}({session})")
-        until(lambda said=said: pair.primary.log().count("wait for synchronous replication") > said, "that is over")
+        until(
+            lambda warnings=warnings: pair.primary.log().count("wait for synchronous replication") > warnings,
+            "that is over",
+        )
         # A retry finds its row, and waits again.
         until(lambda: in_commit(pair) or entry.ready, "it waits again")
         assert not entry.ready

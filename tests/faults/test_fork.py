@@ -24,20 +24,20 @@ CHILDS = 5.0
 
 def what_a_child_finds(coordinator, lock, grant, name):
     """Return the results of the forked child's calls, ready for JSON."""
-    found = {}
-    for what, call in (("check", grant.check), ("give back", grant.release), ("release", lock.release)):
+    outcomes = {}
+    for action, call in (("check", grant.check), ("give back", grant.release), ("release", lock.release)):
         try:
             call()
-            found[what] = "no error"
+            outcomes[action] = "no error"
         except sqlsem.SqlsemError as exc:
-            found[what] = type(exc).__name__
-    found["try"] = coordinator.mutex(name).acquire(blocking=False)
+            outcomes[action] = type(exc).__name__
+    outcomes["try"] = coordinator.mutex(name).acquire(blocking=False)
     with coordinator.mutex(f"{name}-own") as own:
-        found["lost"] = own.lost
-        found["pid"] = (
+        outcomes["lost"] = own.lost
+        outcomes["pid"] = (
             next(entry.pid for entry in coordinator.admin.entries() if entry.position == own.position) == os.getpid()
         )
-    return found
+    return outcomes
 
 
 def forks(channel, url, options, name, how):
@@ -50,7 +50,7 @@ def forks(channel, url, options, name, how):
         answers = context.Queue()
         child = context.Process(target=lambda: answers.put(what_a_child_finds(coordinator, lock, grant, name)))
         child.start()
-        found = answers.get(timeout=60)
+        outcomes = answers.get(timeout=60)
         child.join(60)
         code = child.exitcode
     else:
@@ -68,13 +68,13 @@ def forks(channel, url, options, name, how):
         os.close(write)
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        found = json.loads(os.read(read, 65536) or b"{}")
+        outcomes = json.loads(os.read(read, 65536) or b"{}")
     try:
         grant.check()
         still = not grant.lost
     except sqlsem.SqlsemError as exc:
         still = str(exc)
-    channel.tell("forked", found=found, code=code, still=still, position=grant.position)
+    channel.tell("forked", found=outcomes, code=code, still=still, position=grant.position)
     channel.ask()
     lock.release()
     channel.tell("released")
@@ -84,13 +84,13 @@ def forks(channel, url, options, name, how):
 @pytest.mark.parametrize("how", ["os._exit", "sys.exit", "multiprocessing"])
 def test_a_child_has_no_part_in_its_parents_locks(spawn, agents, database, name, waiting, how):
     parent = spawn(forks, name=str(name), how=how)
-    told = parent.expect("forked")
-    assert told["found"] == {
+    report = parent.expect("forked")
+    assert report["found"] == {
         "check": "NotHeld", "give back": "NotHeld", "release": "NotHeld", "try": False, "lost": False, "pid": True,
     }  # fmt: skip
-    assert told["code"] == 0
-    assert told["still"] is True
-    assert [row[0] for row in database.queue(name)] == [told["position"]]
+    assert report["code"] == 0
+    assert report["still"] is True
+    assert [row[0] for row in database.queue(name)] == [report["position"]]
     (waiter,) = agents(1, grace=0)
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
@@ -181,9 +181,9 @@ def fork_among_threads(channel, url, options, name):
 
 def test_forks_among_busy_threads(spawn, database, name):
     child = spawn(fork_among_threads, name=str(name))
-    told = child.expect("forked", 4 * PATIENCE)
-    assert told["codes"] == [0] * 12, child.errors()
-    assert told["alive"] == 0
+    report = child.expect("forked", 4 * PATIENCE)
+    assert report["codes"] == [0] * 12, child.errors()
+    assert report["alive"] == 0
     child.rest()
     assert database.queue(name) == [], child.errors()
 

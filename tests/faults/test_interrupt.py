@@ -58,8 +58,8 @@ def work_until_interrupted(channel, url, options, name, kind):
         except BaseException as exc:
             # An interrupt inside of threading: Condition.wait then releases a lock that it does not hold, and
             # Thread.start removes itself twice from a list. These are faults of Python.
-            where = traceback.extract_tb(exc.__traceback__)[-1].filename
-            if isinstance(exc.__context__, error) and where == threading.__file__:
+            file = traceback.extract_tb(exc.__traceback__)[-1].filename
+            if isinstance(exc.__context__, error) and file == threading.__file__:
                 channel.tell("interrupted")
                 continue
             signal.signal(number, signal.SIG_IGN)
@@ -205,10 +205,10 @@ def strike_every_line(channel, url, options, name, what):
     busy.acquire()
 
     def strikes(number):
-        seen = 0
+        lines_seen = 0
 
         def trace(frame, event, _):
-            nonlocal seen
+            nonlocal lines_seen
             code = frame.f_code
             if code.co_filename == contextlib.__file__:
                 # A signal also strikes just after `next(self.gen)`, and so separates a generator from its end.
@@ -219,8 +219,8 @@ def strike_every_line(channel, url, options, name, what):
             else:
                 return None
             if strikes:
-                seen += 1
-                if seen == number:
+                lines_seen += 1
+                if lines_seen == number:
                     channel.tell("strikes", number=number, where=f"{code.co_name}:{frame.f_lineno}")
                     raise KeyboardInterrupt
             return trace
@@ -252,10 +252,10 @@ def strike_every_line(channel, url, options, name, what):
 def test_an_interrupt_at_every_line(spawn, database, name, what):
     child = spawn(strike_every_line, name=str(name), what=what)
     struck = {}
-    while (told := child.next(30)) and told["event"] == "strikes":
-        struck[told["number"]] = told["where"]
-    assert told, (struck, child.errors())
-    assert told["event"] == "done", (told, child.errors())
+    while (report := child.next(30)) and report["event"] == "strikes":
+        struck[report["number"]] = report["where"]
+    assert report, (struck, child.errors())
+    assert report["event"] == "done", (report, child.errors())
     assert len(struck) > 50
 
     def left():

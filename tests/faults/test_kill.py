@@ -16,7 +16,7 @@ CHECK = 20.0
 
 def test_a_killed_holder_makes_way(agents, database, name, waiting):
     holder, waiter = agents(2, grace=GRACE)
-    asked = time.monotonic()
+    requested = time.monotonic()
     holder.hold("mutex", name)
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
@@ -26,21 +26,21 @@ def test_a_killed_holder_makes_way(agents, database, name, waiting):
     if database.engine != "sqlite":
         # A free beacon does not tell a dead process from a lost connection: the grace counts from the last heartbeat,
         # which is at most an eighth of the grace older than the grant.
-        assert got >= asked + GRACE * 7 / 8
+        assert got >= requested + GRACE * 7 / 8
     waiter.release()
     assert database.queue(name) == []
 
 
 def test_grace_counts_from_the_owner_not_the_waiter(agents, database, name, waiting):
     patient, hasty = agents(1, grace=2)[0], agents(1, grace=0)[0]
-    asked = time.monotonic()
+    requested = time.monotonic()
     patient.hold("mutex", name)
     entry = hasty.ask("mutex", name)
     waiting(name, 2)
     killed = patient.kill()
     got = entry.get()["got"]
     if database.engine != "sqlite":
-        assert got >= asked + 2 * 7 / 8
+        assert got >= requested + 2 * 7 / 8
     assert got < killed + 2 + CHECK
     hasty.release()
 
@@ -64,11 +64,11 @@ def test_killed_waiter_does_not_block_later_waiters(agents, database, name, wait
         entries.append(waiter.ask("mutex", name))
         waiting(name, number)
     waiters[1].kill()
-    left = holder.release()["leaving"]
-    assert entries[0].get()["got"] >= left
-    left = waiters[0].release()["leaving"]
+    left_at = holder.release()["leaving"]
+    assert entries[0].get()["got"] >= left_at
+    left_at = waiters[0].release()["leaving"]
     got = entries[2].get()["got"]
-    assert left <= got < left + GRACE + CHECK
+    assert left_at <= got < left_at + GRACE + CHECK
     waiters[2].release()
     assert database.queue(name) == []
 
@@ -86,9 +86,9 @@ def test_a_killed_holder_and_killed_waiters(agents, database, name, waiting):
     third = entries[2].get()
     assert third["got"] < killed + 4 * GRACE + CHECK
     assert not entries[4].ready
-    left = waiters[2].release()["leaving"]
+    left_at = waiters[2].release()["leaving"]
     fifth = entries[4].get()
-    assert fifth["got"] >= left
+    assert fifth["got"] >= left_at
     assert fifth["position"] > third["position"]
     waiters[4].release()
     assert database.queue(name) == []
@@ -116,11 +116,11 @@ def test_killed_holders_give_their_places_back(agents, database, name, waiting):
 def test_a_killed_reader_and_a_killed_writer(agents, database, name, waiting):
     reader, writer, last = agents(3, grace=GRACE)
     reader.hold("read", name)
-    wanted = writer.ask("write", name)
+    reply = writer.ask("write", name)
     waiting(name, 2)
     entry = last.ask("read", name)
     waiting(name, 3)
-    assert not wanted.ready
+    assert not reply.ready
     # The waiting writer blocks the reader until it dies.
     writer.kill()
     entry.get()

@@ -15,8 +15,8 @@ GRACE = 1.5
 CHECK = 20.0
 
 
-def say(channel, what):
-    return lambda term: channel.tell(what, at=time.monotonic(), fence=term.fence)
+def say(channel, event):
+    return lambda term: channel.tell(event, at=time.monotonic(), fence=term.fence)
 
 
 def lead(channel, url, options, name, own=None, settings=None):

@@ -44,21 +44,21 @@ class Told:
 
 
 def threads(channel, url, options, name, folder):
-    coordinator, told = sqlsem.connect(url, **options, **SETTINGS), Told(folder, name)
-    leader = coordinator.leader(name, on_started=told.started, on_stopped=told.stopped)
+    coordinator, log = sqlsem.connect(url, **options, **SETTINGS), Told(folder, name)
+    leader = coordinator.leader(name, on_started=log.started, on_stopped=log.stopped)
     channel.tell("ready")
     leader.run(lambda term: term.ending.wait() and term.check())
 
 
 def aio(channel, url, options, name, folder):
-    told = Told(folder, name)
+    log = Told(folder, name)
 
     async def forever(term):
         await asyncio.Event().wait()
 
     async def main():
         coordinator = sqlsem.connect(url, **options, **SETTINGS)
-        leader = coordinator.aio.leader(name, on_started=told.started, on_stopped=told.stopped)
+        leader = coordinator.aio.leader(name, on_started=log.started, on_stopped=log.stopped)
         channel.tell("ready")
         await leader.run(forever)
 
@@ -77,15 +77,15 @@ def command(channel, url, options, name, folder):
 
 def follow(name, folder):
     """The command: it leads as long as it lives."""
-    told = Told(folder, name)
+    log = Told(folder, name)
     term = SimpleNamespace(fence=int(os.environ["SQLSEM_FENCE"]), lost=False)
 
     def end(number, frame):
-        told.stopped(term)
+        log.stopped(term)
         os._exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
-    told.started(term)
+    log.started(term)
     while True:
         signal.pause()
 
@@ -109,13 +109,15 @@ class Bench:
         child.expect("ready")
         return child
 
-    def words(self, what):
+    def words(self, kinds):
         path = self.folder / "book"
-        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [entry for entry in found if entry["what"] in what]
+        entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [entry for entry in entries if entry["what"] in kinds]
 
     def until_started(self, number):
-        return until(lambda: (found := self.words(["started"]))[number - 1 :] and found[number - 1], f"term {number}")
+        return until(
+            lambda: (entries := self.words(["started"]))[number - 1 :] and entries[number - 1], f"term {number}"
+        )
 
     def until_stopped(self, fence):
         until(lambda: any(word["fence"] == fence for word in self.words(["stopped"])), f"the term {fence} has ended")
@@ -165,9 +167,9 @@ class Bench:
 
 @pytest.fixture(params=[threads, aio, command])
 def bench(request, spawn, own_postgres_server, restarted, tmp_path, name):
-    made = Bench(spawn, request.param, own_postgres_server, restarted, tmp_path, str(name))
-    yield made
-    made.close()
+    new_bench = Bench(spawn, request.param, own_postgres_server, restarted, tmp_path, str(name))
+    yield new_bench
+    new_bench.close()
 
 
 def test_a_restart_longer_than_the_grace(bench):

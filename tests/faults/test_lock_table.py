@@ -29,8 +29,8 @@ def test_crowd_of_a_process_leaves_locks_for_others(small):
             order = []
 
             async def enter():
-                async with coordinator.mutex("crowd") as had:
-                    order.append(had.position)
+                async with coordinator.mutex("crowd") as task_grant:
+                    order.append(task_grant.position)
 
             tasks = [asyncio.create_task(enter()) for _ in range(number)]
             while len(coordinator.client.waiter_queues.waiters()) < number and not any(task.done() for task in tasks):

@@ -74,25 +74,25 @@ class Course:
         work()
         between = time.perf_counter()
         self._control()
-        taken = (between - began, time.perf_counter() - between)
+        seconds = (between - began, time.perf_counter() - between)
         self.done += number
         if len(self._first) < self._compared:
-            self._first.append(taken)
+            self._first.append(seconds)
         else:
-            self._last.append(taken)
+            self._last.append(seconds)
             if self._memory is None and len(self._last) == self._compared:
                 self._memory = psutil.Process().memory_info().rss
 
-    def check(self, what):
+    def check(self, name):
         def median(steps):
             return [statistics.median(part) for part in zip(*steps, strict=True)]
 
         (first, control), (last, control_last) = median(self._first), median(self._last)
         slower = last / first * control / control_last
         grown = (psutil.Process().memory_info().rss - self._memory) / 1e6
-        print(f"{self.done} {what}: {slower:.2f} times the beginning's time, {grown:+.1f} MB in the client")
-        assert slower <= slack(SLOWER), (what, first, last, control, control_last)
-        assert grown <= CLIENT_MEGABYTES, (what, grown)
+        print(f"{self.done} {name}: {slower:.2f} times the beginning's time, {grown:+.1f} MB in the client")
+        assert slower <= slack(SLOWER), (name, first, last, control, control_last)
+        assert grown <= CLIENT_MEGABYTES, (name, grown)
 
 
 def sizes(own):
@@ -102,17 +102,17 @@ def sizes(own):
         # One file: the size of a part is not known everywhere.
         path = own.url.removeprefix("sqlite:///")
         used = os.path.getsize(path)
-        kept = count["history"] * HISTORY_BYTES + count["task"] * TASK_BYTES
+        history_bytes = count["history"] * HISTORY_BYTES + count["task"] * TASK_BYTES
         rest = os.path.getsize(f"{path}-wal") if os.path.exists(f"{path}-wal") else 0
-        return count, {"all": used, "maximum": kept + 2**20}, rest
-    found = dict(
+        return count, {"all": used, "maximum": history_bytes + 2**20}, rest
+    tables = dict(
         own.rows(
             "SELECT relname, pg_total_relation_size(oid) FROM pg_class "
             f"WHERE relkind = 'r' AND relnamespace = '{own.schema}'::regnamespace"
         )
     )
-    used = {"history": found.pop("history"), "task": found.pop("task") + found.pop("task_log")}
-    return count, used, sum(found.values())
+    used = {"history": tables.pop("history"), "task": tables.pop("task") + tables.pop("task_log")}
+    return count, used, sum(tables.values())
 
 
 def call(number):
@@ -147,7 +147,7 @@ def test_a_long_life(own, kept):
             worker.run()
             assert worker.finished == TASKS
 
-        for what, work, number, compared in (
+        for name, work, number, compared in (
             ("pairs", pair, 1, COMPARED_PAIRS),
             ("tasks", tasks, TASKS, COMPARED_TASKS),
         ):
@@ -156,7 +156,7 @@ def test_a_long_life(own, kept):
             course, until = Course(control, compared), time.monotonic() + SECONDS
             while course.done < NUMBER and (time.monotonic() < until or course.done < 2 * compared * number):
                 course.step(work, number)
-            course.check(what)
+            course.check(name)
         rows, used, rest = sizes(own)
     control.close()
     print(f"{rows}, {used}, the rest {rest}")

@@ -40,8 +40,8 @@ def test_a_cut_that_heals_within_the_grace_costs_nothing(pair, proxy, database, 
     assert not holder.lost()
     assert not entry.ready
     assert database.queue(name) == before
-    left = holder.release()["leaving"]
-    assert entry.get()["got"] >= left
+    left_at = holder.release()["leaving"]
+    assert entry.get()["got"] >= left_at
     assert not holder.told("lost")
     waiter.release()
     holder.hold("mutex", name)
@@ -228,11 +228,11 @@ def test_a_lost_answer_does_not_make_a_second_row(agents, proxied, proxy, databa
     member.hold("mutex", name("first"))
     for number in range(3):
         proxy.lose_answer_to = lambda data, number=number: b"marked" in data
-        had = member.hold("limit", name, 9, note="marked", thread=f"t{number}")
+        granted = member.hold("limit", name, 9, note="marked", thread=f"t{number}")
         assert proxy.lost_answers == number + 1
         rows = [row for row in database.queue(name) if row[1] == name]
         assert len(rows) == number + 1
-        assert rows[-1][0] == had["position"]
+        assert rows[-1][0] == granted["position"]
     assert not member.lost("one")
     for thread in ("t0", "t1", "t2", "one"):
         member.release(thread)
@@ -352,20 +352,20 @@ def test_a_slow_network_is_no_outage(pair, proxy, database, name):
 
 
 def test_the_loss_is_told_in_every_way(proxied, proxy, name):
-    told = []
+    calls = []
     with proxied.coordinator(grace=1, retry=1) as coordinator:
         lock = coordinator.mutex(
-            name, on_lost=lambda grant: told.append((grant, grant.lost, grant.lost_event.is_set()))
+            name, on_lost=lambda grant: calls.append((grant, grant.lost, grant.lost_event.is_set()))
         )
         with pytest.raises(sqlsem.LockLost, match="has not answered a heartbeat"):
             with lock as grant:
                 proxy.cut()
                 assert grant.lost_event.wait(30)
                 assert grant.lost
-                until(lambda: told, "the callback")
+                until(lambda: calls, "the callback")
                 with pytest.raises(sqlsem.LockLost):
                     grant.check()
-        assert told == [(grant, True, True)]
+        assert calls == [(grant, True, True)]
         proxy.forward()
 
 
@@ -380,19 +380,19 @@ def test_error_in_the_block_precedes_the_loss(proxied, proxy, name):
 
 
 def test_failing_callback_does_not_stop_other_callbacks(proxied, proxy, name):
-    told = []
+    calls = []
 
     def fails(grant):
-        told.append("fails")
+        calls.append("fails")
         raise RuntimeError("on_lost itself is broken")
 
     with proxied.coordinator(grace=1, retry=1) as coordinator:
         first = coordinator.mutex(name("a"), on_lost=fails)
-        second = coordinator.mutex(name("b"), on_lost=lambda grant: told.append("works"))
+        second = coordinator.mutex(name("b"), on_lost=lambda grant: calls.append("works"))
         first.acquire()
         second.acquire()
         proxy.cut()
-        until(lambda: sorted(told) == ["fails", "works"], "both are told")
+        until(lambda: sorted(calls) == ["fails", "works"], "both are told")
         for lock in (first, second):
             with pytest.raises(sqlsem.LockLost):
                 lock.release()

@@ -62,8 +62,8 @@ def test_read_only_for_some_seconds(own_postgres_server, restarted, agents, name
     admin(restarted, "SET default_transaction_read_only = off", "ALTER SYSTEM RESET default_transaction_read_only")
     admin(restarted, "SELECT pg_reload_conf()")
     other.get()
-    left = leaving.get()["leaving"]
-    assert entry.get()["got"] >= left
+    left_at = leaving.get()["leaving"]
+    assert entry.get()["got"] >= left_at
     waiter.release()
     asker.release()
     assert not any(agent.told("lost") for agent in (holder, waiter, asker))
@@ -93,7 +93,7 @@ def test_timeouts_of_the_role_end_nothing(ordinary, fresh, agents, name, waiting
         rows = fresh.rows("SELECT pid FROM pg_stat_activity WHERE usename = ? ORDER BY pid", login)
         return [row[0] for row in rows]
 
-    before = until(lambda: len(found := sessions()) >= 3 and found, "both are there, and one waits")
+    before = until(lambda: len(pids := sessions()) >= 3 and pids, "both are there, and one waits")
     remains(lambda: not entry.ready, 2, "it waits on")
     assert sessions() == before, "every session is still there"
     holder.release()
@@ -120,8 +120,8 @@ def test_all_connections_are_used_up(ordinary, fresh, agents, name, waiting):
     entry = waiter.ask("mutex", name)
     waiting(name, 2, on=fresh)
     remains(lambda: not entry.ready, 0.5, "it waits")
-    left = holder.release()["leaving"]
-    assert entry.get()["got"] >= left
+    left_at = holder.release()["leaving"]
+    assert entry.get()["got"] >= left_at
     waiter.release()
     admin(fresh, f"ALTER ROLE {login} CONNECTION LIMIT -1")
     late.hold("mutex", name("late"))
@@ -241,8 +241,8 @@ def test_idle_connections_are_dropped_on_the_way(agents, proxied, proxy, databas
     proxy.drop_idle(1.0)
     until(lambda: proxy.dropped >= 6, "both were dropped again and again")
     assert not entry.ready
-    left = holder.release()["leaving"]
-    assert entry.get()["got"] >= left
+    left_at = holder.release()["leaving"]
+    assert entry.get()["got"] >= left_at
     waiter.check()
     waiter.release()
     assert not holder.told("lost")
@@ -298,8 +298,8 @@ def test_a_full_disk_under_the_log_of_writes(small_disk, start_postgres, make_da
     with contextlib.suppress(AssertionError):
         server.start()  # unless it has come back by itself
     other.get()
-    left = holder.release()["leaving"]
-    assert entry.get()["got"] >= left
+    left_at = holder.release()["leaving"]
+    assert entry.get()["got"] >= left_at
     waiter.release()
     asker.release()
     assert not any(agent.told("lost") for agent in (holder, waiter, asker))

@@ -21,8 +21,8 @@ def test_a_stopped_holder_is_not_reaped(agents, database, name, waiting):
     assert not holder.lost()
     assert not holder.told("lost")
     assert database.queue(name)[0][0] == position
-    left = holder.release()["leaving"]
-    assert entry.get()["got"] >= left
+    left_at = holder.release()["leaving"]
+    assert entry.get()["got"] >= left_at
     waiter.release()
     assert database.queue(name) == []
 
@@ -53,8 +53,8 @@ def test_a_stopped_waiter_keeps_its_place(agents, database, name, waiting):
     assert len(database.queue(name)) == 2
     waiter.resume()
     entry.get()
-    left = waiter.release()["leaving"]
-    assert later.get()["got"] >= left
+    left_at = waiter.release()["leaving"]
+    assert later.get()["got"] >= left_at
     last.release()
     assert database.queue(name) == []
 
@@ -93,9 +93,9 @@ def test_stopped_holder_learns_of_revoke_at_once(agents, database, name, waiting
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
     holder.stop()
-    asked = holder.call("lost")  # its first check after it wakes
+    reply = holder.call("lost")  # its first check after it wakes
     connect().admin.revoke(position)
     entry.get()
     holder.resume()
-    assert asked.get()["lost"]
+    assert reply.get()["lost"]
     waiter.release()

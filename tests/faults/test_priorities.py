@@ -47,8 +47,8 @@ def test_a_killed_holder_and_the_killed_first_of_the_line(agents, database, name
     assert got["got"] < killed + 2 * GRACE + CHECK
     assert got["fence"] > held["fence"]
     assert not entries[0].ready
-    left = second.release()["leaving"]
-    assert entries[0].get()["got"] >= left
+    left_at = second.release()["leaving"]
+    assert entries[0].get()["got"] >= left_at
     low.release()
     assert database.queue(name) == []
     in_line(0)
@@ -119,10 +119,10 @@ def test_processes_are_killed_at_any_point(spawn, connect, database, name, ranke
         return child
 
     children, dead = [start() for _ in range(4)], []
-    mine = connect(grace=0.5)
+    coordinator = connect(grace=0.5)
 
     def enter(priority):
-        lock = mine.mutex(name, priority=priority)
+        lock = coordinator.mutex(name, priority=priority)
         assert lock.acquire(timeout=GRACE + CHECK), "nobody gets in any more"
         lock.release()
 
@@ -136,11 +136,11 @@ def test_processes_are_killed_at_any_point(spawn, connect, database, name, ranke
         child.kill()
     events = [words for child in (*dead, *children) for words in iter(child.next, None)]
     entered = sorted((words["at"], words["fence"]) for words in events if words["event"] == "in")
-    left = {words["fence"]: words["at"] for words in events if words["event"] == "out"}
+    left_at = {words["fence"]: words["at"] for words in events if words["event"] == "out"}
     assert len(entered) > len(dead)
     for (_, fence), (at, later) in itertools.pairwise(entered):
         assert fence < later, "fences grow in the order of entering"
-        assert left.get(fence, at) <= at, "two are inside"
+        assert left_at.get(fence, at) <= at, "two are inside"
     enter(priority=0)
     assert database.queue(name) == []
     assert database.queue(priority_queue(name)) == []

@@ -283,13 +283,13 @@ def had_of(coordinator):
         "task_claimed": lambda: coordinator.queue("tasks").try_claim() is not None,
         "part_started": lambda: part.start() is not None,
     }
-    found = {}
+    outcomes = {}
     for state, attempt in tries.items():
         try:
-            found[state] = attempt()
+            outcomes[state] = attempt()
         except (sqlsem.SqlsemError, ValueError) as exc:
-            found[state] = type(exc).__name__
-    return found
+            outcomes[state] = type(exc).__name__
+    return outcomes
 
 
 # -- the processes -------------------------------------------------------------------------------------------------
@@ -333,8 +333,8 @@ def tries_all(channel, url, options, place, patience=0):
     """The other process."""
     logging.disable()
     with sqlsem.connect(f"sqlite:///{place}", **AMPLE) as coordinator:
-        told = coordinator.mutex("told").acquire(timeout=patience)
-        channel.tell("tried", told=told, when=time.monotonic(), had=had_of(coordinator))
+        granted = coordinator.mutex("told").acquire(timeout=patience)
+        channel.tell("tried", told=granted, when=time.monotonic(), had=had_of(coordinator))
         channel.ask()
         channel.tell("more", had=had(coordinator))
 
@@ -508,11 +508,11 @@ def test_a_waiter_is_told_and_never_granted_beside_another(spawn, tmp_path, way)
 
 def names_of_descriptors():
     """Return the open files of this process, once for each descriptor."""
-    found = []
+    files = []
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return found
+            files.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return files
 
 
 linux = pytest.mark.skipif(files._SET_LOCK is None, reason="this system has no locks of open file descriptions")
@@ -586,7 +586,7 @@ def test_the_files_stay_where_their_locks_were_dropped(spawn, tmp_path, way):
     other = spawn(tries_all, place=str(path))
     tried = other.expect("tried")
     assert not tried["told"]
-    assert {state for state, had in tried["had"].items() if had is True} == set()
+    assert {state for state, outcome in tried["had"].items() if outcome is True} == set()
     other.send(do="acquire more")
     assert other.expect("more")["had"] is False
     assert {name: os.stat(f"{path}{name}").st_ino for name in before} == before

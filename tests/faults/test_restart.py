@@ -28,14 +28,14 @@ def test_a_restart_shorter_than_the_grace_costs_nothing(own_postgres_server, res
     assert not holder.lost()
     assert before[0][0] == position
     remains(lambda: not any(entry.ready for entry in entries), 0.5, "the waiters wait")
-    left = holder.release()["leaving"]
+    left_at = holder.release()["leaving"]
     answer = entries[0].get()
-    assert answer["got"] >= left
+    assert answer["got"] >= left_at
     assert answer["position"] == before[1][0]
     assert not entries[1].ready
-    left = first.release()["leaving"]
+    left_at = first.release()["leaving"]
     two = entries[1].get()
-    assert two["got"] >= left
+    assert two["got"] >= left_at
     assert two["position"] == before[2][0]
     second.release()
     assert restarted.queue(name) == []
@@ -54,8 +54,8 @@ def test_released_while_the_server_is_away(own_postgres_server, restarted, agent
     leaving = holder.call("release")
     remains(lambda: not leaving.ready, 0.5, "the release is tried again")
     own_postgres_server.start()
-    left = leaving.get()["leaving"]
-    assert entry.get()["got"] >= left
+    left_at = leaving.get()["leaving"]
+    assert entry.get()["got"] >= left_at
     waiter.release()
     assert restarted.queue(name) == []
 

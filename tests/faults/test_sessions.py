@@ -37,8 +37,8 @@ def test_holder_with_ended_session_reconnects(agents, database, name, waiting):
     assert not holder.told("lost")
     assert database.queue(name)[0][0] == position
     assert not entry.ready
-    left = holder.release()["leaving"]
-    assert entry.get()["got"] >= left
+    left_at = holder.release()["leaving"]
+    assert entry.get()["got"] >= left_at
     waiter.release()
     assert database.queue(name) == []
 
@@ -59,13 +59,13 @@ def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waitin
         )
     remains(lambda: not (entry.ready or later.ready), 0.5, "they wait on")
     assert database.queue(name) == before
-    left = holder.release()["leaving"]
+    left_at = holder.release()["leaving"]
     answer = entry.get()
-    assert answer["got"] >= left
+    assert answer["got"] >= left_at
     assert answer["position"] == before[1][0]
     assert not later.ready
-    left = waiter.release()["leaving"]
-    assert later.get()["got"] >= left
+    left_at = waiter.release()["leaving"]
+    assert later.get()["got"] >= left_at
     last.release()
     assert database.queue(name) == []
 
@@ -109,12 +109,12 @@ def test_every_session_of_everybody_is_ended_again_and_again(agents, database, n
         terminate(database, "pid <> pg_backend_pid() AND application_name LIKE 'sqlsem%%' AND ?", True)
         time.sleep(0.1)
     assert database.queue(name) == before
-    agent, left = holder, 0.0
+    agent, left_at = holder, 0.0
     for waiter, entry, row in zip(waiters, entries, before[1:], strict=True):
-        left = agent.release()["leaving"]
-        had = entry.get()
-        assert had["got"] >= left
-        assert had["position"] == row[0]
+        left_at = agent.release()["leaving"]
+        granted = entry.get()
+        assert granted["got"] >= left_at
+        assert granted["position"] == row[0]
         agent = waiter
     agent.release()
     assert database.queue(name) == []

@@ -41,7 +41,7 @@ def attempt(number, entered, left, **more):
 
 
 def judge(words, happened=NOTHING):
-    return [found for check in checks.CHECKS for found in check(words, happened)]
+    return [finding for check in checks.CHECKS for finding in check(words, happened)]
 
 
 WELL = [
@@ -105,7 +105,7 @@ SEEDED = {
 @pytest.mark.parametrize("seeded", SEEDED)
 def test_a_seeded_bug_is_found(seeded):
     words, expected = SEEDED[seeded]
-    assert any(expected in found for found in judge(words))
+    assert any(expected in finding for finding in judge(words))
 
 
 def test_soak_checker_accepts_declared_losses_only():
@@ -121,16 +121,16 @@ def test_soak_checker_accepts_declared_losses_only():
 
 
 def test_soak_checker_allows_late_answers():
-    told = {"what": "told", "resource": "r", "position": 1, "at": 4.0, "pid": 1}
+    notice = {"what": "told", "resource": "r", "position": 1, "at": 4.0, "pid": 1}
     refused = {"what": "refused", "resource": "r", "tried": 4.9, "at": 5.0, "holders": [1], "pid": 2}
-    left = {"what": "releasing", "position": 1, "pid": 1, "at": 6.0}
-    assert judge([told, refused, left]) == []
-    assert judge([told, left, refused]) == []  # a refused client may record it late
-    assert judge([told, {**left, "at": 4.95}, refused]) == []  # it has just left
-    assert judge([{**told, "at": 5.5}, refused, left])  # too late
-    assert judge([told, {**left, "at": 4.5}, refused])  # it has released, and holds it again
-    assert judge([{**told, "pid": 3}, refused, left])
-    assert judge([{**told, "resource": "s"}, refused, left])
+    release = {"what": "releasing", "position": 1, "pid": 1, "at": 6.0}
+    assert judge([notice, refused, release]) == []
+    assert judge([notice, release, refused]) == []  # a refused client may record it late
+    assert judge([notice, {**release, "at": 4.95}, refused]) == []  # it has just left
+    assert judge([{**notice, "at": 5.5}, refused, release])  # too late
+    assert judge([notice, {**release, "at": 4.5}, refused])  # it has released, and holds it again
+    assert judge([{**notice, "pid": 3}, refused, release])
+    assert judge([{**notice, "resource": "s"}, refused, release])
 
 
 def test_a_leader_that_was_killed_led_until_then():

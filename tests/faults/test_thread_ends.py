@@ -214,15 +214,15 @@ def a_part(coordinator, database, name):
     """Its loss is reported at its end, with the member that this process is by then."""
     batch, alarms = a_batch(coordinator, name)
     part, member = batch.part("a").start(), coordinator.client.member
-    before, told = member.member_id, []
+    before, runs = member.member_id, []
 
     def is_told():
-        if not told and member.member_id != before:
+        if not runs and member.member_id != before:
             with pytest.raises(BatchFailed, match="given up part 'a'") as caught:
                 part.done()
             assert alarms[-1] is caught.value
-            told.append(True)
-        return bool(told)
+            runs.append(True)
+        return bool(runs)
 
     def ends_well():
         assert part.done()
@@ -265,8 +265,8 @@ ENDED_LATER = (a_part, a_dropped_part)
 
 def states(*but):
     """Run a test with each of them, and the API that it needs."""
-    found = [pytest.param(face, state, id=f"{face}-{state.__name__}") for face, state in STATES if state not in but]
-    return pytest.mark.parametrize(("face", "state"), found)
+    cases = [pytest.param(face, state, id=f"{face}-{state.__name__}") for face, state in STATES if state not in but]
+    return pytest.mark.parametrize(("face", "state"), cases)
 
 
 #: Each exception for a lock; for all other grants, the exception that ends a thread silently.
@@ -291,13 +291,13 @@ def test_loss_is_told_after_a_callback_raised(connect, database, name, said, sta
     coordinator = connect(grace=GRACE)
     first = coordinator.mutex(name("first"), on_lost=fails)
     assert first.acquire()
-    with state(coordinator, database, name("second")) as had:
+    with state(coordinator, database, name("second")) as holding:
         remove(database, first.grant.position)
         until(lambda: said("on_lost of"), "the failure is logged")
         assert coordinator.client.member.heartbeat_thread.runs
-        assert not had.is_told(), "only one was lost"
-        had.take_away()
-        until(had.is_told, "the second loss is told")
+        assert not holding.is_told(), "only one was lost"
+        holding.take_away()
+        until(holding.is_told, "the second loss is told")
     with pytest.raises(LockLost):
         first.release()
 
@@ -311,11 +311,11 @@ def test_loss_is_told_while_callbacks_block(connect, database, name, state, numb
     try:
         for lock in locks:
             assert lock.acquire()
-        with state(coordinator, database, name("second")) as had:
+        with state(coordinator, database, name("second")) as holding:
             remove(database, *(lock.grant.position for lock in locks))
             until(lambda: all(lock.grant.state.why_lost for lock in locks), "the first are told")
-            had.take_away()
-            until(had.is_told, "the second loss is told")
+            holding.take_away()
+            until(holding.is_told, "the second loss is told")
     finally:
         leave.set()
     for lock in locks:
@@ -378,15 +378,15 @@ def test_loss_is_reported_despite_a_broken_log_handler(connect, database, name, 
     coordinator, handler = connect(grace=GRACE), Handler(raised)
     first = coordinator.mutex(name("first"))
     assert first.acquire()
-    with a_lock(coordinator, database, name("second")) as had:
+    with a_lock(coordinator, database, name("second")) as holding:
         logger = logging.getLogger("sqlsem")
         logger.addHandler(handler)
         try:
             remove(database, first.grant.position)
             assert handler.called.wait(PATIENCE), "the loss is logged"
             until(lambda: first.grant.state.why_lost is not None, "the first loss is told")
-            had.take_away()
-            until(had.is_told, "the second loss is told")
+            holding.take_away()
+            until(holding.is_told, "the second loss is told")
         finally:
             logger.removeHandler(handler)
             handler.leave.set()
@@ -411,19 +411,19 @@ def kept(coordinator):
 @pytest.mark.parametrize("which", ["heartbeat", "watchdog"])
 def test_loss_is_told_after_a_thread_was_struck(connect, database, name, state, said, which, raised):
     coordinator = connect(grace=GRACE)
-    with state(coordinator, database, name) as had:
+    with state(coordinator, database, name) as holding:
         strike(kept(coordinator)[which].thread, raised)
         if raised is not ZeroDivisionError:  # the heartbeat thread takes it for a failed heartbeat
             until(lambda: said(f"sqlsem-{which} was broken off"), "that is logged")
         until(lambda: kept(coordinator)[which].runs, "it goes on")
-        assert not had.is_told(), "nothing was lost"
-        had.take_away()
-        until(had.is_told, "the loss is told")
+        assert not holding.is_told(), "nothing was lost"
+        holding.take_away()
+        until(holding.is_told, "the loss is told")
 
 
-def end(kept, monkeypatch):
+def end(supervised, monkeypatch):
     """End a thread for good, as an exception can that strikes while the one before is handled."""
-    thread, report = kept.thread, ours._report
+    thread, report = supervised.thread, ours._report
 
     def struck(*words, **options):
         if threading.current_thread() is thread:
@@ -440,26 +440,26 @@ def end(kept, monkeypatch):
 @pytest.mark.parametrize("which", ["heartbeat", "watchdog"])
 def test_loss_is_told_after_a_thread_was_ended(connect, database, name, state, said, monkeypatch, which):
     coordinator = connect(grace=GRACE)
-    with state(coordinator, database, name) as had:
+    with state(coordinator, database, name) as holding:
         end(kept(coordinator)[which], monkeypatch)
         until(lambda: kept(coordinator)[which].runs, "another one goes on")
-        assert not had.is_told(), "nothing was lost"
-        had.take_away()
-        until(had.is_told, "the loss is told")
+        assert not holding.is_told(), "nothing was lost"
+        holding.take_away()
+        until(holding.is_told, "the loss is told")
 
 
 @states()
 @pytest.mark.parametrize("which", ["heartbeat", "watchdog"])
 def test_all_goes_on_with_a_new_thread(connect, database, name, state, monkeypatch, which):
     coordinator = connect(grace=3 * GRACE)
-    with state(coordinator, database, name) as had:
+    with state(coordinator, database, name) as holding:
         member = coordinator.client.member
         end(kept(coordinator)[which], monkeypatch)
         until(lambda: kept(coordinator)[which].runs, "another one goes on")
         begun = time.monotonic()
-        until(lambda: member._last_heartbeat > begun or had.is_told(), "it pings")
-        assert not had.is_told(), "nothing was lost"
-        had.ends_well()
+        until(lambda: member._last_heartbeat > begun or holding.is_told(), "it pings")
+        assert not holding.is_told(), "nothing was lost"
+        holding.ends_well()
 
 
 @both_faces
@@ -467,7 +467,7 @@ def test_all_goes_on_with_a_new_thread(connect, database, name, state, monkeypat
 def test_both_threads_are_begun_again_when_asked(connect, database, name, monkeypatch, asks):
     """Neither thread watches the other any more; the next use of a lock in this process does."""
     coordinator = connect(grace=GRACE)
-    with a_lock(coordinator, database, name) as had:
+    with a_lock(coordinator, database, name) as holding:
         member, (grant,) = coordinator.client.member, coordinator.client.registry.grants()
         with monkeypatch.context() as alone:
             alone.setattr(ours, "restart_ended", lambda: None)
@@ -482,14 +482,14 @@ def test_both_threads_are_begun_again_when_asked(connect, database, name, monkey
                 with coordinator.mutex(name("another")):
                     pass
         until(lambda: member.heartbeat_thread.runs and member.watchdog.runs, "both are there again")
-        had.take_away()
-        until(had.is_told, "the loss is told")
+        holding.take_away()
+        until(holding.is_told, "the loss is told")
 
 
 @states(*ENDED_LATER)
 def test_all_is_lost_when_no_thread_can_be_started(connect, database, name, said, state, monkeypatch):
     coordinator = connect(grace=GRACE)
-    with state(coordinator, database, name) as had:
+    with state(coordinator, database, name) as holding:
 
         def none_left(self):
             raise RuntimeError("can't start new thread")
@@ -498,7 +498,7 @@ def test_all_is_lost_when_no_thread_can_be_started(connect, database, name, said
             heartbeat = kept(coordinator)["heartbeat"]
             full.setattr(threading.Thread, "start", none_left)
             end(heartbeat, monkeypatch)
-            until(had.is_told, "all is lost")
+            until(holding.is_told, "all is lost")
         until(lambda: heartbeat.runs, "it goes on as soon as it can")
     with coordinator.mutex(name("next")) as grant:
         grant.check()
@@ -544,7 +544,7 @@ def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, s
     coordinator, entered, leave = connect(grace=GRACE), threading.Event(), threading.Event()
     slow = Slow(entered, leave)
     heartbeat = kept(coordinator)["heartbeat"]
-    with state(coordinator, database, name) as had:
+    with state(coordinator, database, name) as holding:
         heartbeat = kept(coordinator)["heartbeat"]
         before = heartbeat.thread
         coordinator.client.event_loops.discard_closed_loops, tidy = (
@@ -554,8 +554,8 @@ def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, s
         try:
             assert entered.wait(PATIENCE)
             del tidy
-            had.take_away()
-            until(had.is_told, "the loss is told")
+            holding.take_away()
+            until(holding.is_told, "the loss is told")
             assert heartbeat.thread is not before
             until(lambda: said("sqlsem-heartbeat is stuck at"), "that is logged")
         finally:
@@ -565,11 +565,11 @@ def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, s
 
 
 def _once(call, then):
-    left = [call]
+    calls = [call]
 
     def step():
-        if left:
-            left.pop()()
+        if calls:
+            calls.pop()()
         return then()
 
     return step

@@ -27,12 +27,12 @@ def churn(channel, url, options, name, journal, seed, stays):
     coordinator = sqlsem.connect(url, **options, grace=1)
     first_inside = threading.Event()
 
-    def note(what, grant):
-        words = {"what": what, "at": time.time(), "resource": grant.resource, "position": grant.position}
+    def note(event, grant):
+        words = {"what": event, "at": time.time(), "resource": grant.resource, "position": grant.position}
         os.write(file, (json.dumps(words) + "\n").encode())
 
     def work(number, rng):
-        made = {
+        locks = {
             "mutex": lambda: coordinator.mutex(f"{name}-mutex"),
             "pair": lambda: coordinator.limit(f"{name}-pair", 2),
             "read": lambda: coordinator.read(f"{name}-table"),
@@ -40,7 +40,7 @@ def churn(channel, url, options, name, journal, seed, stays):
         }
         if number:
             first_inside.wait()
-        with made["mutex"]() as grant:  # two more requests of a process wait behind its first one
+        with locks["mutex"]() as grant:  # two more requests of a process wait behind its first one
             note("enter", grant)
             first_inside.set()
             if number == 0:
@@ -48,8 +48,8 @@ def churn(channel, url, options, name, journal, seed, stays):
             time.sleep(0.005)  # (no engine's clock is too coarse to tell these visits apart)
             note("leave", grant)
         for _ in range(ROUNDS):
-            kind = rng.choice(list(made))
-            with made[kind]() as grant:
+            kind = rng.choice(list(locks))
+            with locks[kind]() as grant:
                 note("enter", grant)
                 time.sleep(rng.uniform(0, 0.02))
                 if kind == "read" and rng.random() < 0.5:
@@ -57,7 +57,7 @@ def churn(channel, url, options, name, journal, seed, stays):
                         grant.upgrade(timeout=5)
                 note("leave", grant)
         if stays and number == 0:
-            with made["pair"]() as grant:
+            with locks["pair"]() as grant:
                 note("enter", grant)
                 channel.tell("inside")
                 channel.ask()
@@ -94,11 +94,11 @@ def recorded(spawn, database, name, tmp_path):
         )
         past = [row for row in Night(coordinator, None, 3600).past() if row.resource.startswith(f"{name}-")]
     assert audit(past).ok
-    there = {(row.resource, row.position) for row in past}
+    positions = {(row.resource, row.position) for row in past}
     for line in journal.read_text().splitlines():
         words = json.loads(line)
         key = (words["resource"], words["position"])
-        assert key in there, "a visit without a row"
+        assert key in positions, "a visit without a row"
         if words["what"] == "enter":
             visits[key] = traces.Visit(*key, entered=words["at"], left=None)
         else:
@@ -109,8 +109,8 @@ def recorded(spawn, database, name, tmp_path):
 # -- alterations: each is none of the behaviours of the specification, however the processes went ----------------------
 
 
-def _at(trace, what, but=lambda event: True):
-    return next(n for n, event in enumerate(trace) if event.what == what and but(event))
+def _at(trace, kind, but=lambda event: True):
+    return next(n for n, event in enumerate(trace) if event.what == kind and but(event))
 
 
 def _key(event):
@@ -170,8 +170,8 @@ def _someone_elses_row(trace):
 def _told_too_late(trace):
     """Let a program work on after its row is gone."""
     ended = {_key(event): event.at for event in trace if event.what == "ended"}
-    left = _at(trace, "left", lambda e: _key(e) in ended)
-    return _moved(trace, left, ended[_key(trace[left])] + 1)
+    leaving = _at(trace, "left", lambda e: _key(e) in ended)
+    return _moved(trace, leaving, ended[_key(trace[leaving])] + 1)
 
 
 def _number_out_of_order(trace):

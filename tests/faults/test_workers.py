@@ -125,12 +125,12 @@ def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
     """Its session is ended and cannot come back in time."""
     queue = connect().queue(name)
     queue.put(Json("x"))
-    mine = sqlsem.connect(database.url, **database.options, grace=1.0, retry=30)
+    coordinator = sqlsem.connect(database.url, **database.options, grace=1.0, retry=30)
     try:
-        task = mine.queue(name).try_claim()
+        task = coordinator.queue(name).try_claim()
         # No connection succeeds any more.
-        mine.engine.open_session = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
-        mine.client.member.main.session.interrupt()
+        coordinator.engine.open_session = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
+        coordinator.client.member.main.session.interrupt()
         assert task.lost_event.wait(PATIENCE)
         lost = time.monotonic()
         for other in queue.claim(wait=PATIENCE):
@@ -141,16 +141,16 @@ def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
         with pytest.raises(sqlsem.LockLost, match=f"task {task.id}"):
             task.finish()
     finally:
-        del mine.engine.open_session
-        mine.close()
+        del coordinator.engine.open_session
+        coordinator.close()
 
 
 def churn(channel, url, options, name, journal):
     queue = sqlsem.connect(url, **options, grace=LONG_GRACE).queue(name)
     file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def note(what, task):
-        words = {"what": what, "at": time.monotonic(), "pid": os.getpid(), "task": task.id, "attempt": task.attempt}
+    def note(event, task):
+        words = {"what": event, "at": time.monotonic(), "pid": os.getpid(), "task": task.id, "attempt": task.attempt}
         os.write(file, (json.dumps(words) + "\n").encode())
 
     def work():
@@ -187,7 +187,7 @@ def check_killed_at_random(spawn, connect, name, tmp_path, count, kills):
     assert queue.state().done
     for child in children:
         child.send(stop=True)
-        failed = [told for told in child.rest() if told["event"] != "ready"]
+        failed = [event for event in child.rest() if event["event"] != "ready"]
         assert failed == [], "no deadlock, and no other error"
     entries = {entry.task_id: entry for entry in queue.tasks(maximum=count + 1)}
     assert sorted(entries) == numbers
@@ -311,7 +311,7 @@ def test_workers_of_groups_killed_at_random(spawn, connect, name, tmp_path):
         children[victim] = spawn(crew, **settings)
     assert queue.wait(2 * PATIENCE)
     for child in children:
-        assert "left" in [told["event"] for told in child.rest()], "in order"
+        assert "left" in [event["event"] for event in child.rest()], "in order"
     entries = {entry.task_id: entry for entry in queue.tasks(maximum=count + 1)}
     assert sorted(entries) == numbers
     assert {entry.status for entry in entries.values()} == {"finished"}

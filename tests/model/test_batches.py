@@ -118,20 +118,20 @@ class Machine(RuleBasedStateMachine):
     # -- parts
 
     @rule(
-        who=st.integers(0, 1),
+        slot=st.integers(0, 1),
         part=st.sampled_from(PARTS),
         then=st.sampled_from([LOCAL, LOCAL, NOTHING]),
         again=st.booleans(),
     )
-    def start(self, who, part, then, again):
-        self.begin_part(who, part, PARTS, then, again)
+    def start(self, slot, part, then, again):
+        self.begin_part(slot, part, PARTS, then, again)
 
-    @rule(who=st.integers(0, 1), part=st.sampled_from("ab"))
-    def start_with_other_parts(self, who, part):
-        self.begin_part(who, part, ("a", "b"), NOTHING, False)
+    @rule(slot=st.integers(0, 1), part=st.sampled_from("ab"))
+    def start_with_other_parts(self, slot, part):
+        self.begin_part(slot, part, ("a", "b"), NOTHING, False)
 
-    def begin_part(self, who, name, parts, then, again):
-        member, session = self.members[who]
+    def begin_part(self, slot, name, parts, then, again):
+        member, session = self.members[slot]
         uid, expected, newest = self.uid(), self.model.joins(name, parts), self.model.newest
         began = session.start_part(member, self.of, name, parts, WINDOW, "me", uid, then)
         if again and began.code == "started":
@@ -202,9 +202,9 @@ class Machine(RuleBasedStateMachine):
         model_batch.callback_status, model_batch.callback_member, model_batch.callback_uid = "running", member, uid
         model_batch.callback_attempt += 1
 
-    @rule(who=st.integers(0, 1), again=st.booleans())
-    def claim(self, who, again):
-        member, session = self.members[who]
+    @rule(slot=st.integers(0, 1), again=st.booleans())
+    def claim(self, slot, again):
+        member, session = self.members[slot]
         uid = self.uid()
         claimed = session.claim_callback(member, self.of, None, "me", uid, True)
         if claimed is not None and again:
@@ -243,17 +243,17 @@ class Machine(RuleBasedStateMachine):
 
     # -- failures
 
-    @rule(who=st.integers(0, 1))
-    def die(self, who):
-        member, session = self.members[who]
+    @rule(slot=st.integers(0, 1))
+    def die(self, slot):
+        member, session = self.members[slot]
         session.deregister_member(member)
         session.close()
         self.model.living.discard(member)
-        self.members[who] = self.join()
+        self.members[slot] = self.join()
 
     @rule()
     def recover(self):
-        found = set(self.watch.recover_batches(self.of, None))
+        recovered = set(self.watch.recover_batches(self.of, None))
         expected = set()
         for batch in self.model.batches:
             for part in batch.parts.values():
@@ -263,7 +263,7 @@ class Machine(RuleBasedStateMachine):
             batch.close()
             if batch.callback_status == "running" and batch.callback_member not in self.model.living:
                 batch.callback_status = "pending"
-        assert found == expected
+        assert recovered == expected
 
     @rule()
     @precondition(lambda self: self.model.batches)

@@ -62,8 +62,8 @@ class Machine(RuleBasedStateMachine):
     def take(self, kind, which, wait):
         lock = self.lock(kind, which)
         request = Request(lock.resource, lock.access, lock.limit)
-        found = self.session.register(self.me, "outsider", "o", self.uid(), [request], not wait)
-        self.held += found or []
+        tickets = self.session.register(self.me, "outsider", "o", self.uid(), [request], not wait)
+        self.held += tickets or []
 
     @rule(data=st.data())
     def give_back(self, data):
@@ -71,9 +71,9 @@ class Machine(RuleBasedStateMachine):
             ticket = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
             assert self.session.release(ticket, "released")
 
-    @rule(who=st.integers(0, 1))
-    def claim(self, who):
-        member, session = self.workers[who]
+    @rule(slot=st.integers(0, 1))
+    def claim(self, slot):
+        member, session = self.workers[slot]
         claimed = session.claim_blocked(member, self.queue, "w", self.uid(), False, f"worker {member}", "w")
         if claimed is None:
             return
@@ -82,7 +82,7 @@ class Machine(RuleBasedStateMachine):
         keys = {task.task_id: task.key for task in session.list_tasks(self.queue, "running", 1000)}
         if self.key_limit is not None and keys[claimed.task_id] == "a":
             assert list(keys.values()).count("a") <= self.key_limit
-        self.running[claimed.task_id] = (who, claimed.attempt)
+        self.running[claimed.task_id] = (slot, claimed.attempt)
         granted = {(entry.resource, entry.position) for entry in session.entries(None) if entry.member_id == member}
         assert {(lock.resource, lock.position) for lock in claimed.locks} <= granted
         assert not self.paused & {lock.resource for lock in claimed.locks}
@@ -98,33 +98,33 @@ class Machine(RuleBasedStateMachine):
     def end(self, data, outcome):
         if self.running:
             number = data.draw(st.sampled_from(sorted(self.running)))
-            who, attempt = self.running.pop(number)
-            member, session = self.workers[who]
+            slot, attempt = self.running.pop(number)
+            member, session = self.workers[slot]
             assert session.end_task(member, End(number, attempt, outcome)) is not None
 
-    @rule(who=st.integers(0, 1))
-    def die(self, who):
-        member, session = self.workers[who]
+    @rule(slot=st.integers(0, 1))
+    def die(self, slot):
+        member, session = self.workers[slot]
         session.deregister_member(member)
         session.close()
-        lost = [number for number, (worker, _) in self.running.items() if worker == who]
+        lost = [number for number, (worker, _) in self.running.items() if worker == slot]
         assert self.session.recover_tasks(self.queue, None) == len(lost)
         for number in lost:
             del self.running[number]
-        self.workers[who] = self.join()
+        self.workers[slot] = self.join()
 
-    @rule(data=st.data(), what=st.sampled_from(["retry", "cancel"]))
-    def mend(self, data, what):
-        wanted = {"retry": ("failed", "cancelled"), "cancel": ("pending",)}[what]
-        there = [task.task_id for task in self.session.list_tasks(self.queue, None, 1000) if task.status in wanted]
-        if there:
-            assert self.session.set_task(data.draw(st.sampled_from(sorted(there))), what) == 0
+    @rule(data=st.data(), action=st.sampled_from(["retry", "cancel"]))
+    def mend(self, data, action):
+        states = {"retry": ("failed", "cancelled"), "cancel": ("pending",)}[action]
+        numbers = [task.task_id for task in self.session.list_tasks(self.queue, None, 1000) if task.status in states]
+        if numbers:
+            assert self.session.set_task(data.draw(st.sampled_from(sorted(numbers))), action) == 0
 
     @rule(data=st.data())
     def revoke_one_that_waits(self, data):
-        there = [entry.position for entry in self.entries() if (entry.owner or "").startswith("task ")]
-        if there:
-            assert self.session.revoke(data.draw(st.sampled_from(there)), False) == 0
+        positions = [entry.position for entry in self.entries() if (entry.owner or "").startswith("task ")]
+        if positions:
+            assert self.session.revoke(data.draw(st.sampled_from(positions)), False) == 0
 
     @rule(kind=st.sampled_from(sorted(KINDS)))
     def pause(self, kind):
@@ -160,8 +160,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "workers"):
             return
-        for number, (who, attempt) in self.running.items():
-            member, session = self.workers[who]
+        for number, (slot, attempt) in self.running.items():
+            member, session = self.workers[slot]
             session.end_task(member, End(number, attempt, "returned"))
         for ticket in self.held:
             self.session.release(ticket, "released")

@@ -122,14 +122,14 @@ class Machine(RuleBasedStateMachine):
     def ask(self, slot, access, only):
         session, member = self.members[slot]
         uid = f"{self.resource}.{next(self.uids)}"
-        found = session.register(member, uid, "model", uid, [Request(self.resource, access)], only)
+        tickets = session.register(member, uid, "model", uid, [Request(self.resource, access)], only)
         row = Row(2**62, access, slot, Ticket("", 0, "", False))
         free = self.model.fits(row) and not self.model.paused
         if only and not free:
-            assert found is None
+            assert tickets is None
             return
-        row.ticket, row.position, row.granted = found[0], found[0].position, free
-        assert found[0].granted == free
+        row.ticket, row.position, row.granted = tickets[0], tickets[0].position, free
+        assert tickets[0].granted == free
         assert all(entry.position < row.position for entry in self.model.rows)
         self.model.rows.append(row)
         if free:
@@ -198,8 +198,8 @@ class Machine(RuleBasedStateMachine):
         self.model.rows = [entry for entry in self.model.rows if entry.slot != slot]
         self.join(slot)
         # Its session ends a moment after its client.
-        there = {entry.position for entry in self.model.rows}
-        until(lambda: self.operator.reap() >= 0 and {row[0] for row in self.database.queue(self.resource)} <= there)
+        positions = {entry.position for entry in self.model.rows}
+        until(lambda: self.operator.reap() >= 0 and {row[0] for row in self.database.queue(self.resource)} <= positions)
 
     # -- operators and bare participants
 
@@ -249,9 +249,9 @@ class Machine(RuleBasedStateMachine):
     def the_queue_is_the_models(self):
         if not hasattr(self, "model"):
             return
-        found = [(entry.position, entry.access, entry.state) for entry in self.operator.entries(self.resource)]
+        shown = [(entry.position, entry.access, entry.state) for entry in self.operator.entries(self.resource)]
         rows = self.model.rows
-        assert found == [(row.position, row.access, "holds" if self.holds(row) else "waits") for row in rows]
+        assert shown == [(row.position, row.access, "holds" if self.holds(row) else "waits") for row in rows]
 
     @invariant()
     def nobody_is_beside_a_writer(self):

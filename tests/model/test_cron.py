@@ -84,8 +84,8 @@ def dues(cron, minutes):
 
 
 def check(zone, maximum=None):
-    found = list(transitions(zone))[:maximum] or [datetime(2026, 3, 29, 1, tzinfo=UTC)]
-    for transition in found:
+    moments = list(transitions(zone))[:maximum] or [datetime(2026, 3, 29, 1, tzinfo=UTC)]
+    for transition in moments:
         start, end = transition - BEFORE, transition + AFTER
         # (From earlier on, so that the walk knows what has been on the wall.)
         minutes = list(walk(zone, start - 4 * HOUR, end))
@@ -94,12 +94,12 @@ def check(zone, maximum=None):
             for number in range(int((end - start) / (7 * MINUTE))):
                 at = start + 7 * number * MINUTE + timedelta(seconds=number % 60, microseconds=number % 2)
                 following, last = next_due(cron, zone, at), last_due(cron, zone, at)
-                where = f"{cron!r} in {zone} at {at}"
-                assert last <= at < following, where
+                case = f"{cron!r} in {zone} at {at}"
+                assert last <= at < following, case
                 expected = [moment for moment in due if moment > at]
-                assert following == expected[0] if expected else following >= end, where
+                assert following == expected[0] if expected else following >= end, case
                 expected = [moment for moment in due if moment <= at]
-                assert last == expected[-1] if expected else last < minutes[0][0] + MINUTE, where
+                assert last == expected[-1] if expected else last < minutes[0][0] + MINUTE, case
 
 
 @pytest.mark.parametrize("zone", SAMPLE)
@@ -149,9 +149,9 @@ def test_a_time_that_is_passed_over_is_due_then():
     """Lord Howe's clocks are put forward by half an hour, from 02:00 on."""
     midnight = datetime(2026, 10, 3, 13, 30, tzinfo=UTC)
     for cron in ("*/30 2 * * *", "0 */2 * * *", "0 2 * * *"):
-        found = next_due(cron, "Australia/Lord_Howe", midnight)
-        found = found if found > midnight + HOUR else next_due(cron, "Australia/Lord_Howe", found)
-        assert found == datetime(2026, 10, 3, 15, 30, tzinfo=UTC), cron
+        due = next_due(cron, "Australia/Lord_Howe", midnight)
+        due = due if due > midnight + HOUR else next_due(cron, "Australia/Lord_Howe", due)
+        assert due == datetime(2026, 10, 3, 15, 30, tzinfo=UTC), cron
 
 
 def test_nicknames_equal_their_expressions():

@@ -15,44 +15,44 @@ from sqlsem.deadlocks import UPGRADE, Row, find
 EXAMPLES = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def row(position, resource, who, access="write", limit=1, weight=1, granted=None):
+def row(position, resource, owner, access="write", limit=1, weight=1, granted=None):
     granted = access == UPGRADE if granted is None else granted
-    return Row(position, resource, None if who is None else 1, who, access, limit, weight, granted)
+    return Row(position, resource, None if owner is None else 1, owner, access, limit, weight, granted)
 
 
-def holds(position, resource, who, *rest):
-    return dataclasses.replace(row(position, resource, who, *rest), granted=True)
+def holds(position, resource, owner, *rest):
+    return dataclasses.replace(row(position, resource, owner, *rest), granted=True)
 
 
 def names(cycle):
-    return {who[1] for who in cycle.nodes}
+    return {node[1] for node in cycle.nodes}
 
 
 @EXAMPLES
 @given(wait_graphs.worlds(), st.randoms(use_true_random=False))
 def test_against_the_outcome(world, chance):
-    found = find(world.rows, world.caps)
+    cycles = find(world.rows, world.caps)
     lost = wait_graphs.outcome(world.rows, world.caps, chance.choice)
-    event(f"{len(found)} cycles")
+    event(f"{len(cycles)} cycles")
     # No miss: a node that can never finish is in a cycle, or waits for a cycle.
-    assert bool(found) == bool(lost)
-    for cycle in found:
+    assert bool(cycles) == bool(lost)
+    for cycle in cycles:
         # No false alarm: no node of the cycle can finish, even after all other nodes have left.
         rows = [row for row in world.rows if row.node in cycle.nodes]
         assert wait_graphs.outcome(rows, world.caps, chance.choice) == cycle.nodes
         # The cycle is minimal: each of its nodes waits, directly or not, for each of the others.
-        ways = {who: {edge[1].node for edge in cycle.edges if edge[0].node == who} for who in cycle.nodes}
+        ways = {node: {edge[1].node for edge in cycle.edges if edge[0].node == node} for node in cycle.nodes}
         for start in ways:
-            reached, left = set(), [start]
-            while left:
-                new = ways[left.pop()] - reached
+            reached, pending = set(), [start]
+            while pending:
+                new = ways[pending.pop()] - reached
                 reached |= new
-                left += new
+                pending += new
             assert reached == cycle.nodes
         assert cycle.victim.waits
         assert cycle.victim.position == max(waiter.position for waiter, _ in cycle.edges)
         check_path(cycle)
-    assert len({who for cycle in found for who in cycle.nodes}) == sum(len(cycle.nodes) for cycle in found)
+    assert len({node for cycle in cycles for node in cycle.nodes}) == sum(len(cycle.nodes) for cycle in cycles)
 
 
 def check_path(cycle):
@@ -69,11 +69,11 @@ def check_path(cycle):
 def test_giving_up_the_victims_frees_everybody(world, chance):
     rows = world.rows
     for _ in range(len(rows)):
-        found = find(rows, world.caps)
-        if not found:
+        cycles = find(rows, world.caps)
+        if not cycles:
             break
         # A victim that cancels an upgrade is a reader again.
-        for victim in (cycle.victim for cycle in found):
+        for victim in (cycle.victim for cycle in cycles):
             rows = [dataclasses.replace(row, access="read") if row == victim else row for row in rows]
             rows = [row for row in rows if row.position != victim.position or row.granted]
     assert find(rows, world.caps) == []
@@ -85,10 +85,10 @@ def test_giving_up_the_victims_frees_everybody(world, chance):
 def test_all_of_requests_never_deadlock(requests, data):
     """Also where some of the locks are already granted."""
     world = wait_graphs.World(data.draw(wait_graphs.caps))
-    for who, names in enumerate(requests, 2):
-        world.move("ask", who, [data.draw(wait_graphs.asked(name)) for name in names])
+    for node, names in enumerate(requests, 2):
+        world.move("ask", node, [data.draw(wait_graphs.asked(name)) for name in names])
         if data.draw(st.booleans()):
-            world.move("leave", data.draw(st.integers(2, who)), "")
+            world.move("leave", data.draw(st.integers(2, node)), "")
     assert find(world.rows, world.caps) == []
 
 
@@ -97,11 +97,11 @@ def test_all_of_requests_never_deadlock(requests, data):
 def test_rings(size, kind):
     """Each node holds one lock and waits for the lock of the next node."""
     held = {"mutex": ("write", 1), "readers": ("read", 1), "limit": ("write", 1), "stages": ("stage:1", 1)}[kind]
-    wanted = {"mutex": ("write", 1), "readers": ("write", 1), "limit": ("write", 1), "stages": ("stage:2", 1)}[kind]
+    terms = {"mutex": ("write", 1), "readers": ("write", 1), "limit": ("write", 1), "stages": ("stage:2", 1)}[kind]
     rows = [holds(n + 1, f"r{n}", f"w{n}", *held) for n in range(size)]
     if kind == "limit":
         rows = [dataclasses.replace(entry, limit=3, weight=3) for entry in rows]
-    waits = [row(100 + n, f"r{(n + 1) % size}", f"w{n}", *wanted) for n in range(size)]
+    waits = [row(100 + n, f"r{(n + 1) % size}", f"w{n}", *terms) for n in range(size)]
     for missing in range(size):
         assert find(rows + waits[:missing] + waits[missing + 1 :]) == []
     (cycle,) = find(rows + waits)
@@ -250,25 +250,25 @@ def test_twice_as_many_take_about_twice_as_long(number):
         name, expected, rows = list(crowds(size))[number]
 
         def search():
-            found = find(rows)
-            path = found[0].path() if found else []
-            assert len(found) == expected, name
-            assert not found or path[0][0] == found[0].victim
+            cycles = find(rows)
+            path = cycles[0].path() if cycles else []
+            assert len(cycles) == expected, name
+            assert not cycles or path[0][0] == cycles[0].victim
 
         return processor_seconds(search, 3 if size > 1000 else 7)
 
     # Sixteen times as many rows. Rows outside the processor's caches take up to twice as long each; a quadratic search
     # would take 256 times as long.
-    few, many = seconds(500), seconds(8000)
-    assert many < 100 * few, f"{few * 1000:.0f} ms, {many * 1000:.0f} ms"
+    short, long = seconds(500), seconds(8000)
+    assert long < 100 * short, f"{short * 1000:.0f} ms, {long * 1000:.0f} ms"
 
 
 def test_the_words():
     ring = [holds(41, "x", "main"), holds(42, "y", "other"), row(43, "y", "main"), row(44, "x", "other")]
     (cycle,) = find(ring)
-    found = deadlocks.steps_of(cycle, {1: ("etl01", 4321, None)})
-    assert found.victim == 44
-    assert deadlocks.message(found) == (
+    steps = deadlocks.steps_of(cycle, {1: ("etl01", 4321, None)})
+    assert steps.victim == 44
+    assert deadlocks.message(steps) == (
         "Deadlock: etl01:4321 (other) holds 'y' at 42, waits for 'x' at 44 behind 41; "
         "etl01:4321 (main) holds 'x' at 41, waits for 'y' at 43 behind 42. "
         "The youngest request, 44, has been given up: release what is held and try again; "

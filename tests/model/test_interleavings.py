@@ -38,14 +38,14 @@ class World:
         self.believed = {}
         self.appeared = set()  # all positions seen so far
 
-    def member(self, who, lease=None):
+    def member(self, name, lease=None):
         """Return a session with a new member for each schedule where ``lease`` is given."""
-        key = (who, lease)
+        key = (name, lease)
         if key not in self._sessions:
             self._sessions[key] = self.database.session(grace=0 if lease is None else 5, lease=lease, gate_timeout=60)
         session = self._sessions[key]
         if lease is not None or key not in self._members:
-            self._members[key] = session.register_member("host", 1, who)
+            self._members[key] = session.register_member("host", 1, name)
         if self.database.engine == "sqlite":
             self._remember(session, self._members[key])
         return session, self._members[key]
@@ -82,14 +82,14 @@ class World:
 
     def seen(self):
         """Return the rows of the resource."""
-        found = self.rows(
+        records = self.rows(
             "SELECT queue_position, access_type, concurrency_limit, weight, granted_at, revoked_at, member_id, "
             "CASE WHEN granted_at > revoked_at THEN 1 ELSE 0 END "
             "FROM {table} WHERE resource_id = ? ORDER BY queue_position",
             self.resource,
         )
-        assert not any(row[7] for row in found), "granted after an operator took it away"
-        return [Seen(row[0], row[1], row[2], row[3], row[4] is not None, row[5] is not None, row[6]) for row in found]
+        assert not any(row[7] for row in records), "granted after an operator took it away"
+        return [Seen(row[0], row[1], row[2], row[3], row[4] is not None, row[5] is not None, row[6]) for row in records]
 
     def check(self):
         """Check the invariants after each step."""
@@ -100,8 +100,8 @@ class World:
         assert not new or min(new) > max(self.appeared, default=0), "a number appeared after a higher one"
         self.appeared |= new
         inside = {row.position for row in rows if row.granted}
-        gone = set(self.believed) - inside
-        assert not gone, f"{[self.believed[number] for number in gone]} was told to be in, and is not"
+        missing = set(self.believed) - inside
+        assert not missing, f"{[self.believed[number] for number in missing]} was told to be in, and is not"
 
     def drain(self):
         """At the end: grant each remaining waiter, one after the other, until none is left."""
@@ -152,9 +152,9 @@ NEVER = Never()
 class Requester(Actor):
     """An actor that requests the resource, polls for its grant, and releases it."""
 
-    def __init__(self, world, who, *words, access="write", limit=1, weight=1, lease=None, row=None, uid=None):
-        session, self.member = world.member(who, lease)
-        super().__init__(who, session, [])
+    def __init__(self, world, name, *words, access="write", limit=1, weight=1, lease=None, row=None, uid=None):
+        session, self.member = world.member(name, lease)
+        super().__init__(name, session, [])
         self.world = world
         self.request = Request(world.resource, access, limit if access == "write" else 1, weight)
         self.uid = uid or secrets.token_hex(8)
@@ -208,7 +208,9 @@ class Requester(Actor):
     def _ping(self, session):
         pulse = session.heartbeat(self.member)
         if not pulse.known:
-            self.world.believed = {position: who for position, who in self.world.believed.items() if who != self.name}
+            self.world.believed = {
+                position: name for position, name in self.world.believed.items() if name != self.name
+            }
         return pulse
 
     def _begin(self, session):
@@ -233,13 +235,13 @@ def nothing_else():
 
 def two_at_once(world):
     """Two clients register at once; each polls afterwards."""
-    return [Requester(world, who, "register", "look") for who in "ab"], nothing_else
+    return [Requester(world, name, "register", "look") for name in "ab"], nothing_else
 
 
 def three_kinds(world):
     """A reader, a writer and a stage register at once."""
     kinds = {"r": "read", "w": "write", "s": "stage:1"}
-    return [Requester(world, who, "register", access=access) for who, access in kinds.items()], nothing_else
+    return [Requester(world, name, "register", access=access) for name, access in kinds.items()], nothing_else
 
 
 def weights(world):
@@ -403,7 +405,7 @@ def an_upgrade(world):
 
 def two_upgrades(world):
     """Two readers upgrade at once: one of them is refused."""
-    first, other = (Requester(world, who, access="read").register_now() for who in "ab")
+    first, other = (Requester(world, name, access="read").register_now() for name in "ab")
 
     def begin(actor):
         def call(session):
@@ -434,16 +436,16 @@ def adopted(world):
     assert giver.session.hand_over(giver.member, [giver.ticket], token, 60.0, None)
     world.believed.clear()
     actors = []
-    for who in "ab":
-        session, member = world.member(who)
+    for name in "ab":
+        session, member = world.member(name)
 
-        def adopt(session, member=member, who=who):
+        def adopt(session, member=member, name=name):
             try:
-                return session.adopt(member, who, "o", secrets.token_hex(8), token)
+                return session.adopt(member, name, "o", secrets.token_hex(8), token)
             except sqlsem.SqlsemError:
                 return None
 
-        actors.append(Actor(who, session, [("adopt", adopt)]))
+        actors.append(Actor(name, session, [("adopt", adopt)]))
 
     def end():
         assert sum(actor.answers["adopt"] is not None for actor in actors) == 1
@@ -512,20 +514,20 @@ def claims_of_a_limit(world):
 
 def _claims(world, maximum):
     actors = []
-    for who in "ab":
-        session, member = world.member(who)
+    for name in "ab":
+        session, member = world.member(name)
 
         def claim(session, member=member):
             return session.claim_task(member, world.resource, "o", secrets.token_hex(8), False)
 
-        actors.append(Actor(who, session, [("claim", claim)]))
+        actors.append(Actor(name, session, [("claim", claim)]))
 
     def end():
-        had = [(actor, actor.answers["claim"]) for actor in actors if actor.answers["claim"] is not None]
-        numbers = [claimed.task_id for _, claimed in had]
+        claims = [(actor, actor.answers["claim"]) for actor in actors if actor.answers["claim"] is not None]
+        numbers = [claimed.task_id for _, claimed in claims]
         assert len(set(numbers)) == len(numbers) <= maximum
         assert numbers or maximum < 2, "neither got anything"
-        for actor, claimed in had:
+        for actor, claimed in claims:
             _, member = world.member(actor.name)
             ended = End(claimed.task_id, claimed.attempt, "finished")
             assert actor.session.end_task(member, ended) == "finished"
@@ -576,7 +578,7 @@ def registers_as_one_cancels(world):
 def registers_as_one_upgrades(world):
     """A reader and a writer register while the only reader inside becomes the writer."""
     first = Requester(world, "a", "begin", "upgrade", access="read").register_now()
-    others = [Requester(world, who, "register", access=access) for who, access in (("r", "read"), ("w", "write"))]
+    others = [Requester(world, name, "register", access=access) for name, access in (("r", "read"), ("w", "write"))]
 
     def end():
         # An earlier reader holds the resource too, and releases first.
@@ -638,9 +640,9 @@ def rates(world):
     """Three clients take from a rate of two an hour at once: two of them succeed."""
     rate = RateRequest(world.resource, windows_of(2, "1h"))
     actors = []
-    for who in "abc":
-        session, _ = world.member(who)
-        actors.append(Actor(who, session, [("take", lambda session: session.take_rate(rate, None))]))
+    for name in "abc":
+        session, _ = world.member(name)
+        actors.append(Actor(name, session, [("take", lambda session: session.take_rate(rate, None))]))
 
     def end():
         turns = [actor.answers["take"].status for actor in actors]
@@ -653,8 +655,8 @@ def a_rate_with_a_line(world):
     """Two clients wait in the queue of a rate, and a third tries: no client takes before the waiters ahead of it."""
     rate = RateRequest(world.resource, windows_of(10, "1h"))
     world.resource = rate.resource
-    taken = []
-    first, second = (Requester(world, who).register_now() for who in "ab")
+    takers = []
+    first, second = (Requester(world, name).register_now() for name in "ab")
     third = Requester(world, "c")
 
     def takes(actor):
@@ -665,7 +667,7 @@ def a_rate_with_a_line(world):
 
         def told(word, answer):
             if answer.status is RateStatus.TAKEN:
-                taken.append(actor.name)
+                takers.append(actor.name)
 
         actor.calls, actor.done = [("take", take)], told
 
@@ -673,10 +675,10 @@ def a_rate_with_a_line(world):
         takes(actor)
 
     def end():
-        assert taken[0] == "a"
-        assert taken == sorted(taken), "somebody was passed"
+        assert takers[0] == "a"
+        assert takers == sorted(takers), "somebody was passed"
         assert second.answers["take"].status in (RateStatus.TAKEN, RateStatus.OTHERS_FIRST)
-        assert "c" not in taken or "b" in taken, "taken past the line"
+        assert "c" not in takers or "b" in takers, "taken past the line"
 
     return [first, second, third], end
 
@@ -758,9 +760,9 @@ def world(database, name, monkeypatch):
     if database.engine == "sqlite":
         # Each thread stands for a process here, but the lock for forks is shared by all threads of a process.
         monkeypatch.setattr("sqlsem.engines.sqlite.fork.forks_blocked", NoForks())
-    made = World(database, name)
-    yield made
-    made.close()
+    new_world = World(database, name)
+    yield new_world
+    new_world.close()
 
 
 class NoForks:

@@ -34,8 +34,8 @@ def test_it_says_so_exactly_where_the_rule_does(later):
         *((dataclasses.replace(request, weight=3, limit=None),) for request in SMALL),
     ]
     for earlier in SMALL:
-        seen = any(overtakes(earlier, later, rows, cap=cap) for rows in ahead for cap in CAPS)
-        assert earlier.keeps_out(later) is not seen, earlier
+        overtaken = any(overtakes(earlier, later, rows, cap=cap) for rows in ahead for cap in CAPS)
+        assert earlier.keeps_out(later) is not overtaken, earlier
 
 
 requests = st.builds(

@@ -52,13 +52,13 @@ def look_at_bare_ones(database, cursor, operator, words, cap, paused):
         if limit is not None:
             columns["concurrency_limit"] = limit
         database.insert_bare(cursor, resource, "bare", **columns)
-    found = operator.entries(resource)
-    told = [entry.state for entry in found]
+    entries = operator.entries(resource)
+    states = [entry.state for entry in entries]
     expected = [
-        "holds" if request.fits(found[:number], cap) and not paused else "waits"
+        "holds" if request.fits(entries[:number], cap) and not paused else "waits"
         for number, request in enumerate(requests)
     ]
-    assert told == expected
+    assert states == expected
     shown = next((listed for listed in operator.resources() if listed.resource == resource), None)
     assert (shown is None) == (not words and cap is None and not paused)
     if shown is not None:
@@ -125,6 +125,6 @@ def test_row_costs_the_same_in_long_and_short_lists():
         Console(file=io.StringIO(), width=120).print(render_queues(by_resource(waiting[:number], [], None), 120))
 
     show(10)  # fill the caches
-    few, many = (calls_of(lambda n=n: show(n)) for n in (500, 2000))
-    assert many / 2000 <= 1.1 * few / 500
-    assert many / 2000 <= 150
+    calls_of_short, calls_of_long = (calls_of(lambda n=n: show(n)) for n in (500, 2000))
+    assert calls_of_long / 2000 <= 1.1 * calls_of_short / 500
+    assert calls_of_long / 2000 <= 150

@@ -133,10 +133,10 @@ def test_rows_of_a_long_queue_match_the_model(marking, name, rows, maximum):
         entry.position for entry in entries if entry.granted_at is not None
     }
     # One call for all rows gives the same answers, also for rows that have left meanwhile.
-    gone = Ticket(name, tickets[0].position + 10**9, "me", False)
-    assert session.poll(member, [*tickets, gone]) == {
+    removed = Ticket(name, tickets[0].position + 10**9, "me", False)
+    assert session.poll(member, [*tickets, removed]) == {
         **dict.fromkeys(due & {t.position for t in tickets}, True),
-        gone.position: None,
+        removed.position: None,
     }
     session.deregister_member(member)
     bare.execute("DELETE FROM sqlsem.ProcessControl WHERE resource_id = %s", (name,))
@@ -160,9 +160,9 @@ def test_numbers_that_go_back_take_the_marks_with_them(marking, name, how):
     if how == "bare":
         first = marking.insert_bare(raw.cursor(), name, "bare")
     else:
-        (mine,) = session.register(member, "me", "owner", f"{name}.first", [Request(name)], False)
-        assert mine.granted
-        first = mine.position
+        (first_ticket,) = session.register(member, "me", "owner", f"{name}.first", [Request(name)], False)
+        assert first_ticket.granted
+        first = first_ticket.position
         assert session.heartbeat(member).positions == {first}
     assert first < ticket.position
     for number in range(30):  # also after they have passed the old mark
@@ -235,15 +235,15 @@ def test_marks_are_true_after_crashes(own_postgres_server, make_database):
             try:
                 session = database.session(grace=0)
                 member = session.register_member("host", number, "churn")
-                kept = collections.deque()
+                held = collections.deque()
                 for step in itertools.takewhile(lambda _: not stopping.is_set(), itertools.count()):
                     request = any_request(f"r{step % 2}")
                     (ticket,) = session.register(member, "me", "owner", f"{member}.{step}", [request], False)
                     session.wait(ticket, 0, NEVER)
-                    kept.append(ticket)
-                    if len(kept) > 10:
-                        kept.rotate(random.randint(0, 3))
-                        session.release(kept.popleft(), "released")
+                    held.append(ticket)
+                    if len(held) > 10:
+                        held.rotate(random.randint(0, 3))
+                        session.release(held.popleft(), "released")
             except (SqlsemError, psycopg.Error):
                 time.sleep(0.05)
 
@@ -337,7 +337,7 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
     database = make_database(postgres_server)  # with marks as rare as in production
     session = database.session(grace=600)
     member = session.register_member("host", 1, "pairs")
-    (kept,) = session.register(member, "me", "owner", "kept", [Request("r", limit=5)], False)
+    (ticket,) = session.register(member, "me", "owner", "kept", [Request("r", limit=5)], False)
     (waits,) = session.register(member, "me", "owner", "waits", [Request("mutex")], False)
     report, raw = database.raw(autocommit=False), database.raw()
     report.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -359,7 +359,7 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
             member,
         )
 
-    seen = {
+    costs = {
         "a try in vain": registering("r", True),
         "a registration that waits": registering("r", False),
         "a wait": pages(raw, "SELECT sqlsem.wait('r', %s, 0)", last.position),
@@ -374,9 +374,9 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
         "a cancel": pages(raw, "SELECT sqlsem.cancel(%s, 'nothing', 'cancelled')", member),
     }
     report.rollback()
-    print(seen)
-    assert max(seen.values()) < 500, seen
-    assert kept.granted
+    print(costs)
+    assert max(costs.values()) < 500, costs
+    assert ticket.granted
     assert waits.granted
     session.deregister_member(member)
     for opened in (session, report, raw):
@@ -387,7 +387,7 @@ def test_poll_does_not_read_uses_of_tasks(postgres_server, make_database):
     """Starts of tasks store their uses in the same tables as rates, perhaps for thousands of keys."""
     database = make_database(postgres_server)
     raw = database.raw()
-    seen = []
+    costs = []
     for resource, number in (("rate:r", 5), ("tasks:few", 2000), ("tasks:many", 20000)):
         raw.execute(
             "INSERT INTO sqlsem.rate_window (resource_id, window_ms, rate_limit, seen_ms)"
@@ -401,10 +401,10 @@ def test_poll_does_not_read_uses_of_tasks(postgres_server, make_database):
         )
         raw.execute("ANALYZE sqlsem.rate_window, sqlsem.rate_slot")
         assert len(raw.execute("SELECT sqlsem.overview_rates()").fetchone()[0]) == 5
-        seen.append(pages(raw, "SELECT sqlsem.overview_rates()"))
+        costs.append(pages(raw, "SELECT sqlsem.overview_rates()"))
     raw.close()
-    print(seen)
-    assert seen[2] < seen[1] * 1.5 + 30, seen
+    print(costs)
+    assert costs[2] < costs[1] * 1.5 + 30, costs
 
 
 def test_a_registration_reads_no_more_than_decides(postgres_server, make_database):
@@ -413,7 +413,7 @@ def test_a_registration_reads_no_more_than_decides(postgres_server, make_databas
     member = session.register_member("host", 1, "many")
     raw = database.raw()
     raw.execute("SET plan_cache_mode = force_generic_plan")
-    seen = {}
+    costs = {}
     for number in (50, 1000):
         raw.execute(
             "INSERT INTO sqlsem.ProcessControl (resource_id, requesting_id, concurrency_limit, member_id, request_uid)"
@@ -421,16 +421,16 @@ def test_a_registration_reads_no_more_than_decides(postgres_server, make_databas
             (member, number, number),
         )
         ((last,),) = raw.execute("SELECT max(queue_position) FROM sqlsem.ProcessControl").fetchall()
-        seen[number] = {
+        costs[number] = {
             "try": pages(
                 raw, "SELECT * FROM sqlsem.register(%s, 'me', 'o', 'x', true, 'r', 'write', 3, 1, NULL)", member
             ),
             "wait": pages(raw, "SELECT sqlsem.wait('r', %s, 0)", last),
             "rule": pages(raw, "SELECT * FROM sqlsem.eligibility('r', %s, 'write', 3, 1, NULL)", last),
         }
-    print(seen)
-    for what, few in seen[50].items():
-        assert seen[1000][what] < few * 1.3 + 10, (what, seen)
+    print(costs)
+    for call_name, cost in costs[50].items():
+        assert costs[1000][call_name] < cost * 1.3 + 10, (call_name, costs)
     session.deregister_member(member)
     session.close()
     raw.close()

@@ -123,8 +123,8 @@ class Session:
             if number != self.server.number:
                 return Heartbeat(False)
             self.server.sign = self.server.now
-            there = frozenset([1] if self.server.row else [])
-            return Heartbeat(True, there, there if self.server.revoked is not None else frozenset())
+            positions = frozenset([1] if self.server.row else [])
+            return Heartbeat(True, positions, positions if self.server.revoked is not None else frozenset())
 
         return self._call(effect)
 
@@ -250,10 +250,10 @@ class Machine(RuleBasedStateMachine):
 
     # -- the member's actions
 
-    def call(self, what, troubles, **options):
+    def call(self, call_name, troubles, **options):
         self.calls = list(troubles)
         try:
-            self.member.main.try_once(what, **options)
+            self.member.main.try_once(call_name, **options)
         except (Disconnected, Busy):
             return False
         finally:

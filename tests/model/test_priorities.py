@@ -83,8 +83,8 @@ class Machine(RuleBasedStateMachine):
                 session.deregister_member(member)
             assert self.sessions[0].entries(self.resource) == []
             assert self.sessions[0].entries(priority_queue(self.resource)) == []
-            for what in ("ageing", "cap"):
-                self.sessions[0].set_resource(self.resource, what, None)
+            for setting in ("ageing", "cap"):
+                self.sessions[0].set_resource(self.resource, setting, None)
             self.sessions[0].set_resource(self.resource, "paused", 0)
             for session in self.sessions:
                 session.close()

@@ -1,4 +1,4 @@
-"""The work queue, checked against a model of it: after any actions of workers, claims return the tasks of the model.
+"""The work queue, checked against a model of it: after any actions of workers, claims return the model's tasks.
 
 A state machine drives engine sessions directly (no threads, no waiting), so that every answer is determined.
 """
@@ -25,7 +25,7 @@ from sqlsem.model import End, NewTask
 
 
 @dataclass
-class Thing:
+class ModelTask:
     """An expected task."""
 
     number: int
@@ -52,7 +52,7 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         self.queue = f"{self.name}-{next(self.examples)}"
-        self.things: list[Thing] = []
+        self.model_tasks: list[ModelTask] = []
         self.operator = self.database.session(grace=0)
         self.workers = {}
         self.outcomes: dict[int, list[str]] = {}
@@ -64,7 +64,11 @@ class Machine(RuleBasedStateMachine):
         self.workers[slot] = (session, session.register_member("host", slot, "model"))
 
     def running(self, slot=None):
-        return [thing for thing in self.things if thing.status == "running" and slot in (None, thing.worker)]
+        return [
+            model_task
+            for model_task in self.model_tasks
+            if model_task.status == "running" and slot in (None, model_task.worker)
+        ]
 
     @rule(
         order=st.sampled_from([-1, 0, 0, 1]),
@@ -76,11 +80,15 @@ class Machine(RuleBasedStateMachine):
         new = [NewTask(kind, "1", order, 0.0, maximum, 0.0, on_failure) for kind in kinds]
         numbers = self.operator.put_tasks(self.queue, secrets.token_hex(8), new)
         for number, kind in zip(numbers, kinds, strict=True):
-            self.things.append(Thing(number, order, maximum, on_failure, kind))
+            self.model_tasks.append(ModelTask(number, order, maximum, on_failure, kind))
 
     def expected(self, maximum=1):
-        orders = [thing.order for thing in self.things if thing.open]
-        ready = [thing for thing in self.things if thing.status == "pending" and thing.order == min(orders)]
+        orders = [model_task.order for model_task in self.model_tasks if model_task.open]
+        ready = [
+            model_task
+            for model_task in self.model_tasks
+            if model_task.status == "pending" and model_task.order == min(orders)
+        ]
         group = sorted(ready, key=lambda item: item.number)[:maximum]
         alone = [place for place, item in enumerate(group) if item.losses or item.kind not in ("call", "sql")]
         return group[: max(alone[0], 1)] if alone else group
@@ -89,8 +97,8 @@ class Machine(RuleBasedStateMachine):
         self.check_claims(slot, [] if claimed is None else [claimed], self.expected())
 
     def check_claims(self, slot, claimed, expected):
-        for thing in expected:
-            thing.status, thing.attempt, thing.worker = "running", thing.attempt + 1, slot
+        for model_task in expected:
+            model_task.status, model_task.attempt, model_task.worker = "running", model_task.attempt + 1, slot
         assert [(row.task_id, row.order, row.kind, row.attempt) for row in claimed] == [
             (item.number, item.order, item.kind, item.attempt) for item in expected
         ]
@@ -104,38 +112,40 @@ class Machine(RuleBasedStateMachine):
         if repeat and claimed is not None:
             assert session.claim_task(member, self.queue, "w", uid, True) == claimed
 
-    def check_end(self, thing, outcome, status):
-        self.outcomes.setdefault(thing.number, []).append(outcome)
-        thing.worker = None
+    def check_end(self, model_task, outcome, status):
+        self.outcomes.setdefault(model_task.number, []).append(outcome)
+        model_task.worker = None
         if outcome == "failed":
-            thing.failures += 1
+            model_task.failures += 1
         if outcome == "finished":
-            thing.status = "finished"
+            model_task.status = "finished"
         else:
-            thing.status = "pending" if outcome == "returned" or thing.failures < thing.maximum else "failed"
-        assert status == thing.status
+            model_task.status = (
+                "pending" if outcome == "returned" or model_task.failures < model_task.maximum else "failed"
+            )
+        assert status == model_task.status
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), outcome=st.sampled_from(["finished", "finished", "failed", "returned"]), repeat=st.booleans())
     def end(self, data, outcome, repeat):
-        thing = data.draw(st.sampled_from(self.running()))
-        session, member = self.workers[thing.worker]
-        end = End(thing.number, thing.attempt, outcome, error="why" if outcome == "failed" else None)
-        self.check_end(thing, outcome, session.end_task(member, end))
+        model_task = data.draw(st.sampled_from(self.running()))
+        session, member = self.workers[model_task.worker]
+        end = End(model_task.number, model_task.attempt, outcome, error="why" if outcome == "failed" else None)
+        self.check_end(model_task, outcome, session.end_task(member, end))
         if repeat:
-            assert session.end_task(member, end) == thing.status
+            assert session.end_task(member, end) == model_task.status
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), outcome=st.sampled_from(["finished", "failed"]))
     def end_and_claim(self, data, outcome):
-        thing = data.draw(st.sampled_from(self.running()))
-        slot = thing.worker
+        model_task = data.draw(st.sampled_from(self.running()))
+        slot = model_task.worker
         session, member = self.workers[slot]
         uid = secrets.token_hex(8)
         status, claimed = session.next_task(
-            member, End(thing.number, thing.attempt, outcome), self.queue, "w", uid, False
+            member, End(model_task.number, model_task.attempt, outcome), self.queue, "w", uid, False
         )
-        self.check_end(thing, outcome, status)
+        self.check_end(model_task, outcome, status)
         self.check_claim(slot, claimed)
 
     @rule(
@@ -159,8 +169,8 @@ class Machine(RuleBasedStateMachine):
         arguments = (member, [*ends, *theirs], self.queue, "w", secrets.token_hex(8))
         statuses, claimed = next_tasks(*arguments, False, maximum)
         assert statuses[len(ends) :] == [None] * len(theirs), "another's"
-        for thing, end, status in zip(ended, ends, statuses, strict=False):
-            self.check_end(thing, end.outcome, status)
+        for model_task, end, status in zip(ended, ends, statuses, strict=False):
+            self.check_end(model_task, end.outcome, status)
         self.check_claims(slot, claimed, self.expected(maximum))
         if repeat and (claimed or not maximum):
             again, found = next_tasks(*arguments, True, maximum)
@@ -170,24 +180,24 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.running())
     @rule(data=st.data(), slot=st.integers(0, 2), late=st.integers(0, 1))
     def nobody_else_ends_it(self, data, slot, late):
-        thing = data.draw(st.sampled_from(self.running()))
+        model_task = data.draw(st.sampled_from(self.running()))
         session, member = self.workers[slot]
-        if slot != thing.worker or late:
-            assert session.end_task(member, End(thing.number, thing.attempt + late, "finished")) is None
+        if slot != model_task.worker or late:
+            assert session.end_task(member, End(model_task.number, model_task.attempt + late, "finished")) is None
 
-    @precondition(lambda self: self.things)
-    @rule(data=st.data(), what=st.sampled_from(["retry", "cancel"]))
-    def operate(self, data, what):
-        thing = data.draw(st.sampled_from(self.things))
-        code = self.operator.set_task(thing.number, what)
-        if thing.status == "running":
+    @precondition(lambda self: self.model_tasks)
+    @rule(data=st.data(), action=st.sampled_from(["retry", "cancel"]))
+    def operate(self, data, action):
+        model_task = data.draw(st.sampled_from(self.model_tasks))
+        code = self.operator.set_task(model_task.number, action)
+        if model_task.status == "running":
             assert code == 1
-        elif what == "retry" and thing.status in ("failed", "cancelled"):
+        elif action == "retry" and model_task.status in ("failed", "cancelled"):
             assert code == 0
-            thing.status, thing.failures, thing.losses = "pending", 0, 0
-        elif what == "cancel" and thing.status in ("failed", "pending"):
+            model_task.status, model_task.failures, model_task.losses = "pending", 0, 0
+        elif action == "cancel" and model_task.status in ("failed", "pending"):
             assert code == 0
-            thing.status = "cancelled"
+            model_task.status = "cancelled"
         else:
             assert code == -2
 
@@ -203,11 +213,11 @@ class Machine(RuleBasedStateMachine):
         back = 0
         while back < len(lost):
             back += self.operator.recover_tasks(self.queue, None)
-        for thing in lost:
-            self.outcomes.setdefault(thing.number, []).append("lost")
-            thing.worker = None
-            thing.losses += 1
-            thing.status = "pending" if thing.losses < 5 else "failed"
+        for model_task in lost:
+            self.outcomes.setdefault(model_task.number, []).append("lost")
+            model_task.worker = None
+            model_task.losses += 1
+            model_task.status = "pending" if model_task.losses < 5 else "failed"
 
     @rule(slot=st.integers(0, 2))
     def the_living_are_left_alone(self, slot):
@@ -224,14 +234,20 @@ class Machine(RuleBasedStateMachine):
             for task in self.operator.list_tasks(self.queue, None, 1000)
         }
         assert found == {
-            thing.number: (thing.order, thing.status, thing.attempt, thing.failures, thing.losses)
-            for thing in self.things
+            model_task.number: (
+                model_task.order,
+                model_task.status,
+                model_task.attempt,
+                model_task.failures,
+                model_task.losses,
+            )
+            for model_task in self.model_tasks
         }
         state = self.operator.queue_state(self.queue)
-        assert state.pending == any(thing.status == "pending" for thing in self.things)
+        assert state.pending == any(model_task.status == "pending" for model_task in self.model_tasks)
         assert state.running == bool(self.running())
         assert state.next_pending == bool(self.expected())
-        blocking = [thing for thing in self.things if thing.status == "failed" and thing.open]
+        blocking = [model_task for model_task in self.model_tasks if model_task.status == "failed" and model_task.open]
         first = min(blocking, key=lambda item: (item.order, item.number), default=None)
         assert state.failed == (first.number if first else None)
 

@@ -42,9 +42,9 @@ class RankedWorld(World):
 class Ranked(Actor):
     """An actor that requests with a priority, polls for its grant, and releases it."""
 
-    def __init__(self, world, who, priority, *words, uid=None):
-        session, self.member = world.member(who)
-        super().__init__(who, session, [])
+    def __init__(self, world, name, priority, *words, uid=None):
+        session, self.member = world.member(name)
+        super().__init__(name, session, [])
         self.world, self.uid, self.place, self.held = world, uid or secrets.token_hex(8), None, None
         self.request = Request(world.resource, priority=priority)
         self.calls = [(word, getattr(self, f"_{word}")) for word in words]
@@ -149,9 +149,9 @@ SCENARIOS = [
 def world(database, name, monkeypatch):
     if database.engine == "sqlite":
         monkeypatch.setattr("sqlsem.engines.sqlite.fork.forks_blocked", NoForks())
-    made = RankedWorld(database, name)
-    yield made
-    made.close()
+    new_world = RankedWorld(database, name)
+    yield new_world
+    new_world.close()
 
 
 @pytest.mark.engines("sqlite", "postgresql")

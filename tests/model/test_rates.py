@@ -240,8 +240,8 @@ def test_reservations_never_exceed_a_limit_and_are_fifo(database, name):
                 for _ in range(rng.choice([1, 1, 2, 9]))
             ]
             first, *more = wishes
-            asked = RateRequest(request.name, declared, first.cost, burst)
-            answer = session.take_rate(asked, None, first.ahead_ms, more)
+            rate_request = RateRequest(request.name, declared, first.cost, burst)
+            answer = session.take_rate(rate_request, None, first.ahead_ms, more)
             if answer.status is RateStatus.TOO_EARLY:
                 assert answer.seconds * 1000 > min(first.ahead_ms, AHEAD_MS)
                 time.sleep(rng.choice([0, 0.02, answer.seconds / 2]))

@@ -135,12 +135,12 @@ class Machine(RuleBasedStateMachine):
     @rule(member=consumes(members))
     def die(self, member):
         self.sessions.pop(member).close()
-        mine = {row.position for row in self.model.rows if row.member == member}
+        positions = {row.position for row in self.model.rows if row.member == member}
         self.model.rows = [row for row in self.model.rows if row.member != member]
 
         def buried():
             self.operator.reap()
-            return not mine & {row[0] for row in self.database.queue(self.prefix)}
+            return not positions & {row[0] for row in self.database.queue(self.prefix)}
 
         until(buried, "the dead removed")
 
@@ -177,8 +177,8 @@ class Machine(RuleBasedStateMachine):
             return multiple()
         assert len(tickets) == len(requests)
         if again:
-            found = session.register(member, "same for all", "model", uid, requests, trying)
-            assert {ticket.position for ticket in found} == {ticket.position for ticket in tickets}
+            registered = session.register(member, "same for all", "model", uid, requests, trying)
+            assert {ticket.position for ticket in registered} == {ticket.position for ticket in tickets}
         by_resource = {ticket.resource: ticket for ticket in tickets}
         for request in requests:
             ticket = by_resource[request.resource]
@@ -222,17 +222,17 @@ class Machine(RuleBasedStateMachine):
 
     @rule(row=consumes(tickets), member=members)
     def release(self, row, member):
-        there = row in self.model.rows
-        assert self.sessions[member].release(row.ticket, "released") is there
+        present = row in self.model.rows
+        assert self.sessions[member].release(row.ticket, "released") is present
         assert self.sessions[member].release(row.ticket, "released") is False
-        if there:
+        if present:
             self.model.rows.remove(row)
 
     @rule(row=consumes(tickets))
     def cancel(self, row):
         if row.member in self.sessions:
-            gone = [entry for entry in self.model.rows if entry.uid == row.uid]
-            assert self.sessions[row.member].cancel(row.member, row.uid, "cancelled") == len(gone)
+            cancelled = [entry for entry in self.model.rows if entry.uid == row.uid]
+            assert self.sessions[row.member].cancel(row.member, row.uid, "cancelled") == len(cancelled)
             self.model.rows = [entry for entry in self.model.rows if entry.uid != row.uid]
 
     # -- operators
@@ -277,12 +277,12 @@ class Machine(RuleBasedStateMachine):
         for resource in ("a", "b"):
             full = f"{self.prefix}-{resource}"
             expected = [row for row in self.model.rows if row.request.resource == full]
-            found = self.operator.entries(full)
-            inside = {shown.position for shown in found if shown.state == "holds"}
+            entries = self.operator.entries(full)
+            inside = {shown.position for shown in entries if shown.state == "holds"}
             for row in expected:
                 # A release may grant the rows that now fit.
                 row.granted = row.granted or (row.position in inside and self.model.free(row.request, row.position))
-            assert [(shown.position, shown.state) for shown in found] == [
+            assert [(shown.position, shown.state) for shown in entries] == [
                 (row.position, "holds" if row.granted else "waits") for row in expected
             ]
 

@@ -50,13 +50,13 @@ class Model:
     def pending(self) -> list[Task]:
         """Return the tasks that may be claimed, in order."""
         lowest = min((task.order for task in self.tasks.values() if task.is_open), default=None)
-        found = [task for task in self.tasks.values() if task.status == "pending" and task.order == lowest]
-        return sorted(found, key=lambda item: item.number)
+        tasks = [task for task in self.tasks.values() if task.status == "pending" and task.order == lowest]
+        return sorted(tasks, key=lambda item: item.number)
 
     def of_key(self, key: str) -> Task | None:
-        found = [task for task in self.tasks.values() if task.is_open and task.key == key]
-        assert len(found) <= 1
-        return found[0] if found else None
+        tasks = [task for task in self.tasks.values() if task.is_open and task.key == key]
+        assert len(tasks) <= 1
+        return tasks[0] if tasks else None
 
     def group(self, maximum: int) -> list[Task]:
         alone = [item.losses > 0 or item.kind == "json" for item in self.pending()]
@@ -111,19 +111,19 @@ class Machine(RuleBasedStateMachine):
 
     @rule(order=orders, kind=kinds, key=st.sampled_from("ab"), how=st.sampled_from(["unique", "replace"]))
     def put_with_key(self, order, kind, key, how):
-        there, uid = self.model.of_key(key), self.uid()
+        open_task, uid = self.model.of_key(key), self.uid()
         new = [NewTask(kind, "1", order, 0.0, 1, 0.0, "stop", None, None, **{how: key})]
         (number,) = self.session.put_tasks(self.queue, uid, new)
         assert self.session.put_tasks(self.queue, uid, new) == [number]
-        if how == "unique" and there is not None:
-            assert number == there.number
+        if how == "unique" and open_task is not None:
+            assert number == open_task.number
             return
         assert number not in self.model.tasks
-        if there is not None:
-            if there.status == "running":
-                there.key = None
+        if open_task is not None:
+            if open_task.status == "running":
+                open_task.key = None
             else:
-                there.status = "cancelled"
+                open_task.status = "cancelled"
         self.model.tasks[number] = Task(number, order, kind, key=key)
 
     @rule(order=orders, kind=kinds, isolation=st.sampled_from(["READ_COMMITTED", "REPEATABLE_READ"]))
@@ -156,34 +156,34 @@ class Machine(RuleBasedStateMachine):
 
     # -- working
 
-    @rule(who=st.integers(0, 1), again=st.booleans())
-    def claim(self, who, again):
-        member, session = self.members[who]
+    @rule(slot=st.integers(0, 1), again=st.booleans())
+    def claim(self, slot, again):
+        member, session = self.members[slot]
         uid = self.uid()
         claimed = session.claim_task(member, self.queue, "model", uid, False)
         if claimed is not None and again:
             assert session.claim_task(member, self.queue, "model", uid, True) == claimed
         self.claimed(member, [] if claimed is None else [claimed], self.model.pending()[:1])
 
-    @rule(who=st.integers(0, 1), maximum=st.integers(2, 5), ending=st.booleans(), again=st.booleans())
-    def claim_group(self, who, maximum, ending, again):
-        member, session = self.members[who]
+    @rule(slot=st.integers(0, 1), maximum=st.integers(2, 5), ending=st.booleans(), again=st.booleans())
+    def claim_group(self, slot, maximum, ending, again):
+        member, session = self.members[slot]
         uid = self.uid()
-        mine = [task for task in self.model.tasks.values() if task.member == member] if ending else []
-        ends = [End(own_task.number, own_task.attempt, "finished") for own_task in mine]
+        own_tasks = [task for task in self.model.tasks.values() if task.member == member] if ending else []
+        ends = [End(own_task.number, own_task.attempt, "finished") for own_task in own_tasks]
         statuses, claimed = session.next_tasks(member, ends, self.queue, "model", uid, False, maximum)
         assert statuses == ["finished"] * len(ends)
-        for own_task in mine:
+        for own_task in own_tasks:
             own_task.status, own_task.member = "finished", None
         if claimed and again:
             assert session.next_tasks(member, ends, self.queue, "model", uid, True, maximum) == (statuses, claimed)
         self.claimed(member, claimed, self.model.group(maximum))
 
-    def claimed(self, member, found, expected):
-        assert [item.task_id for item in found] == [item.number for item in expected]
+    def claimed(self, member, claims, expected):
+        assert [item.task_id for item in claims] == [item.number for item in expected]
         for item in expected:
             item.status, item.member, item.attempt = "running", member, item.attempt + 1
-        assert [item.attempt for item in found] == [item.attempt for item in expected]
+        assert [item.attempt for item in claims] == [item.attempt for item in expected]
 
     @rule(data=st.data(), outcome=st.sampled_from(["finished", "finished", "failed", "returned", "cancelled"]))
     def end(self, data, outcome):
@@ -201,9 +201,9 @@ class Machine(RuleBasedStateMachine):
         assert session.end_task(task.member, End(task.number, task.attempt, outcome)) == status
         task.status, task.member = status, None
 
-    @rule(who=st.integers(0, 1))
-    def die(self, who):
-        member, session = self.members[who]
+    @rule(slot=st.integers(0, 1))
+    def die(self, slot):
+        member, session = self.members[slot]
         session.deregister_member(member)
         session.close()
         lost = [task for task in self.model.tasks.values() if task.member == member]
@@ -213,11 +213,11 @@ class Machine(RuleBasedStateMachine):
             lost_task.status, lost_task.member = "pending" if lost_task.losses < 5 else "failed", None
             if lost_task.asked:
                 lost_task.status = "cancelled"
-        self.members[who] = self.join()
+        self.members[slot] = self.join()
 
-    @rule(who=st.integers(0, 1))
-    def lose_an_answer(self, who):
-        member, session = self.members[who]
+    @rule(slot=st.integers(0, 1))
+    def lose_an_answer(self, slot):
+        member, session = self.members[slot]
         uid = self.uid()
         expected = self.model.group(3)
         _, claimed = session.next_tasks(member, [], self.queue, "model", uid, False, 3)
@@ -227,31 +227,31 @@ class Machine(RuleBasedStateMachine):
 
     # -- recovery and displays
 
-    @rule(data=st.data(), what=st.sampled_from(["retry", "retry", "cancel"]))
-    def mend(self, data, what):
-        fitting = {"retry": ("failed", "cancelled"), "cancel": ("pending", "failed")}[what]
-        there = [task_row for task_row in self.model.tasks.values() if task_row.status in fitting]
-        if not there:
+    @rule(data=st.data(), action=st.sampled_from(["retry", "retry", "cancel"]))
+    def mend(self, data, action):
+        fitting = {"retry": ("failed", "cancelled"), "cancel": ("pending", "failed")}[action]
+        tasks = [task_row for task_row in self.model.tasks.values() if task_row.status in fitting]
+        if not tasks:
             return
-        task = data.draw(st.sampled_from(there))
-        if what == "retry" and task.key is not None and self.model.of_key(task.key) not in (None, task):
-            assert self.session.set_task(task.number, what) == -3
+        task = data.draw(st.sampled_from(tasks))
+        if action == "retry" and task.key is not None and self.model.of_key(task.key) not in (None, task):
+            assert self.session.set_task(task.number, action) == -3
             return
-        assert self.session.set_task(task.number, what) == 0
-        task.status = {"retry": "pending", "cancel": "cancelled"}[what]
-        if what == "retry":
+        assert self.session.set_task(task.number, action) == 0
+        task.status = {"retry": "pending", "cancel": "cancelled"}[action]
+        if action == "retry":
             task.failures = task.losses = 0
             task.asked = False
 
     @rule(data=st.data())
     def cancel(self, data):
         """Cancel a task, also a running one, which is only notified."""
-        there = [
+        tasks = [
             task_row for task_row in self.model.tasks.values() if task_row.status in ("pending", "running", "failed")
         ]
-        if not there:
+        if not tasks:
             return
-        task = data.draw(st.sampled_from(there))
+        task = data.draw(st.sampled_from(tasks))
         if task.status == "running":
             assert self.session.cancel_task(task.number) == 1
             task.asked = True

@@ -64,7 +64,7 @@ def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
     monkeypatch.setattr(locks, "FIRST_STEP", step)  # also a scan in many parts
     monkeypatch.setattr(locks, "LET_IN", let_in)  # and releases that grant no row
     with contextlib.closing(database.session()) as session, contextlib.closing(database.session()) as other:
-        ours, theirs = session.register_member("h", 1, "p"), other.register_member("h", 1, "p")
+        own_member, other_member = session.register_member("h", 1, "p"), other.register_member("h", 1, "p")
 
         @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
         @given(
@@ -72,23 +72,23 @@ def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
             cap=CAPS,
             paused=st.sampled_from([0, 0, 0, 1]),
             leaving=st.sets(st.integers(0, 9), max_size=6),
-            asked=st.sets(st.integers(0, 9)),
+            polled=st.sets(st.integers(0, 9)),
         )
         @example(
             rows=[(("write", 1, 1), "ours"), (("read", 1, 1), "ours"), (("read", 1, 1), "ours")],
             cap=None,
             paused=0,
             leaving={0},
-            asked={0, 1},
+            polled={0, 1},
         )
-        def check(rows, cap, paused, leaving, asked):
+        def check(rows, cap, paused, leaving, polled):
             resource = random_name()
             queue = []
-            for number, (words, who) in enumerate(rows):
+            for number, (words, owner) in enumerate(rows):
                 wanted = request(resource, words)
-                if who != "bare" and wanted.limit is None:  # the routines register such a row only where a cap is set
+                if owner != "bare" and wanted.limit is None:  # the routines register such a row only where a cap is set
                     wanted = dataclasses.replace(wanted, limit=wanted.weight)
-                if who == "bare":
+                if owner == "bare":
                     with contextlib.closing(database.raw()) as raw:
                         columns = {"access_type": wanted.access, "weight": wanted.weight}
                         if wanted.limit is not None:
@@ -97,11 +97,11 @@ def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
                         (position,) = raw.execute("SELECT max(queue_position) FROM ProcessControl").fetchone()
                     ticket = Ticket(resource, position, "bare", False)
                 else:
-                    by, member = (session, ours) if who == "ours" else (other, theirs)
+                    by, member = (session, own_member) if owner == "ours" else (other, other_member)
                     (ticket,) = by.register(member, "r", "o", f"{resource}.{number}", [wanted], False)
                     assert ticket.granted == wanted.fits([earlier.wanted for earlier in queue], None)
-                queue.append(SimpleNamespace(wanted=wanted, ticket=ticket, who=who, granted=ticket.granted))
-            gone = [row for number, row in enumerate(queue) if number in leaving]
+                queue.append(SimpleNamespace(wanted=wanted, ticket=ticket, owner=owner, granted=ticket.granted))
+            removed = [row for number, row in enumerate(queue) if number in leaving]
 
             def fits(row, cap):
                 return row.wanted.fits([ahead.wanted for ahead in queue[: queue.index(row)]], cap)
@@ -109,7 +109,7 @@ def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
             def may_enter(row):
                 return row.granted or (not paused and fits(row, cap))
 
-            for row in gone:
+            for row in removed:
                 session.release(row.ticket, "released")
                 queue.remove(row)
                 inside = {entry.position for entry in session.entries(resource) if entry.state == "holds"}
@@ -117,24 +117,26 @@ def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
                     # A release grants the next rows that may proceed, up to a number.
                     entered = behind.ticket.position in inside and not behind.granted
                     assert not entered or fits(behind, None)
-                    behind.granted = behind.granted or (entered and behind.who != "bare")
-            if gone and len(queue) <= locks.LET_IN:
-                first = next((row for row in queue if row.who != "bare"), None)
+                    behind.granted = behind.granted or (entered and behind.owner != "bare")
+            if removed and len(queue) <= locks.LET_IN:
+                first = next((row for row in queue if row.owner != "bare"), None)
                 assert first is None or first.granted or not fits(first, None)
             session.set_resource(resource, "cap", cap)
             session.set_resource(resource, "paused", paused)
 
-            chosen = [row for number, row in enumerate([*queue, *gone]) if number in asked and row.who == "ours"]
-            told = session.poll(ours, [row.ticket for row in chosen])
+            chosen = [row for number, row in enumerate([*queue, *removed]) if number in polled and row.owner == "ours"]
+            answers = session.poll(own_member, [row.ticket for row in chosen])
             expected = {
-                row.ticket.position: None if row in gone else True for row in chosen if row in gone or may_enter(row)
+                row.ticket.position: None if row in removed else True
+                for row in chosen
+                if row in removed or may_enter(row)
             }
-            assert told == expected
+            assert answers == expected
             states = {shown.position: shown.state for shown in session.entries(resource)}
             for row in queue:
-                holds = may_enter(row) if row.who == "bare" or row in chosen else row.granted
+                holds = may_enter(row) if row.owner == "bare" or row in chosen else row.granted
                 assert states[row.ticket.position] == ("holds" if holds else "waits")
-                if row.who != "bare":
+                if row.owner != "bare":
                     assert session.wait(row.ticket, 0, NEVER) is may_enter(row)
             for row in queue:
                 assert session.release(row.ticket, "released")
@@ -142,8 +144,8 @@ def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
             session.set_resource(resource, "paused", 0)
 
         check()
-        session.deregister_member(ours)
-        other.deregister_member(theirs)
+        session.deregister_member(own_member)
+        other.deregister_member(other_member)
 
 
 @pytest.mark.engines("sqlite")
@@ -151,8 +153,8 @@ def test_reads_of_poll_and_registration_do_not_grow(database):
     """Counted in steps of SQLite's machine, not in milliseconds."""
     cost = {}
     with contextlib.closing(database.session()) as session, contextlib.closing(database.session()) as other:
-        ours, theirs = session.register_member("h", 1, "p"), other.register_member("h", 1, "p")
-        (holder,) = session.register(ours, "r", "o", "uid.holder", [Request("q")], False)
+        member, other_member = session.register_member("h", 1, "p"), other.register_member("h", 1, "p")
+        (holder,) = session.register(member, "r", "o", "uid.holder", [Request("q")], False)
         tickets = []
 
         def steps(name, call):
@@ -170,20 +172,20 @@ def test_reads_of_poll_and_registration_do_not_grow(database):
         def measure(length):
             while len(tickets) < length:
                 number = len(tickets)
-                tickets.extend(other.register(theirs, "r", "o", f"uid.{number}", [Request("q")], False))
-            (mine,) = session.register(ours, "r", "o", f"mine.{length}", [Request("q")], False)
-            steps("register", lambda: session.register(ours, "r", "o", f"late.{length}", [Request("q")], False))
-            steps("try", lambda: session.register(ours, "r", "o", f"try.{length}", [Request("q")], True))
-            steps("look at one", lambda: session.wait(mine, 0, NEVER))
-            steps("look at all of ours", lambda: session.poll(ours, [mine]))
-            steps("ping", lambda: session.heartbeat(ours))
-            session.cancel(ours, f"late.{length}", "cancelled")
-            steps("release", lambda: session.release(mine, "released"))
+                tickets.extend(other.register(other_member, "r", "o", f"uid.{number}", [Request("q")], False))
+            (ticket,) = session.register(member, "r", "o", f"mine.{length}", [Request("q")], False)
+            steps("register", lambda: session.register(member, "r", "o", f"late.{length}", [Request("q")], False))
+            steps("try", lambda: session.register(member, "r", "o", f"try.{length}", [Request("q")], True))
+            steps("look at one", lambda: session.wait(ticket, 0, NEVER))
+            steps("look at all of ours", lambda: session.poll(member, [ticket]))
+            steps("ping", lambda: session.heartbeat(member))
+            session.cancel(member, f"late.{length}", "cancelled")
+            steps("release", lambda: session.release(ticket, "released"))
 
         measure(1000)
         measure(3000)
         session.release(holder, "released")
-        other.deregister_member(theirs)
-        session.deregister_member(ours)
+        other.deregister_member(other_member)
+        session.deregister_member(member)
     for name, counts in cost.items():
         assert counts[-1] <= 1.1 * counts[0] + 20, (name, cost)

@@ -113,8 +113,8 @@ class Machine(RuleBasedStateMachine):
                 self.session.set_queue(self.queue, key, "limit", None)
                 self.session.set_queue(self.queue, key, "weight", None)
                 self.session.set_queue(self.queue, key, "rate", None)
-            for what in ("limit", "key_limit", "rate", "key_rate"):
-                self.session.set_queue(self.queue, None, what, None)
+            for setting in ("limit", "key_limit", "rate", "key_rate"):
+                self.session.set_queue(self.queue, None, setting, None)
             assert self.session.queue_limits(self.queue) == []
             for member, session in self.members:
                 session.deregister_member(member)
@@ -137,8 +137,8 @@ class Machine(RuleBasedStateMachine):
         turns = self.model.is_limited() or fellow or (self.database.engine != "mssql" and self.model.in_turns())
         new = [NewTask("call", "1", order, 0.0, maximum, 0.0, key=key, priority=priority)] * count
         for number in self.session.put_tasks(self.queue, self.uid(), new):
-            kept = key or ("" if turns or priority else None)
-            self.model.tasks[number] = Task(number, order, kept, priority, maximum)
+            task_key = key or ("" if turns or priority else None)
+            self.model.tasks[number] = Task(number, order, task_key, priority, maximum)
 
     @rule(limit=limits)
     def set_limit(self, limit):
@@ -150,22 +150,22 @@ class Machine(RuleBasedStateMachine):
         self.session.set_queue(self.queue, None, "key_limit", limit)
         self.model.key_limit = limit
 
-    @rule(key=st.sampled_from("ab"), what=st.sampled_from(["limit", "weight"]), value=limits)
-    def set_key(self, key, what, value):
-        if what == "weight" and value == 0:
+    @rule(key=st.sampled_from("ab"), setting=st.sampled_from(["limit", "weight"]), value=limits)
+    def set_key(self, key, setting, value):
+        if setting == "weight" and value == 0:
             return
-        self.session.set_queue(self.queue, key, what, value)
-        kept = self.model.limits if what == "limit" else self.model.weights
+        self.session.set_queue(self.queue, key, setting, value)
+        settings = self.model.limits if setting == "limit" else self.model.weights
         if value is None:
-            kept.pop(key, None)
+            settings.pop(key, None)
         else:
-            kept[key] = value
+            settings[key] = value
 
     @rule(key=st.sampled_from(["a", "b", None, "each"]), value=st.sampled_from([None, 1, 2, 5, 9]))
     def set_rate(self, key, value):
-        what = "key_rate" if key == "each" else "rate"
-        whose = None if key == "each" else key
-        self.session.set_queue(self.queue, whose, what, value, None if value is None else WINDOW)
+        setting = "key_rate" if key == "each" else "rate"
+        task_key = None if key == "each" else key
+        self.session.set_queue(self.queue, task_key, setting, value, None if value is None else WINDOW)
         if key == "each":
             self.model.key_rate = value
         elif key is None:
@@ -177,18 +177,18 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def look(self):
-        found = {limit.task_key: limit for limit in self.session.queue_limits(self.queue)}
+        limits = {limit.task_key: limit for limit in self.session.queue_limits(self.queue)}
         if self.model.is_limited():
-            assert (found[None].task_limit, found[None].key_limit) == (self.model.limit, self.model.key_limit)
-            assert (found[None].task_rate, found[None].key_rate) == (self.model.rate, self.model.key_rate)
+            assert (limits[None].task_limit, limits[None].key_limit) == (self.model.limit, self.model.key_limit)
+            assert (limits[None].task_rate, limits[None].key_rate) == (self.model.rate, self.model.key_rate)
         assert {
-            key: settings.task_rate for key, settings in found.items() if key and settings.task_rate
+            key: settings.task_rate for key, settings in limits.items() if key and settings.task_rate
         } == self.model.rates
         assert {
-            key: settings.task_limit for key, settings in found.items() if key and settings.task_limit is not None
+            key: settings.task_limit for key, settings in limits.items() if key and settings.task_limit is not None
         } == self.model.limits
         assert {
-            key: settings.weight for key, settings in found.items() if key and settings.weight is not None
+            key: settings.weight for key, settings in limits.items() if key and settings.weight is not None
         } == self.model.weights
         for task in self.session.list_tasks(self.queue, None, 1000):
             assert (task.key, task.priority) == (
@@ -196,9 +196,9 @@ class Machine(RuleBasedStateMachine):
                 self.model.tasks[task.task_id].priority,
             )
 
-    @rule(who=st.integers(0, 1), again=st.booleans(), group=st.booleans())
-    def claim(self, who, again, group):
-        member, session = self.members[who]
+    @rule(slot=st.integers(0, 1), again=st.booleans(), group=st.booleans())
+    def claim(self, slot, again, group):
+        member, session = self.members[slot]
         uid = self.uid()
         expected = self.model.next()
         turns = self.model.in_turns()
@@ -235,9 +235,9 @@ class Machine(RuleBasedStateMachine):
         assert session.end_task(task.member, End(task.number, task.attempt, outcome)) == status
         task.status, task.member = status, None
 
-    @rule(who=st.integers(0, 1))
-    def die(self, who):
-        member, session = self.members[who]
+    @rule(slot=st.integers(0, 1))
+    def die(self, slot):
+        member, session = self.members[slot]
         session.deregister_member(member)
         session.close()
         lost = [lost_task for lost_task in self.model.of("running") if lost_task.member == member]
@@ -245,21 +245,21 @@ class Machine(RuleBasedStateMachine):
         for lost_task in lost:
             lost_task.losses += 1
             lost_task.status, lost_task.member = "pending" if lost_task.losses < 5 else "failed", None
-        self.members[who] = self.join()
+        self.members[slot] = self.join()
 
-    @rule(data=st.data(), what=st.sampled_from(["retry", "cancel"]))
-    def mend(self, data, what):
-        there = [
+    @rule(data=st.data(), action=st.sampled_from(["retry", "cancel"]))
+    def mend(self, data, action):
+        tasks = [
             task_row
             for task_row in self.model.tasks.values()
-            if task_row.status in {"retry": ("failed",), "cancel": ("pending", "failed")}[what]
+            if task_row.status in {"retry": ("failed",), "cancel": ("pending", "failed")}[action]
         ]
-        if not there:
+        if not tasks:
             return
-        task = data.draw(st.sampled_from(there))
-        assert self.session.set_task(task.number, what) == 0
-        task.status = {"retry": "pending", "cancel": "cancelled"}[what]
-        if what == "retry":
+        task = data.draw(st.sampled_from(tasks))
+        assert self.session.set_task(task.number, action) == 0
+        task.status = {"retry": "pending", "cancel": "cancelled"}[action]
+        if action == "retry":
             task.failures = task.losses = 0
 
 

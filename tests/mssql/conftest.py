@@ -37,18 +37,18 @@ def driver() -> str:
 @pytest.fixture
 def tds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tdsserver.TdsServer]]:
     servers: list[tdsserver.TdsServer] = []
-    everybody = sockets.open_sockets
+    open_sockets = sockets.open_sockets
 
     def clients() -> dict[int, str] | None:
         """A session identifies its socket as the new one of the process; here the server's end would be new, too."""
         ends = {number for server in servers for number in server.sockets()}
-        return {number: which for number, which in (everybody() or {}).items() if number not in ends} or None
+        return {number: which for number, which in (open_sockets() or {}).items() if number not in ends} or None
 
     monkeypatch.setattr(sockets, "open_sockets", clients)
     with contextlib.ExitStack() as stack:
 
-        def tds(*given: Any, **more: Any) -> tdsserver.TdsServer:
-            servers.append(stack.enter_context(tdsserver.TdsServer(*given, **more)))
+        def tds(*arguments: Any, **more: Any) -> tdsserver.TdsServer:
+            servers.append(stack.enter_context(tdsserver.TdsServer(*arguments, **more)))
             return servers[-1]
 
         yield tds

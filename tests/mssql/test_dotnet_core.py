@@ -21,8 +21,8 @@ ACQUIRE = {"do": "acquire", "name": "books", "timeout": "5"}
 
 
 def test_it_starts(agent):
-    server, told = agent(lambda _: done())
-    assert [event["event"] for event in told] == ["ready"]
+    server, events = agent(lambda _: done())
+    assert [event["event"] for event in events] == ["ready"]
     assert server.accepted == 1
 
 
@@ -48,16 +48,16 @@ def test_errors(agent, number, text, error, words, before):
             return before + failure(number, text)
         return result(("",), (0,)) if "SELECT" in said.text else done()
 
-    _, told = agent(answer, {"do": "acquire", "name": "books", "timeout": "1"})
-    assert told[1]["event"] == "failed"
-    assert told[1]["error"] == error
-    assert words in told[1]["message"]
+    _, events = agent(answer, {"do": "acquire", "name": "books", "timeout": "1"})
+    assert events[1]["event"] == "failed"
+    assert events[1]["error"] == error
+    assert words in events[1]["message"]
 
 
 def test_a_cut_line(agent):
-    _, told = agent(lambda _: CUT, ACQUIRE)
-    assert told[1]["event"] == "failed"
-    assert "secret99" not in told[1]["message"]
+    _, events = agent(lambda _: CUT, ACQUIRE)
+    assert events[1]["event"] == "failed"
+    assert "secret99" not in events[1]["message"]
 
 
 def test_an_error_after_rows(agent):
@@ -65,8 +65,8 @@ def test_an_error_after_rows(agent):
         del said
         return rows(("a",), (1,)) + done(COUNT | MORE, 1) + failure(50006, "sqlsem: you may not")
 
-    _, told = agent(answer, ACQUIRE)
-    assert (told[1]["event"], "you may not" in told[1]["message"]) == ("failed", True)
+    _, events = agent(answer, ACQUIRE)
+    assert (events[1]["event"], "you may not" in events[1]["message"]) == ("failed", True)
 
 
 # -- waits that are cancelled ----------------------------------------------------------------------------------------
@@ -74,24 +74,24 @@ def test_an_error_after_rows(agent):
 
 @pytest.mark.parametrize("routine", ["register", "wait"])
 def test_a_cancelled_statement_is_stopped_and_leaves_no_row(agent, tmp_path, routine):
-    there = tmp_path / "there"
+    marker = tmp_path / "there"
 
     def silent(_):
-        there.touch()
+        marker.touch()
         return SILENT
 
     answers = {"register": result(("position", "granted"), (9, 0)), routine: silent}
     answers["cancel"] = result(("cancelled",), (1,))
-    server, told = agent(member(**answers), {"do": "acquire", "name": "books", "cancel_when": there})
-    assert told[1]["error"] in ("OperationCanceledException", "TaskCanceledException"), told
+    server, events = agent(member(**answers), {"do": "acquire", "name": "books", "cancel_when": marker})
+    assert events[1]["error"] in ("OperationCanceledException", "TaskCanceledException"), events
     assert server.attentions
     assert len(server.texts(r"\.cancel ")) == 1
     assert ".cancel " in server.said[-1].text, "nothing is asked after the row is gone"
 
 
 def test_a_token_that_is_cancelled_already_asks_nothing(agent):
-    server, told = agent(member(), {"do": "acquire", "name": "books", "cancel": "0"})
-    assert told[1]["error"] in ("OperationCanceledException", "TaskCanceledException")
+    server, events = agent(member(), {"do": "acquire", "name": "books", "cancel": "0"})
+    assert events[1]["error"] in ("OperationCanceledException", "TaskCanceledException")
     assert server.said == []
 
 
@@ -131,9 +131,9 @@ REVOKED = result(("known", "position", "revoked"), (1, 1, 1))
 def test_a_kept_lock_sends_heartbeats(agent, tmp_path, life):
     path = tmp_path / "there"
     database, _ = beats(good=3, then=HELD, path=path)
-    _, told = agent(database, {**KEPT, **life}, {"do": "await file", "path": path}, {"do": "lost"}, {"do": "release"})
-    assert [event["event"] for event in told[1:]] == ["granted", "seen", "looked", "released"]
-    assert told[3]["lost"] is False
+    _, events = agent(database, {**KEPT, **life}, {"do": "await file", "path": path}, {"do": "lost"}, {"do": "release"})
+    assert [event["event"] for event in events[1:]] == ["granted", "seen", "looked", "released"]
+    assert events[3]["lost"] is False
 
 
 def test_a_lock_that_is_not_kept_sends_none(agent):
@@ -152,27 +152,27 @@ def test_a_timer_ends_with_the_lock(agent):
 def test_a_loss_is_reported_without_a_question(agent, then):
     """Before other clients may proceed: within the grace after the last answered heartbeat."""
     database, times = beats(good=3, then=then)
-    _, told = agent(database, {**KEPT, "grace": "6"}, {"do": "await lost"}, {"do": "lost"})
-    events = [event for event in told[1:] if event["event"] != "trouble"]
-    assert [event["event"] for event in events] == ["granted", "lost", "looked"], told
+    _, all_events = agent(database, {**KEPT, "grace": "6"}, {"do": "await lost"}, {"do": "lost"})
+    events = [event for event in all_events[1:] if event["event"] != "trouble"]
+    assert [event["event"] for event in events] == ["granted", "lost", "looked"], all_events
     assert events[2]["lost"] is True
     assert events[1]["at"] - times[-1] < 6
 
 
 def test_a_lost_lock_is_refused_from_then_on(agent):
     database, _ = beats(good=3, then=REVOKED)
-    _, told = agent(
+    _, all_events = agent(
         database, {**KEPT, "grace": "4"}, {"do": "await lost"}, {"do": "check"}, {"do": "release"}, {"do": "release"}
     )
-    events = [event for event in told[1:] if event["event"] != "trouble"]
+    events = [event for event in all_events[1:] if event["event"] != "trouble"]
     assert [event.get("error", event["event"]) for event in events] == [
         *("granted", "lost", "SqlSemLostException", "SqlSemLostException", "released"),
     ]
 
 
 def test_a_closed_connection_is_reported(agent):
-    _, told = agent(member(), {**KEPT, "grace": "0"}, {"do": "close"}, {"do": "await lost"})
-    assert {event["event"] for event in told[1:]} == {"granted", "closed", "lost"}
+    _, events = agent(member(), {**KEPT, "grace": "0"}, {"do": "close"}, {"do": "await lost"})
+    assert {event["event"] for event in events[1:]} == {"granted", "closed", "lost"}
 
 
 def test_a_wait_sends_the_heartbeats_of_held_locks(agent):
@@ -181,12 +181,12 @@ def test_a_wait_sends_the_heartbeats_of_held_locks(agent):
     answers = {"register": lambda _: granted.pop(0), "wait": Later(0.3, result(("code",), (-1,)))}
     answers["cancel"] = result(("cancelled",), (1,))
     answers["heartbeat"] = result(("known", "position", "revoked"), (1, 1, 0), (1, 2, 0))
-    server, told = agent(
+    server, events = agent(
         member(**answers),
         {**KEPT, "grace": "4"},
         {"do": "acquire", "name": "other", "timeout": "5", "id": "other"},
         {"do": "release"},
     )
-    assert [event["event"] for event in told[1:]] == ["granted", "failed", "released"], told
+    assert [event["event"] for event in events[1:]] == ["granted", "failed", "released"], events
     waits = [number for number, message in enumerate(server.said) if ".wait " in message.text]
     assert [message for message in server.said[waits[0] : waits[-1]] if ".heartbeat " in message.text]

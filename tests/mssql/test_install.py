@@ -64,8 +64,8 @@ def sent(server):
         "ALTER PROCEDURE": "procedure",
         "dm_tran_locks AS l": "blockers",
     }
-    found = [word for text in server.texts() for start, word in words.items() if start in text]
-    return found[found.index("begin") :]
+    kinds = [word for text in server.texts() for start, word in words.items() if start in text]
+    return kinds[kinds.index("begin") :]
 
 
 @pytest.mark.parametrize("blocked", ["TABLOCKX", "ALTER TABLE", "ALTER PROCEDURE"])
@@ -81,10 +81,10 @@ def test_install_gives_up_and_names_the_sessions_in_the_way(tds, reach, later, b
     assert "session 58 of login bi (no name), busy since" in text
     assert "nothing was changed" in text
     assert "KILL" in text
-    found = sent(server)
-    assert "commit" not in found
-    assert found.count("begin") == found.count("rollback") > 1, "tried again, and nobody was held up in between"
-    assert found.count("blockers") == found.count("begin")
+    kinds = sent(server)
+    assert "commit" not in kinds
+    assert kinds.count("begin") == kinds.count("rollback") > 1, "tried again, and nobody was held up in between"
+    assert kinds.count("blockers") == kinds.count("begin")
 
 
 @pytest.mark.parametrize("number", [1222, 1205, 1204])
@@ -97,10 +97,10 @@ def test_install_tries_again_when_the_lock_is_free(tds, reach, later, number):
 
     server = tds(server_answers("ALTER TABLE", reply))
     reach(server).install(plan)
-    found = sent(server)
-    assert (found.count("rollback"), found.count("commit")) == (2, 1)
-    assert found[-1] == "commit"
-    assert found[-4:-1] == ["lock", "table", "procedure"]
+    kinds = sent(server)
+    assert (kinds.count("rollback"), kinds.count("commit")) == (2, 1)
+    assert kinds[-1] == "commit"
+    assert kinds[-4:-1] == ["lock", "table", "procedure"]
 
 
 def test_install_names_the_right_to_see_blocking_sessions(tds, reach, later):

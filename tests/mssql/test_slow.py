@@ -93,9 +93,9 @@ def test_allowance(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("sqlsem.engines.base.monotonic", lambda: now[0])
     allowance = AdaptiveTimeout(4.0)
-    seen = []
+    steps = []
     for _ in range(5):
-        seen.append((allowance.seconds, allowance.grow()))
-    assert seen == [(4.0, True), (8.0, True), (16.0, True), (32.0, False), (32.0, False)]
+        steps.append((allowance.seconds, allowance.grow()))
+    assert steps == [(4.0, True), (8.0, True), (16.0, True), (32.0, False), (32.0, False)]
     now[0] += AdaptiveTimeout.RESET_SECONDS + 1
     assert allowance.seconds == 4.0

@@ -38,9 +38,9 @@ def check(*options):
 def test_all_files_are_looked_at():
     """Also without .NET: each file must be in a checked folder."""
     root = tsqlcheck.ROOT
-    seen = {file for file, _, _ in tsqlcheck.batches(root, lambda path: path.read_text(encoding="utf-8"))}
+    files = {file for file, _, _ in tsqlcheck.batches(root, lambda path: path.read_text(encoding="utf-8"))}
     own = {str(script.relative_to(root)) for script in (root / "sqlsem" / "sql" / "mssql").glob("*.sql")}
     examples = {str(script.relative_to(root)) for script in (root / "clients" / "tsql").glob("*.sql")}
     assert own
     assert examples
-    assert own | examples | {"docs/sql.md", "docs/ssis.md"} <= seen
+    assert own | examples | {"docs/sql.md", "docs/ssis.md"} <= files

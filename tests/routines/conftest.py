@@ -62,21 +62,21 @@ class Session:
         """Return all rows of all results."""
         cursor = self.connection.cursor()
         cursor.execute(self.database.sql(text), parameters)
-        found: list[tuple[Any, ...]] = []
+        rows: list[tuple[Any, ...]] = []
         while True:
             if self.tsql:
                 self.told += [message for _, message in cursor.messages if "sqlsem: " in message]
             if cursor.description is not None:
-                found += [tuple(row) for row in cursor.fetchall()]
+                rows += [tuple(row) for row in cursor.fetchall()]
             if not cursor.nextset():
-                return found
+                return rows
 
     def die(self) -> None:
         """Close, and return when the server has noticed."""
         self.dead = True
         self.connection.close()
-        seen = "sys.dm_exec_sessions WHERE session_id" if self.tsql else "pg_stat_activity WHERE pid"
-        until(lambda: not self.database.rows(f"SELECT 1 FROM {seen} = ?", self.pid))
+        table = "sys.dm_exec_sessions WHERE session_id" if self.tsql else "pg_stat_activity WHERE pid"
+        until(lambda: not self.database.rows(f"SELECT 1 FROM {table} = ?", self.pid))
 
 
 _idle: list[Session] = []  # of T-SQL, where the first calls of a session are slow: procedures are compiled by then

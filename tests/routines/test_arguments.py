@@ -72,12 +72,12 @@ def test_reserved_names(session, connect, refused, name, routine):
     """Queues of rates, of runs and of priorities belong to sqlsem; its own routines use them."""
     connection, coordinator = session(), connect()
     for form, words in RESERVED:
-        taken = form.format(name)
+        reserved = form.format(name)
         with refused("22023", 50000, words):
-            connection.acquire(taken, routine)
-        assert coordinator.admin.entries(taken) == []
-        coordinator.admin.pause(taken)  # operators may still manage them
-        coordinator.admin.resume(taken)
+            connection.acquire(reserved, routine)
+        assert coordinator.admin.entries(reserved) == []
+        coordinator.admin.pause(reserved)  # operators may still manage them
+        coordinator.admin.resume(reserved)
     for free in (f"{name}:x", f"rates:{name}", f"{name}*x"):
         assert connection.acquire(free, routine)[0] == 0
         assert connection.call("release", free) == 0
@@ -88,10 +88,12 @@ def test_reserved_names(session, connect, refused, name, routine):
 def test_bare_row_of_a_reserved_name_is_refused(session, database, refused, name):
     connection = session()
     for form, words in RESERVED:
-        taken = form.format(name)
+        reserved = form.format(name)
         with refused("22023", 50000, words):
             connection.rows(
-                f"INSERT INTO {database.schema}.ProcessControl (resource_id, requesting_id) VALUES (?, ?)", taken, "me"
+                f"INSERT INTO {database.schema}.ProcessControl (resource_id, requesting_id) VALUES (?, ?)",
+                reserved,
+                "me",
             )
         assert database.queue(name) == []
 
@@ -136,11 +138,11 @@ def test_bad_times(session, refused, name):
 
 def test_the_longest_names(session, database, name):
     connection = session()
-    resource, who = (str(name) + "é" * 255)[:255], "w" * 255
-    code, position, _ = connection.acquire(resource, requesting_id=who, note="n" * 1000)
+    resource, requester = (str(name) + "é" * 255)[:255], "w" * 255
+    code, position, _ = connection.acquire(resource, requesting_id=requester, note="n" * 1000)
     assert code == 0
-    assert database.queue(name) == [(position, resource, who)]
-    assert connection.call("release", resource, position, who) == 0
+    assert database.queue(name) == [(position, resource, requester)]
+    assert connection.call("release", resource, position, requester) == 0
 
 
 @pytest.mark.parametrize(

@@ -132,15 +132,15 @@ def test_of_two_callbacks_the_latest_is_ended_first(session, name):
 
 def test_python_and_sessions_share_a_batch(session, connect, name):
     ran = []
-    made = batches.batch(name, ["a", "b"], window=60, coordinator=connect(), on_success=lambda: ran.append(1))
+    batch = batches.batch(name, ["a", "b"], window=60, coordinator=connect(), on_success=lambda: ran.append(1))
     connection = session()
     start(connection, name, "b")
-    with made.part("a") as part:
+    with batch.part("a") as part:
         pass
     assert not part.is_last
     assert done(connection, name, "b") == (1, "succeeded")
     connection.die()
-    assert made.wait(PATIENCE).callback_status == "finished"
+    assert batch.wait(PATIENCE).callback_status == "finished"
     assert ran == [1]
 
 

@@ -39,26 +39,26 @@ def test_failed_run_is_retried(session, name):
 def test_waiter_finds_the_run_done(session, connect, name, threads):
     first, other = session(), session()
     _, position, _ = begin(first, name)
-    found = []
-    threads.start(lambda: found.append(begin(other, name)))
+    answers = []
+    threads.start(lambda: answers.append(begin(other, name)))
     coordinator = connect()
     until(lambda: len(coordinator.admin.entries(f"once:{name}")) == 2)
     assert first.call("once_done", name, position) == 0
     threads.join()
-    assert found == [(2, None, None)]
+    assert answers == [(2, None, None)]
 
 
 def test_waiter_runs_when_the_runner_dies(session, connect, name, threads):
     first, other = session(), session()
     assert begin(first, name)[0] == 0
-    found = []
-    threads.start(lambda: found.append(begin(other, name)))
+    answers = []
+    threads.start(lambda: answers.append(begin(other, name)))
     coordinator = connect()
     until(lambda: len(coordinator.admin.entries(f"once:{name}")) == 2)
     first.die()
     threads.join()
-    assert found[0][0] == 1
-    assert other.call("once_done", name, found[0][1]) == 0
+    assert answers[0][0] == 1
+    assert other.call("once_done", name, answers[0][1]) == 0
 
 
 def test_unheld_run_cannot_be_done(session, name):

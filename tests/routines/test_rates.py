@@ -68,13 +68,13 @@ def test_cost_is_adjusted_afterwards(session, database, name):
 def test_it_waits_for_its_turn(session, database, name):
     first, other = session(), session()
     _, taken_ms = take(first, name, 1)
-    found = []
-    waiter = threading.Thread(target=lambda: found.append(take(other, name, 1)))
+    answers = []
+    waiter = threading.Thread(target=lambda: answers.append(take(other, name, 1)))
     waiter.start()
     until(lambda: database.queue(f"rate:{name}"), "it waits")
     adjust(first, name, taken_ms, 1, 0)
     waiter.join(PATIENCE)
-    assert [code for code, _ in found] == [1]
+    assert [code for code, _ in answers] == [1]
     assert database.queue(f"rate:{name}") == []
     assert used(database, name) == {3600: 1}
 

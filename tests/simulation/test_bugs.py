@@ -36,9 +36,9 @@ def no_gate(patch):
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
         free = {request.resource: self._server.may_enter(request) for request in requests}
         self._fibers.step("has looked")
-        with pytest.MonkeyPatch.context() as here:
-            here.setattr(self._server, "may_enter", lambda request, position=math.inf: free.get(request.resource))
-            here.setattr(self._fibers, "step", lambda what: None)
+        with pytest.MonkeyPatch.context() as patching:
+            patching.setattr(self._server, "may_enter", lambda request, position=math.inf: free.get(request.resource))
+            patching.setattr(self._fibers, "step", lambda what: None)
             return real(self, member_id, requesting_id, owner, uid, requests, only_if_free)
 
     patch.setattr(ServerSession, "register", register)
@@ -101,8 +101,8 @@ def nothing_withdrawn(patch):
             pulse = real(session, number)
             return Heartbeat(pulse.known, pulse.positions & frozenset(self.tickets), pulse.revoked)
 
-        with pytest.MonkeyPatch.context() as here:
-            here.setattr(session, "heartbeat", ping)
+        with pytest.MonkeyPatch.context() as patching:
+            patching.setattr(session, "heartbeat", ping)
             compared(self, session, member_id)
 
     compared = Membership._compare

@@ -61,14 +61,14 @@ def test_search_makes_each_fault(url, fault):
 
 
 def traces(url, seeds):
-    found = {}
+    lines_of = {}
     with postgres.servers(url) as make:
         settings = simulation.Settings(mixed, faults=postgres.PostgresServer.faults, most_faults=3)
         for seed in seeds:
             trace = []
             simulation._run(settings, make, seed, None, trace)
-            found[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
-    return found
+            lines_of[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
+    return lines_of
 
 
 def test_schedule_repeats_alone_and_after_others(url):

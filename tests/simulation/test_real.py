@@ -52,14 +52,14 @@ def test_search_makes_each_fault(fault):
 
 def test_schedule_repeats_alone_and_after_others():
     def traces(seeds):
-        found = {}
+        lines_of = {}
         with simulation.files() as make:
             settings = simulation.Settings(travelling, faults=FileServer.faults, most_faults=3)
             for seed in seeds:
                 trace = []
                 simulation._run(settings, make, seed, None, trace)
-                found[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
-        return found
+                lines_of[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
+        return lines_of
 
     assert traces([7])[7] == traces(range(8))[7]
 
@@ -81,8 +81,10 @@ def no_gate(patch):
 
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
         turns = {request.resource: self.admission(request, LAST).allowed for request in requests}
-        with pytest.MonkeyPatch.context() as here:
-            here.setattr(self, "admission", lambda request, position: Admission(turns[request.resource], False, None))
+        with pytest.MonkeyPatch.context() as patching:
+            patching.setattr(
+                self, "admission", lambda request, position: Admission(turns[request.resource], False, None)
+            )
             return real(self, member_id, requesting_id, owner, uid, requests, only_if_free)
 
     patch.setattr(SqliteLocks, "register", register)

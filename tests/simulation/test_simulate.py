@@ -216,13 +216,13 @@ def test_several_processes_search_like_a_single_process():
 
 def test_schedule_repeats_alone_and_after_others():
     def traces(seeds):
-        found = {}
+        lines_of = {}
         for seed in seeds:
             trace = []
             settings = simulation.Settings(travelling, faults=FAULTS, most_faults=3)
             simulation._run(settings, Server, seed, None, trace)
-            found[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
-        return found
+            lines_of[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
+        return lines_of
 
     after_others = traces(range(120))
     for seed in (119, 70, 7):
@@ -233,9 +233,9 @@ def test_log_of_vital_threads_is_written_in_virtual_time(caplog):
     """Run at once: a thread would belong to one run, and other runs, or the end of the process, would wait for it."""
 
     def say():
-        kept = SupervisedThread("sqlsem-said", lambda _: safe_logger.warning("This was said"), vital=True)
-        kept.begin()
-        kept.join(1)
+        thread = SupervisedThread("sqlsem-said", lambda _: safe_logger.warning("This was said"), vital=True)
+        thread.begin()
+        thread.join(1)
 
     for number in range(2):
         say()

@@ -67,10 +67,10 @@ def claimed_by_the_first_look(patch):
     real = SqliteTasks.claim_task
 
     def claim_task(self, member_id, queue, owner, uid, again):
-        found = None if again else self.next_pending(queue, start=True)
-        with pytest.MonkeyPatch.context() as here:
-            if found is not None:
-                here.setattr(self, "next_pending", lambda queue, start=False: found)
+        task = None if again else self.next_pending(queue, start=True)
+        with pytest.MonkeyPatch.context() as patching:
+            if task is not None:
+                patching.setattr(self, "next_pending", lambda queue, start=False: task)
             return real(self, member_id, queue, owner, uid, again)
 
     patch.setattr(SqliteTasks, "claim_task", claim_task)
@@ -83,8 +83,8 @@ def overtakes_who_holds(patch):
 
     def acquire_by_priority(self, *arguments):
         come = type("Come", (), {"come": True, "until": None, "blocker": None})()
-        with pytest.MonkeyPatch.context() as here:
-            here.setattr(self, "admission", lambda request, position: come)
+        with pytest.MonkeyPatch.context() as patching:
+            patching.setattr(self, "admission", lambda request, position: come)
             return real(self, *arguments)
 
     patch.setattr(SqlitePriorities, "acquire_by_priority", acquire_by_priority)

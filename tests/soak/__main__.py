@@ -54,14 +54,14 @@ def main() -> int:
     pace = DENSE if chosen.dense else USUAL
     if chosen.kind is not None:
         pace = dataclasses.replace(pace, kinds=tuple(chosen.kind))
-    wanted = [
+    selected = [
         kind
         for kind in PLACES
         if (chosen.engine is None or kind.engine in chosen.engine)
         and (chosen.place is None or kind.name in chosen.place)
     ]
     places = []
-    for kind in wanted:
+    for kind in selected:
         lacks = kind.lacks() if jobs.chosen(kind.engine, pace) else "a job of such a kind"
         if lacks is None:
             places.append(kind)
@@ -72,11 +72,11 @@ def main() -> int:
     began = time.monotonic()
     try:
         while True:
-            left = [kind for kind in places if record.grants(kind.engine) < chosen.grants]
-            if not left or (chosen.seconds is not None and time.monotonic() - began > chosen.seconds):
+            unfinished = [kind for kind in places if record.grants(kind.engine) < chosen.grants]
+            if not unfinished or (chosen.seconds is not None and time.monotonic() - began > chosen.seconds):
                 break
             # Choose the place with the fewest grants so far.
-            place = min(left, key=lambda kind: record.nights(kind.name))
+            place = min(unfinished, key=lambda kind: record.nights(kind.name))
             folder = Path(tempfile.mkdtemp(prefix="sqlsem-soak-"))
             folder.chmod(0o755)
             print(f"{place.name}, seed {seed}, in {folder}", flush=True)

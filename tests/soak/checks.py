@@ -39,19 +39,19 @@ class Happened:
         """Return the effective stays: a lock lost during a sleep ended at its beginning; a lock lost before its stay
         has none.
         """
-        found = []
+        stays_left = []
         for stay in stays:
-            left = stay["left"]
+            left_at = stay["left"]
             if stay["lost"]:
                 asleep = [
                     since
                     for pid, since, until in self.sleeps
-                    if pid == stay["pid"] and since <= left and until + WAKING_SECONDS >= stay["entered"]
+                    if pid == stay["pid"] and since <= left_at and until + WAKING_SECONDS >= stay["entered"]
                 ]
-                left = min([left, *asleep])
-            if left > stay["entered"] or not stay["lost"]:
-                found.append({**stay, "left": left})
-        return found
+                left_at = min([left_at, *asleep])
+            if left_at > stay["entered"] or not stay["lost"]:
+                stays_left.append({**stay, "left": left_at})
+        return stays_left
 
     def told_of(self, pids: set[int]) -> str:
         """Describe the faults of these processes, for the reader of a finding."""
@@ -78,18 +78,18 @@ def kernel_lock_refusals(words: Sequence[Words], happened: Happened) -> list[str
     """Return the refusals at kernel locks, except for two reasons: the other holder slept and does not know yet that it
     lost its lock, or it has been notified and waits for the database before it can leave.
     """
-    found = []
+    findings = []
     # By process and resource: when it was notified. By position: when it had left. (A refusal is recorded later than it
     # happens.)
-    told: dict[tuple[int, str], list[Words]] = defaultdict(list)
-    left = {event["position"]: event["at"] for event in _of(words, "releasing")}
+    notices: dict[tuple[int, str], list[Words]] = defaultdict(list)
+    released = {event["position"]: event["at"] for event in _of(words, "releasing")}
     for event in _of(words, "told"):
-        told[event["pid"], event["resource"]].append(event)
+        notices[event["pid"], event["resource"]].append(event)
 
     def is_leaving(pid: int, refused: Words) -> bool:
         return any(
-            event["at"] <= refused["at"] and left.get(event["position"], float("inf")) >= refused["tried"]
-            for event in told[pid, refused["resource"]]
+            event["at"] <= refused["at"] and released.get(event["position"], float("inf")) >= refused["tried"]
+            for event in notices[pid, refused["resource"]]
         )
 
     for event in _of(words, "refused"):
@@ -99,8 +99,8 @@ def kernel_lock_refusals(words: Sequence[Words], happened: Happened) -> list[str
         # A bare session is not notified when it is ended: it finds out by its next statement.
         cut = "-sql-" in event["resource"] and any(at <= event["at"] <= at + WAKING_SECONDS for at in happened.cuts)
         if not cut and not happened.slept(suspects, event["at"]):
-            found.append(f"flock: {event['pid']} found {event['holders'] or 'somebody'} inside {event['resource']}")
-    return found
+            findings.append(f"flock: {event['pid']} found {event['holders'] or 'somebody'} inside {event['resource']}")
+    return findings
 
 
 def stays(words: Sequence[Words], happened: Happened) -> list[str]:
@@ -126,7 +126,7 @@ def stays(words: Sequence[Words], happened: Happened) -> list[str]:
 
 def travels(words: Sequence[Words], happened: Happened) -> list[str]:
     """Check a chain of hand-overs: the same fence, one owner at any moment, no other holder in between."""
-    found = []
+    findings = []
     chains: dict[tuple[str, int], list[Words]] = defaultdict(list)
     for hop in happened.settled(_of(words, "hop")):
         chains[hop["resource"], hop["position"]].append(hop)
@@ -135,18 +135,18 @@ def travels(words: Sequence[Words], happened: Happened) -> list[str]:
         hops.sort(key=lambda hop: hop["entered"])
         for hop, after in itertools.pairwise(hops):
             if after["entered"] < hop["left"]:
-                found.append(f"{resource} at {position} had two owners: {hop} and {after}")
+                findings.append(f"{resource} at {position} had two owners: {hop} and {after}")
             if after["fence"] != hop["fence"]:
-                found.append(f"{resource} at {position} changed its fence on its way: {hop} and {after}")
+                findings.append(f"{resource} at {position} changed its fence on its way: {hop} and {after}")
             if after["hop"] <= hop["hop"]:
-                found.append(f"{resource} at {position} was adopted twice by one token: {hop} and {after}")
+                findings.append(f"{resource} at {position} was adopted twice by one token: {hop} and {after}")
         whole.append({**hops[0], "what": "stay", "left": max(hop["left"] for hop in hops), "lost": False})
-    return found + stays(whole, replace(happened, sleeps=[]))
+    return findings + stays(whole, replace(happened, sleeps=[]))
 
 
 def leaders(words: Sequence[Words], happened: Happened) -> list[str]:
     """Check that callbacks come once for each term, no two terms overlap, and a later term has a larger fence."""
-    found = []
+    findings = []
     terms: dict[tuple[str, int], dict[str, list[Words]]] = defaultdict(lambda: defaultdict(list))
     for event in _of(words, "started", "stopped"):
         terms[event["resource"], event["fence"]][event["what"]].append(event)
@@ -154,7 +154,7 @@ def leaders(words: Sequence[Words], happened: Happened) -> list[str]:
     for (resource, fence), of in terms.items():
         started, stopped = of["started"], of["stopped"]
         if len(started) != 1 or len(stopped) > 1:
-            found.append(f"the term {fence} of {resource} began {len(started)} times and ended {len(stopped)} times")
+            findings.append(f"the term {fence} of {resource} began {len(started)} times and ended {len(stopped)} times")
             continue
         pid, end = started[0]["pid"], float("inf")
         if stopped:
@@ -167,17 +167,17 @@ def leaders(words: Sequence[Words], happened: Happened) -> list[str]:
             asleep = [since for who, since, until in happened.sleeps if who == pid and until >= happened.killed[pid]]
             end = min([happened.killed[pid], *asleep])
         else:
-            found.append(f"the term {fence} of {resource} never ended, and {pid} was not killed")
+            findings.append(f"the term {fence} of {resource} never ended, and {pid} was not killed")
         spans[resource].append((started[0]["at"], end, fence, pid))
     for resource, several in spans.items():
         several.sort()
         for event, after in itertools.pairwise(several):
             if after[0] < event[1]:
-                what = [word for fence in (event[2], after[2]) for word in terms[resource, fence].values()]
-                found.append(f"two led {resource} at a time: {what}; {happened.told_of({event[3], after[3]})}")
+                events = [word for fence in (event[2], after[2]) for word in terms[resource, fence].values()]
+                findings.append(f"two led {resource} at a time: {events}; {happened.told_of({event[3], after[3]})}")
             if after[2] <= event[2]:
-                found.append(f"the fences of {resource} went back: {event} and {after}")
-    return found
+                findings.append(f"the fences of {resource} went back: {event} and {after}")
+    return findings
 
 
 def departures(words: Sequence[Words], happened: Happened, done: set[int], released: set[int]) -> list[str]:
@@ -186,18 +186,18 @@ def departures(words: Sequence[Words], happened: Happened, done: set[int], relea
     ``done``: positions that transactions have recorded, as the database has them; ``released``: positions whose row
     ended as a release, by the database's history.
     """
-    found = []
+    findings = []
     ends: dict[int, dict[str, Words]] = defaultdict(dict)
     for event in _of(words, "leaving", "committed", "rolled back", "releasing"):
         ends[event["position"]][event["what"]] = event
-    for position, how in ends.items():
-        if "committed" in how and position not in done:
-            found.append(f"what {position} committed is not there")
-        if "rolled back" in how and position in done:
-            found.append(f"what {position} rolled back is there")
-        if position in released and position not in done and "releasing" not in how:
-            found.append(f"the lock at {position} went, though its transaction did not commit")
-    return found
+    for position, words_of in ends.items():
+        if "committed" in words_of and position not in done:
+            findings.append(f"what {position} committed is not there")
+        if "rolled back" in words_of and position in done:
+            findings.append(f"what {position} rolled back is there")
+        if position in released and position not in done and "releasing" not in words_of:
+            findings.append(f"the lock at {position} went, though its transaction did not commit")
+    return findings
 
 
 def writes(rows: Sequence[tuple[int, str, int, int]], happened: Happened) -> list[str]:
@@ -205,16 +205,16 @@ def writes(rows: Sequence[tuple[int, str, int, int]], happened: Happened) -> lis
 
     Fences never decrease, and each belongs to one process.
     """
-    found = []
+    findings = []
     last: dict[str, tuple[int, str, int, int]] = {}
     for row in sorted(rows):
         before = last.get(row[1])
         if before is not None and row[2] < before[2]:
-            found.append(f"a zombie wrote {row} after {before}")
+            findings.append(f"a zombie wrote {row} after {before}")
         if before is not None and row[2] == before[2] and row[3] != before[3]:
-            found.append(f"two wrote under one fence: {before} and {row}")
+            findings.append(f"two wrote under one fence: {before} and {row}")
         last[row[1]] = row
-    return found
+    return findings
 
 
 def rates(words: Sequence[Words], happened: Happened, limit: int, window: float) -> list[str]:
@@ -229,7 +229,7 @@ def rates(words: Sequence[Words], happened: Happened, limit: int, window: float)
 
 def attempts(words: Sequence[Words], happened: Happened) -> list[str]:
     """Check that a task is run by one worker at a time, and that no attempt comes twice."""
-    found = []
+    findings = []
     tasks: dict[int, list[Words]] = defaultdict(list)
     for attempt in happened.settled(_of(words, "attempt")):
         tasks[attempt["task"]].append(attempt)
@@ -237,8 +237,8 @@ def attempts(words: Sequence[Words], happened: Happened) -> list[str]:
         several.sort(key=lambda attempt: attempt["entered"])
         for attempt, after in itertools.pairwise(several):
             if after["entered"] < attempt["left"] or after["attempt"] <= attempt["attempt"]:
-                found.append(f"task {number} was in two hands: {attempt} and {after}")
-    return found
+                findings.append(f"task {number} was in two hands: {attempt} and {after}")
+    return findings
 
 
 #: The checks that need only the book.

@@ -81,25 +81,25 @@ class Jobs:
         self.book.note(what=what, resource=resource, **words, **times)
 
     def inside(self, lock: sqlsem.Lock, resource: str, **words: Any) -> None:
-        asked = time.monotonic()
-        with lock as grant, self.stay(grant, resource, asked, **words):
+        requested = time.monotonic()
+        with lock as grant, self.stay(grant, resource, requested, **words):
             grant.lost_event.wait(self.rng.uniform(0, self.pace.stay))
 
     def line(self) -> Any:
         """Return this thread's own connection to the database, in manual commit; see `drop_line`."""
-        found = getattr(self._lines, "line", None)
-        if found is None:
-            found = self._lines.line = self.database.raw(autocommit=False)
-        return found
+        connection = getattr(self._lines, "line", None)
+        if connection is None:
+            connection = self._lines.line = self.database.raw(autocommit=False)
+        return connection
 
     def drop_line(self) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, self.errors):
             self.book.note(what="trouble", error=f"the driver's {type(error).__name__}")
-        found = self._lines.__dict__.pop("line", None)
-        if found is not None:
+        connection = self._lines.__dict__.pop("line", None)
+        if connection is not None:
             with contextlib.suppress(Exception):
-                found.close()
+                connection.close()
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
@@ -141,10 +141,10 @@ class Jobs:
     def several(self) -> None:
         """Hold two mutexes at once."""
         first, second = self.rng.sample([f"{self.name}-mutex-{number}" for number in range(self.pace.resources)], 2)
-        asked = time.monotonic()
+        requested = time.monotonic()
         locks = [self.coordinator.mutex(resource) for resource in (first, second)]
         with sqlsem.all_of(*locks, timeout=PATIENCE) as grant:
-            with self.stay(grant, first, asked), self.stay(grant, second, asked):
+            with self.stay(grant, first, requested), self.stay(grant, second, requested):
                 grant.lost_event.wait(self.rng.uniform(0, self.pace.stay))
 
     def rush(self) -> None:
@@ -172,10 +172,10 @@ class Jobs:
         async def one() -> None:
             for _ in range(20):
                 resource = self.resource("mutex")
-                asked = time.monotonic()
+                requested = time.monotonic()
                 with contextlib.suppress(*TROUBLE):
                     async with self.coordinator.aio.mutex(resource, timeout=PATIENCE) as grant:
-                        with self.stay(grant, resource, asked):
+                        with self.stay(grant, resource, requested):
                             await asyncio.sleep(self.rng.uniform(0, self.pace.stay))
 
         async def all_of_them() -> None:
@@ -195,8 +195,8 @@ class Jobs:
         with task:
             entered = time.monotonic()
             task.lost_event.wait(self.rng.uniform(0, self.pace.stay))
-            left = time.monotonic()
-            words = {"entered": entered, "left": left, "lost": task.lost}
+            left_at = time.monotonic()
+            words = {"entered": entered, "left": left_at, "lost": task.lost}
             self.book.note(what="attempt", task=task.id, attempt=task.attempt, **words)
 
     def blocked_tasks(self) -> None:
@@ -216,15 +216,15 @@ class Jobs:
 
     def rate(self) -> None:
         began = time.monotonic()
-        taken = self.coordinator.rate(f"{self.name}-rate", RATE, per=WINDOW).take(timeout=PATIENCE)
-        if taken is not None:
+        grant = self.coordinator.rate(f"{self.name}-rate", RATE, per=WINDOW).take(timeout=PATIENCE)
+        if grant is not None:
             self.book.note(what="take", entered=began, left=time.monotonic())
 
     def once(self) -> None:
-        asked = time.monotonic()
+        requested = time.monotonic()
         with self.coordinator.once(f"{self.name}-once", per=PERIOD, timeout=PATIENCE) as run:
             if run:
-                with self.stay(run.grant, f"once:{self.name}-once", asked):
+                with self.stay(run.grant, f"once:{self.name}-once", requested):
                     run.grant.lost_event.wait(self.rng.uniform(0, self.pace.stay))
                 return
         time.sleep(0.05)
@@ -239,21 +239,21 @@ class Jobs:
         letter = next(iter(sorted(post.glob("*.token"))), None)
         if letter is None:
             resource = self.resource("travel")
-            asked = time.monotonic()
+            requested = time.monotonic()
             with self.coordinator.mutex(resource, timeout=PATIENCE) as grant:
-                self._hop(grant, resource, asked, 0, self.pace.stay)
+                self._hop(grant, resource, requested, 0, self.pace.stay)
             return
-        mine = letter.with_suffix(f".{secrets.token_hex(4)}")
+        own_letter = letter.with_suffix(f".{secrets.token_hex(4)}")
         shared = self.rng.random() < 0.3
         try:
             if shared:
-                os.link(letter, mine)  # it stays for the others, which must not get anything
+                os.link(letter, own_letter)  # it stays for the others, which must not get anything
             else:
-                letter.rename(mine)
+                letter.rename(own_letter)
         except FileNotFoundError:
             return  # another process took it
-        token, resource, position, hop = mine.read_text().split("\n")
-        asked = time.monotonic()
+        token, resource, position, hop = own_letter.read_text().split("\n")
+        requested = time.monotonic()
         try:
             grant = self.coordinator.adopt(token)
         except (sqlsem.NotHeld, sqlsem.ConfigurationError):
@@ -262,10 +262,10 @@ class Jobs:
         with grant:
             if grant.positions != {resource: int(position)}:
                 self.wrong(f"{resource} at {position} was adopted as {grant.positions}")
-            self._hop(grant, resource, asked, int(hop), 0.3 if shared else self.pace.stay)
+            self._hop(grant, resource, requested, int(hop), 0.3 if shared else self.pace.stay)
 
-    def _hop(self, grant: sqlsem.Grant, resource: str, asked: float, hop: int, longest: float) -> None:
-        with self.stay(grant, resource, asked, what="hop", hop=hop):
+    def _hop(self, grant: sqlsem.Grant, resource: str, requested: float, hop: int, longest: float) -> None:
+        with self.stay(grant, resource, requested, what="hop", hop=hop):
             grant.lost_event.wait(self.rng.uniform(0, longest))
         if self.rng.random() < 0.75:
             token = grant.hand_over(ttl=TTL)
@@ -370,7 +370,7 @@ class Jobs:
     def departure(self) -> None:
         """Use a lock that goes with a transaction, which is committed or not."""
         resource = self.resource("departure")
-        asked = time.monotonic()
+        requested = time.monotonic()
         commits = self.rng.random() < 0.6
 
         def told(grant: sqlsem.Grant) -> None:  # the thread that waits for the database hears it, and cannot leave
@@ -379,7 +379,7 @@ class Jobs:
         try:
             with self.coordinator.mutex(resource, timeout=PATIENCE, on_lost=told) as grant:
                 try:
-                    self._depart(grant, resource, asked, commits)
+                    self._depart(grant, resource, requested, commits)
                 except BaseException:
                     self._note_releasing(grant.position)  # by leaving the block
                     raise
@@ -392,9 +392,9 @@ class Jobs:
             self.drop_line()
             raise
 
-    def _depart(self, grant: sqlsem.Grant, resource: str, asked: float, commits: bool) -> None:
+    def _depart(self, grant: sqlsem.Grant, resource: str, requested: float, commits: bool) -> None:
         position = grant.position
-        with self.stay(grant, resource, asked):
+        with self.stay(grant, resource, requested):
             cursor = self.line().cursor()
             if self.database.engine == "sqlite":
                 cursor.execute("BEGIN IMMEDIATE")
@@ -431,7 +431,7 @@ class Jobs:
         """Use a session that calls the routines of the database."""
         resource = self.resource("sql")
         postgres = self.database.engine == "postgresql"
-        asked = time.monotonic()
+        requested = time.monotonic()
         try:
             line = self.line()
             line.autocommit = True
@@ -454,16 +454,16 @@ class Jobs:
             entered = time.monotonic()
             with self.kernel_locks.enter(resource):
                 time.sleep(self.rng.uniform(0, self.pace.stay))
-            left = time.monotonic()
+            left_at = time.monotonic()
             if postgres:
                 cursor.execute(f"SELECT {schema}.release(%s)", (resource,))
-                gone = cursor.fetchone()[0] == 0
+                was_held = cursor.fetchone()[0] == 0
             else:
                 cursor.execute(
                     f"DECLARE @code int; EXEC @code = {schema}.release @resource = ?; SELECT @code", (resource,)
                 )
-                gone = cursor.fetchone()[0] == 0
-            self._foreign(resource, position, asked, entered, left, held=gone)
+                was_held = cursor.fetchone()[0] == 0
+            self._foreign(resource, position, requested, entered, left_at, held=was_held)
         except self.errors:  # a bare session learns no more about its lock than that the session has ended
             self.drop_line()
 
@@ -473,7 +473,7 @@ class Jobs:
         """
         resource = self.resource("sql")
         me = f"bare-{os.getpid()}-{secrets.token_hex(4)}"
-        asked = time.monotonic()
+        requested = time.monotonic()
         try:
             line = self.line()
             if self.database.engine != "sqlite":
@@ -488,7 +488,7 @@ class Jobs:
         try:
             deadline = time.monotonic() + PATIENCE
             ahead = "SELECT count(*) FROM {table} WHERE resource_id = ? AND queue_position < ?"
-            mine = "SELECT count(*) FROM {table} WHERE queue_position = ? AND requesting_id = ?"
+            query = "SELECT count(*) FROM {table} WHERE queue_position = ? AND requesting_id = ?"
             while True:
                 self.execute(cursor, ahead, resource, position)
                 if cursor.fetchone()[0] == 0:
@@ -499,19 +499,21 @@ class Jobs:
             entered = time.monotonic()
             with self.kernel_locks.enter(resource):
                 time.sleep(self.rng.uniform(0, self.pace.stay))
-            left = time.monotonic()
-            self.execute(cursor, mine, position, me)
+            left_at = time.monotonic()
+            self.execute(cursor, query, position, me)
             held = cursor.fetchone()[0] == 1
             line.rollback()
-            self._foreign(resource, position, asked, entered, left, held=held)
+            self._foreign(resource, position, requested, entered, left_at, held=held)
         except self.errors:
             self.drop_line()
         finally:
             self._end_bare(me)
 
-    def _foreign(self, resource: str, position: int, asked: float, entered: float, left: float, *, held: bool) -> None:
+    def _foreign(
+        self, resource: str, position: int, requested: float, entered: float, left_at: float, *, held: bool
+    ) -> None:
         words = {"position": position, "fence": position, "access": "write", "limit": 1, "lost": not held}
-        self.book.note(what="stay", resource=resource, asked=asked, entered=entered, left=left, **words)
+        self.book.note(what="stay", resource=resource, asked=requested, entered=entered, left=left_at, **words)
 
     def _end_bare(self, me: str) -> None:
         """Delete the row, however long it takes: no other process does, while this one lives."""

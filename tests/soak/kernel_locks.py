@@ -30,12 +30,12 @@ class Book:
 def holders(descriptor: int) -> list[int]:
     """Return the processes with a flock on the file, by the kernel's list. (None, if it was released since.)"""
     inode = os.fstat(descriptor).st_ino
-    found = []
+    pids = []
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()
         if words[1] == "FLOCK" and int(words[5].rpartition(":")[2]) == inode:
-            found.append(int(words[4]))
-    return found
+            pids.append(int(words[4]))
+    return pids
 
 
 class KernelLocks:
@@ -55,25 +55,25 @@ class KernelLocks:
 
     @contextlib.contextmanager
     def enter(self, resource: str, *, access: str = "write", places: int = 1) -> Iterator[None]:
-        how = fcntl.LOCK_SH if access == "read" else fcntl.LOCK_EX
+        mode = fcntl.LOCK_SH if access == "read" else fcntl.LOCK_EX
         with self._turnstile(resource) if places > 1 else contextlib.nullcontext(True) as alone:
-            found = self._take(resource, how, places) if alone else None
-        if found is None:
+            taken = self._take(resource, mode, places) if alone else None
+        if taken is None:
             yield
             return
         try:
             yield
         finally:
-            self._leave(*found)
+            self._leave(*taken)
 
-    def _take(self, resource: str, how: int, places: int) -> tuple[str, int] | None:
+    def _take(self, resource: str, mode: int, places: int) -> tuple[str, int] | None:
         """Return a free file; None if all are taken, which is recorded."""
         first, refused, tried = random.randrange(places), [], time.monotonic()
         for number in range(places):
             file = f"{resource}.{(first + number) % places}"
             descriptor = self._open(file)
             try:
-                fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
             except BlockingIOError:
                 refused += holders(descriptor)
                 self._close(file, descriptor)
@@ -106,9 +106,9 @@ class KernelLocks:
 
     def _open(self, file: str) -> int:
         with self._guard:
-            kept = self._files.get(file)
-            if kept:
-                return kept.pop()
+            descriptors = self._files.get(file)
+            if descriptors:
+                return descriptors.pop()
         return os.open(self._folder / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def _close(self, file: str, descriptor: int) -> None:

@@ -179,17 +179,17 @@ class Night:
         while time.monotonic() < deadline:
             time.sleep(self.rng.uniform(*self.pace.pause))
             self._wake()
-            what = self.rng.choice([*own, *own, *faults] if faults else [*own])
-            if what in faults:
-                faults[what](self.happened, self.rng)
+            event = self.rng.choice([*own, *own, *faults] if faults else [*own])
+            if event in faults:
+                faults[event](self.happened, self.rng)
             else:
                 child = self.rng.choice(self.children)
-                if what == "SIGSTOP" and (child.pid in self.stopped or len(self.stopped) >= 2):
+                if event == "SIGSTOP" and (child.pid in self.stopped or len(self.stopped) >= 2):
                     continue
-                own[what](child)
-                if what == "kill -9":
+                own[event](child)
+                if event == "kill -9":
                     self.children[self.children.index(child)] = self._fresh()
-            self.result.faults[what] += 1
+            self.result.faults[event] += 1
 
     def _everybody_gets_in(self, coordinator: sqlsem.Coordinator) -> None:
         """Check that a new process gets through every queue once faults have stopped."""
@@ -233,9 +233,9 @@ class Night:
         database = self.place.direct
         for resource in (f"{self.name}-mutex-0", f"{self.name}-shared") if self.place.steady else ():
             past = Past(coordinator, resource, 7200)
-            found = audit(past.past(), past.entries)
-            if not found.ok:
-                self.result.findings.append(f"by its history {resource} was not in order: {found.findings}")
+            report = audit(past.past(), past.entries)
+            if not report.ok:
+                self.result.findings.append(f"by its history {resource} was not in order: {report.findings}")
         if self.place.steady and self.place.engine in ("postgresql", "sqlite") and not tlc.lacks():
             self._follow(coordinator)
         rows = database.rows("SELECT number, resource, fence, pid FROM soak_write")
@@ -292,11 +292,11 @@ class Night:
                 elif ended - tenth <= word["asked"] < ended:
                     result.late.append(waited)
         for child in self.everybody:
-            while (told := child.next()) is not None:
-                if told["event"] == "failed":
-                    result.findings.append(f"a job failed: {told['error']}\n{child.errors()}")
-                elif told["event"] == "trouble":
-                    result.trouble[told["error"].partition(":")[0]] += 1
+            while (event := child.next()) is not None:
+                if event["event"] == "failed":
+                    result.findings.append(f"a job failed: {event['error']}\n{child.errors()}")
+                elif event["event"] == "trouble":
+                    result.trouble[event["error"].partition(":")[0]] += 1
 
 
 def _kind(resource: str) -> str:

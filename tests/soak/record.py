@@ -23,8 +23,8 @@ class Record:
         self.findings: list[str] = []
         self.not_run: dict[str, str] = {}  # place → what it needs
         if path.exists():
-            found = json.loads(path.read_text())
-            self.engines, self.findings = found["engines"], found["findings"]
+            stored = json.loads(path.read_text())
+            self.engines, self.findings = stored["engines"], stored["findings"]
 
     def grants(self, engine: str) -> int:
         return int(self.engines.get(engine, {}).get("grants", 0))
@@ -75,7 +75,7 @@ class Record:
                 f"  … in the last tenth              {_times(of['late'])}",
                 f"  largest   {of['size'] / 2**20:.1f} MB at the end of a night",
             ]
-        lines += [f"not run: {what} (needs {needs})" for what, needs in sorted(self.not_run.items())]
+        lines += [f"not run: {subject} (needs {needs})" for subject, needs in sorted(self.not_run.items())]
         lines.append(f"violations: {len(self.findings)}")
         lines += [f"  {finding}" for finding in self.findings]
         return "\n".join(lines)

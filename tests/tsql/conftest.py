@@ -37,12 +37,12 @@ class Session:
         """Return all rows of all results of a batch; ``{s}`` is the schema."""
         cursor = self.connection.cursor()
         cursor.execute(text.replace("{s}", self.schema), parameters)
-        found: list[tuple[Any, ...]] = []
+        rows: list[tuple[Any, ...]] = []
         while True:
             if cursor.description is not None:
-                found += [tuple(row) for row in cursor.fetchall()]
+                rows += [tuple(row) for row in cursor.fetchall()]
             if not cursor.nextset():
-                return found
+                return rows
 
     def call(self, routine: str, *parameters: Any, **named: Any) -> int | None:
         """Run a routine, and return its code."""
@@ -150,22 +150,22 @@ def session(database: Database, name: str) -> Iterator[Callable[[], Session]]:
     for borrowed in lent:
         borrowed.settle()
         borrowed.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
-        for position, resource, who in database.queue(name):
-            borrowed.release(resource, position, who)
+        for position, resource, requester in database.queue(name):
+            borrowed.release(resource, position, requester)
         _idle.append(borrowed)
     assert database.queue(name) == [], "the test left rows in the queue"
 
 
 @pytest.fixture
 def new_session(database: Database) -> Iterator[Callable[[], Session]]:
-    made: list[Session] = []
+    sessions: list[Session] = []
 
     def new_session() -> Session:
-        made.append(Session(database))
-        return made[-1]
+        sessions.append(Session(database))
+        return sessions[-1]
 
     yield new_session
-    for opened in made:
+    for opened in sessions:
         with contextlib.suppress(Exception):  # killed by the test
             opened.close()
 

@@ -235,9 +235,9 @@ def test_a_bare_participant_is_waited_for(session, database, name):
     time.sleep(0.3)
     assert not waiting.done()
     cursor.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (bare,))
-    left = time.monotonic()
+    left_at = time.monotonic()
     assert waiting.result(30).code == 1
-    assert time.monotonic() - left < 5
+    assert time.monotonic() - left_at < 5
     waiter.release(name)
     connection.close()
 
@@ -390,10 +390,10 @@ def test_renew_of_a_session_lock(session, database, refused, name):
     first, other = session(), session()
     position = first.acquire(name).position
     members = f"{database.beside('member')} AS m JOIN {database.beside('entry')} AS t ON t.member_id = m.member_id"
-    seen = f"SELECT m.heartbeat_at FROM {members} WHERE t.queue_position = ?"
-    before = database.rows(seen, position)
+    heartbeat = f"SELECT m.heartbeat_at FROM {members} WHERE t.queue_position = ?"
+    before = database.rows(heartbeat, position)
     assert first.call("renew", name, position) == 0
-    assert database.rows(seen, position) > before, "a heartbeat"
+    assert database.rows(heartbeat, position) > before, "a heartbeat"
     assert other.call("renew", name, position) == -1
     assert first.call("renew", name, position + 1) == -1
     with refused(50000, "no lease to renew"):
@@ -408,10 +408,10 @@ def test_assert_holding(session, database, refused, name):
     with refused(50001, "BEGIN TRANSACTION"):
         first.call("assert_holding", name, position)
     assert first.rows("BEGIN TRANSACTION; EXEC {s}.assert_holding ?, ?; SELECT 7; COMMIT", name, position) == [(7,)]
-    for resource, number, who in ((name, position + 1, None), (name("x"), position, None), (name, position, "x")):
+    for resource, number, requester in ((name, position + 1, None), (name("x"), position, None), (name, position, "x")):
         first.rows("BEGIN TRANSACTION")
         with refused(50004, "is not held"):
-            first.rows("EXEC {s}.assert_holding ?, ?, ?", resource, number, who)
+            first.rows("EXEC {s}.assert_holding ?, ?, ?", resource, number, requester)
         first.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
     other.rows("BEGIN TRANSACTION")
     with refused(50004, "is not held"):
@@ -442,8 +442,8 @@ def test_asserted_row_stays_until_commit(session, new_session, connect, name):
     position = holder.acquire(name).position
     second = session()
     second.rows("BEGIN TRANSACTION")
-    who = connect().admin.entries(name)[0].requesting_id
-    second.rows("EXEC {s}.assert_holding ?, ?, ?", name, position, who)
+    requester = connect().admin.entries(name)[0].requesting_id
+    second.rows("EXEC {s}.assert_holding ?, ?, ?", name, position, requester)
     holder.close()
     waiting = other.waiting(name, timeout_ms=60000)
     time.sleep(0.5)

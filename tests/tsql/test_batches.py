@@ -94,16 +94,16 @@ def test_the_sessions_own_settings_do_no_harm(new_session, session, name, connec
 
 def test_sql_as_callback(database, session, connect, name):
     database.rows(f"CREATE TABLE made_{name} (n int)")
-    made = batches.batch(name, ["a", "b"], window=60, coordinator=connect())
-    made._declaration.declare_callback(sqlsem.Sql(f"INSERT INTO made_{name} (n) VALUES (1)"))
+    batch = batches.batch(name, ["a", "b"], window=60, coordinator=connect())
+    batch._declaration.declare_callback(sqlsem.Sql(f"INSERT INTO made_{name} (n) VALUES (1)"))
     connection = session()
     start(connection, name, "b")
-    with made.part("a"):
+    with batch.part("a"):
         pass
     start_again = batches.list_batches(connect(), name)[0]
     assert start_again.callback_kind == "sql"
     connection.rows("EXEC {s}.batch_part_failed ?, 'b'", name)
-    with made.part("b") as last:
+    with batch.part("b") as last:
         pass
     assert last.is_last
     assert database.rows(f"SELECT n FROM made_{name}") == [(1,)]
@@ -151,19 +151,19 @@ def plain(database):
 
 
 def test_user_does_not_undo_an_operators_hold(plain, connect, name):
-    made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect(), on_success=sqlsem.Sql("SELECT 1"))
-    with made.part("a"):
+    batch = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect(), on_success=sqlsem.Sql("SELECT 1"))
+    with batch.part("a"):
         pass
     member = plain("EXEC {s}.register_member N'host', 1, N'program', 60000, @answer = 1")
     text = "EXEC {s}.start_part ?, ?, N'b', N'a\nb\nc', 60000, N'me', N'uid', N'shell', N'rm', @answer = 1"
     assert plain(text, member, name) == "started"
     text = "EXEC {s}.end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm', @answer = 1"
     assert plain(text, member, name) == "succeeded"
-    entry = made.entry()
+    entry = batch.entry()
     assert (entry.callback_kind, entry.callback_body) == ("sql", "SELECT 1")
-    with made.part("c"):
+    with batch.part("c"):
         pass
-    assert made.entry().callback_status == "finished"
+    assert batch.entry().callback_status == "finished"
     plain("EXEC {s}.deregister_member ?; SELECT 1", member)
 
 

@@ -61,5 +61,5 @@ def test_printed_scripts_leave_nothing_after_an_error(database: Database, schema
         connection.cursor().execute("SELECT 1 FROM nothing_of_that_name")
     assert "COMMIT" in last
     connection.close()  # as sqlcmd -b does
-    (found,) = row(database, f"SELECT SCHEMA_ID(N'{schema}')")
-    assert found is None
+    (schema_id,) = row(database, f"SELECT SCHEMA_ID(N'{schema}')")
+    assert schema_id is None

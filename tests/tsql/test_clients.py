@@ -32,18 +32,18 @@ def run(session, texts):
 @pytest.fixture
 def work(database):
     """``work(kind, name, text)`` makes an object for a file, and drops it afterwards."""
-    made = []
+    objects = []
 
     def make(kind, name, text):
         drop(kind, name)
         database.rows(text)
-        made.append((kind, name))
+        objects.append((kind, name))
 
     def drop(kind, name):
         database.rows(f"DROP {kind} IF EXISTS {name}")
 
     yield make
-    for kind, name in reversed(made):
+    for kind, name in reversed(objects):
         drop(kind, name)
 
 
@@ -61,8 +61,8 @@ def test_the_job_step_holds_while_it_works(session, connect, database, work):
         f"FROM {database.beside('entry')} WHERE resource_id = N'warehouse' AND granted_at IS NOT NULL",
     )
     run(connection, batches(database, "agent-job-step.sql", **agent(3)))
-    ((who, note),) = database.rows("SELECT requesting_id, note FROM dbo.seen")
-    assert re.fullmatch(r"agent [0-9A-Fa-f-]{36} step 3 started 20260131 93000", who)
+    ((requester, note),) = database.rows("SELECT requesting_id, note FROM dbo.seen")
+    assert re.fullmatch(r"agent [0-9A-Fa-f-]{36} step 3 started 20260131 93000", requester)
     assert note == "nightly load"
     assert database.queue("warehouse") == []
     assert connect().admin.history("warehouse")[0].outcome == "released"

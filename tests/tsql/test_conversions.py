@@ -13,22 +13,22 @@ pytestmark = pytest.mark.engines("mssql")
 @pytest.fixture
 def member(new_session):
     """``member()`` returns a session that has registered as a program does, and makes a program's calls."""
-    made = []
+    sessions = []
 
     def member():
         connection = new_session()
         ((connection.member,),) = connection.rows("EXEC {s}.register_member N'host', 1, N'program', 60000, @answer = 1")
-        made.append(connection)
+        sessions.append(connection)
         return connection
 
     yield member
-    for opened in made:
+    for opened in sessions:
         opened.rows("EXEC {s}.deregister_member ?", opened.member)
 
 
-def register(session, resource, wanted, attended_ms=None):
+def register(session, resource, access, attended_ms=None):
     text = "EXEC {s}.register ?, N'who', N'owner', NULL, 0, ?, ?, @answer = 1, @attended_ms = ?"
-    ((position, granted),) = session.rows(text, session.member, resource, wanted, attended_ms)
+    ((position, granted),) = session.rows(text, session.member, resource, access, attended_ms)
     return position, bool(granted)
 
 
@@ -45,8 +45,8 @@ def access(database, position):
 
 def test_an_upgrade_waits_for_a_session(session, connect, database, name):
     reader, late = session(), session()
-    theirs = reader.acquire(name, access="read")
-    assert theirs.code == 0
+    answer = reader.acquire(name, access="read")
+    assert answer.code == 0
     with connect().read(name) as grant:
         done = threading.Event()
         thread = threading.Thread(target=lambda: (grant.upgrade(timeout=PATIENCE), done.set()))
@@ -55,7 +55,7 @@ def test_an_upgrade_waits_for_a_session(session, connect, database, name):
         # No new holder: neither by acquire, nor by a try.
         assert late.acquire(name, access="read", timeout_ms=0).code == -1
         assert not done.is_set()
-        reader.release(name, theirs.position)
+        reader.release(name, answer.position)
         assert done.wait(PATIENCE)
         thread.join()
         assert access(database, grant.position) == "write"
@@ -68,14 +68,14 @@ def test_an_upgrade_waits_for_a_session(session, connect, database, name):
 
 def test_an_upgrade_that_gives_up_lets_sessions_in(session, connect, database, name):
     reader = session()
-    theirs = reader.acquire(name, access="read")
+    answer = reader.acquire(name, access="read")
     with connect().read(name) as grant:
         with pytest.raises(sqlsem.Timeout):
             grant.upgrade(timeout=0.5)
         assert access(database, grant.position) == "read"
         with connect().read(name, timeout=10):
             pass
-    reader.release(name, theirs.position)
+    reader.release(name, answer.position)
 
 
 def test_upgrade_waits_for_a_granted_session(session, connect, database, name):
@@ -97,46 +97,46 @@ def test_upgrade_waits_for_a_granted_session(session, connect, database, name):
 def test_unattended_row_is_removed_before_upgrade(member, database, name):
     """Its session was stopped after the grant, and would hold the lock later on."""
     first, other = member(), member()
-    mine, _ = register(first, name, "read")
+    position, _ = register(first, name, "read")
     writer, _ = register(other, name, "write")
     late, granted = register(other, name, "read", attended_ms=0)
     assert not granted
     ((code,),) = other.rows("EXEC {s}.release ?, ?, N'who', @answer = 1", name, writer)
     assert code == 0
     first.rows("SET ROWCOUNT 1")
-    assert begin_upgrade(first, name, mine) == 0
+    assert begin_upgrade(first, name, position) == 0
     first.rows("SET ROWCOUNT 0")
-    assert [row[0] for row in database.queue(name)] == [mine]
+    assert [row[0] for row in database.queue(name)] == [position]
     outcome = f"SELECT outcome FROM {database.beside('history')} WHERE queue_position = ?"
     assert database.rows(outcome, late) == [("cancelled",)]
 
 
 def test_grants_are_independent_of_set_options(member, database, name):
     first, other = member(), member()
-    mine, _ = register(first, name, "read")
+    position, _ = register(first, name, "read")
     writer, _ = register(other, name, "write")
     late = [register(other, name, "read")[0] for _ in range(3)]
     other.rows("EXEC {s}.release ?, ?, N'who', @answer = 1", name, writer)
     first.rows("SET ROWCOUNT 1")
-    assert begin_upgrade(first, name, mine) == 1
+    assert begin_upgrade(first, name, position) == 1
     first.rows("SET ROWCOUNT 0")
     granted = f"SELECT queue_position FROM {database.beside('entry')} WHERE resource_id = ? AND granted_at IS NOT NULL"
-    assert sorted(row[0] for row in database.rows(granted, name)) == [mine, *late]
+    assert sorted(row[0] for row in database.rows(granted, name)) == [position, *late]
 
 
 def test_a_try_leaves_no_upgrade_behind(member, database, name):
     """Not even after an interrupted earlier call."""
     first, other = member(), member()
-    mine, _ = register(first, name, "read")
-    theirs, _ = register(other, name, "read")
-    assert begin_upgrade(first, name, mine) == 1
-    assert access(database, mine) == "upgrade"
-    assert begin_upgrade(first, name, mine, only_if_free=True) == -1
-    assert access(database, mine) == "read"
-    assert begin_upgrade(first, name, mine) == 1
-    other.rows("EXEC {s}.release ?, ?, N'who', @answer = 1", name, theirs)
-    assert begin_upgrade(first, name, mine, only_if_free=True) == 0
-    assert access(database, mine) == "write"
+    own_position, _ = register(first, name, "read")
+    other_position, _ = register(other, name, "read")
+    assert begin_upgrade(first, name, own_position) == 1
+    assert access(database, own_position) == "upgrade"
+    assert begin_upgrade(first, name, own_position, only_if_free=True) == -1
+    assert access(database, own_position) == "read"
+    assert begin_upgrade(first, name, own_position) == 1
+    other.rows("EXEC {s}.release ?, ?, N'who', @answer = 1", name, other_position)
+    assert begin_upgrade(first, name, own_position, only_if_free=True) == 0
+    assert access(database, own_position) == "write"
 
 
 def test_upgrade_label_cannot_be_requested(session, refused, name):

@@ -16,14 +16,14 @@ def acquire_told(session, resource, *rest):
     marks = ", ".join("?" * (1 + len(rest)))
     cursor = session.connection.cursor()
     cursor.execute(f"DECLARE @c int; EXEC @c = {session.schema}.acquire {marks}; SELECT @c", (resource, *rest))
-    said = [text for _, text in cursor.messages or ()]
+    messages = [text for _, text in cursor.messages or ()]
     while cursor.description is None:
         assert cursor.nextset()
-        said += [text for _, text in cursor.messages or ()]
+        messages += [text for _, text in cursor.messages or ()]
     (code,) = cursor.fetchone()
     while cursor.nextset():
-        said += [text for _, text in cursor.messages or ()]
-    return code, " ".join(said)
+        messages += [text for _, text in cursor.messages or ()]
+    return code, " ".join(messages)
 
 
 def start(session, database, name, resource, *rest):

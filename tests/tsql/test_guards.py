@@ -15,9 +15,9 @@ def test_a_session_that_asserts(session, database, guarded, name, refused):
     first, other = session(), session()
     position = first.acquire(name).position
     for text in ("INSERT INTO {} VALUES (1)", "UPDATE {} SET a = 2", "DELETE FROM {}"):
-        for who in (first, other):
+        for connection in (first, other):
             with refused(50004, "which has asserted no grant of it"):
-                who.rows(text.format(guarded))
+                connection.rows(text.format(guarded))
     with refused(50004, name):  # the transaction is over: a trigger that throws ends it
         first.rows(f"BEGIN TRANSACTION; INSERT INTO {guarded} VALUES (1)")
     assert first.rows("SELECT @@TRANCOUNT") == [(0,)]

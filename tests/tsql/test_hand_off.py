@@ -49,10 +49,10 @@ class Queue:
 
 @pytest.fixture
 def queue(session: Callable[[], Any], name: str) -> Iterator[Queue]:
-    found = Queue(session(), name)
-    yield found
-    for member in found.members:
-        found.session.rows("EXEC {s}.deregister_member ?", member)
+    new_queue = Queue(session(), name)
+    yield new_queue
+    for member in new_queue.members:
+        new_queue.session.rows("EXEC {s}.deregister_member ?", member)
 
 
 def test_release_grants_the_next_row(queue: Queue) -> None:

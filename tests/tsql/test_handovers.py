@@ -19,12 +19,12 @@ def test_from_session_to_session(session, name):
     import pyodbc
 
     giver, taker = session(), session()
-    had = giver.acquire(name)
+    granted = giver.acquire(name)
     ((token,),) = giver.rows(GIVE, name)
     assert len(token) > 50
     assert taker.acquire(name, timeout_ms=0).code == -1
     assert giver.release(name) == -1
-    assert taker.rows(ADOPT, token) == [(name, had.position, had.fence)]
+    assert taker.rows(ADOPT, token) == [(name, granted.position, granted.fence)]
     with pytest.raises(pyodbc.Error, match="was used"):
         giver.rows(ADOPT, token)
     with pytest.raises(pyodbc.Error, match="nothing is held"):

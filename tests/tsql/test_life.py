@@ -25,15 +25,15 @@ def member(new_session):
 
 def states(database, name):
     """Return (state, missing_for, grace) of the rows of a resource."""
-    found = database.rows(f"EXEC {database.schema}.entries ?", name)
-    return [(row[2], row[16], row[17]) for row in found]
+    entries = database.rows(f"EXEC {database.schema}.entries ?", name)
+    return [(row[2], row[16], row[17]) for row in entries]
 
 
 def past(database, name, *others):
     """Return (outcome, host, pid, program, login, ended_by, held) of the ended rows, newest first."""
     marks = "".join(", ?" for _ in others)
-    found = database.rows(f"EXEC {database.schema}.past ?, 100{marks}", name, *others)
-    return [(row[12], *row[14:19], row[11]) for row in found]
+    past_rows = database.rows(f"EXEC {database.schema}.past ?, 100{marks}", name, *others)
+    return [(row[12], *row[14:19], row[11]) for row in past_rows]
 
 
 def test_a_try_gets_in_where_the_dead_have_been(member, session, database, name):
@@ -67,11 +67,11 @@ def test_free_session_lock_alone_grants_nothing(member, session, database, name)
     holder.rows(REGISTER, number, name)
     waiting = connection.waiting(name, timeout_ms=60000)
     holder.close()
-    seen = []
-    until(lambda: seen.append([row[0] for row in states(database, name)]) or waiting.done())
+    states_seen = []
+    until(lambda: states_seen.append([row[0] for row in states(database, name)]) or waiting.done())
     assert waiting.result().code == 1
-    assert ["holds", "waits"] in seen
-    assert [second for second in seen if len(second) > 1 and second[1] != "waits"] == []
+    assert ["holds", "waits"] in states_seen
+    assert [second for second in states_seen if len(second) > 1 and second[1] != "waits"] == []
     connection.release(name)
 
 
@@ -156,9 +156,9 @@ def test_wait_for_a_revoked_row(member, database, name):
 def test_middle_waiter_leaves_while_the_holder_stays(session, connect, database, name):
     connection, between, last = session(), session(), session()
     connection.acquire(name)
-    gone, waiting = between.waiting(name, timeout_ms=60000), last.waiting(name, timeout_ms=60000)
+    leaving, waiting = between.waiting(name, timeout_ms=60000), last.waiting(name, timeout_ms=60000)
     connect().admin.revoke(database.queue(name)[1][0])
-    assert gone.result(30).code == -2
+    assert leaving.result(30).code == -2
     remains(
         lambda: not waiting.done() and [row[0] for row in states(database, name)] == ["holds", "waits"], 1, "it waits"
     )
@@ -210,11 +210,11 @@ def test_granting_call_renews_the_heartbeat(member, database, name):
         text = f"SELECT DATEDIFF(second, SYSUTCDATETIME(), lease_until) FROM {database.beside('member')}"
         return database.rows(f"{text} WHERE member_id = ?", number)[0][0]
 
-    asked = json.dumps([{"resource": name("all"), "access": "write", "limit": 1, "weight": 1}])
+    requests = json.dumps([{"resource": name("all"), "access": "write", "limit": 1, "weight": 1}])
     caller.rows("EXEC {s}.put ?, N'1'", name)
     calls = [
         (REGISTER, number, name("one")),
-        ("EXEC {s}.register_all ?, N'who', N'owner', NULL, 0, ?", number, asked),
+        ("EXEC {s}.register_all ?, N'who', N'owner', NULL, 0, ?", number, requests),
         ("EXEC {s}.claim_task ?, ?, N'owner', N'a'", number, name),
         ("EXEC {s}.claim_tasks ?, ?, N'owner', N'b', 0, 5", number, name),
         ("EXEC {s}.start_part ?, ?, N'a', N'a', 60000, N'owner', N'uid'", number, name),
@@ -326,8 +326,8 @@ def test_a_session_that_has_set_rowcount(session, database, name):
     try:
         for number in range(2):
             assert connection.acquire(name(number)).code == 0
-        found = [row for row in connection.rows("EXEC {s}.entries") if row[0].startswith(name)]
-        assert len(found) == 2
+        entries = [row for row in connection.rows("EXEC {s}.entries") if row[0].startswith(name)]
+        assert len(entries) == 2
     finally:
         connection.rows("SET ROWCOUNT 0")
     for number in range(2):

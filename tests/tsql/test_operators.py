@@ -9,7 +9,7 @@ pytestmark = pytest.mark.engines("mssql")
 def test_set_limit(session, connect, database, name):
     connection, other, operator = session(), session(), session()
     operator.call("set_limit", name, 1)
-    assert [found.cap for found in connect().admin.resources() if found.resource == name] == [1]
+    assert [resource.cap for resource in connect().admin.resources() if resource.resource == name] == [1]
     assert connection.acquire(name, 3).code == 0
     assert other.acquire(name, 3, routine="try").code == -1
     waiting = other.waiting(name, 3, timeout_ms=60000)
@@ -17,7 +17,7 @@ def test_set_limit(session, connect, database, name):
     assert waiting.result(30).code == 1
     connection.release(name)
     other.release(name)
-    assert [found for found in connect().admin.resources() if found.resource == name] == []
+    assert [resource for resource in connect().admin.resources() if resource.resource == name] == []
 
 
 def test_pause_and_resume(session, connect, name):
@@ -63,8 +63,8 @@ def test_status_of_all_and_of_a_single_resource(session, name):
     first.acquire(name("a"))
     other.acquire(name("b"), access="read")
     waiting = other.waiting(name("a"), timeout_ms=60000)
-    found = [row for row in first.rows("EXEC {s}.status") if row[0].startswith(name)]
-    assert [(row[0], row[2], row[3]) for row in found] == [
+    rows = [row for row in first.rows("EXEC {s}.status") if row[0].startswith(name)]
+    assert [(row[0], row[2], row[3]) for row in rows] == [
         (name("a"), "holds", "write"),
         (name("a"), "waits", "write"),
         (name("b"), "holds", "read"),
@@ -85,8 +85,8 @@ def test_revoke_while_the_owner_gives_up(session, database, name):
         "@LockMode = N'Exclusive', @LockOwner = N'Transaction', @LockTimeout = 1000, @DbPrincipal = @p",
         f"pin.sqlsem.{database.schema}.{position}",
     )
-    asked = operator.later(operator.call, "[revoke]", position, 1)
+    revoking = operator.later(operator.call, "[revoke]", position, 1)
     until(lambda: database.rows(f"SELECT 1 FROM {database.schema}.operation WHERE queue_position = ?", position))
     owner.rows("EXEC {s}.remove ?, ?, N'revoked'; COMMIT TRANSACTION", name, position)
-    assert asked.result(30) == 0
+    assert revoking.result(30) == 0
     assert database.queue(name) == []

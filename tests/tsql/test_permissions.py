@@ -63,24 +63,24 @@ EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | TENDS | CHA
 
 
 def procedures(database):
-    found = database.rows(
+    rows = database.rows(
         "SELECT name FROM sys.procedures WHERE schema_id = SCHEMA_ID(?) AND type = 'P'", database.schema
     )
-    return {name for (name,) in found}
+    return {name for (name,) in rows}
 
 
 def functions(database):
-    found = database.rows(
+    rows = database.rows(
         "SELECT name FROM sys.objects WHERE schema_id = SCHEMA_ID(?) AND type IN ('FN', 'IF')", database.schema
     )
-    return {name for (name,) in found}
+    return {name for (name,) in rows}
 
 
 def tables(database):
-    found = database.rows(
+    rows = database.rows(
         "SELECT name FROM sys.objects WHERE schema_id = SCHEMA_ID(?) AND type IN ('U', 'V')", database.schema
     )
-    return {name for (name,) in found}
+    return {name for (name,) in rows}
 
 
 def test_every_procedure_is_known_here(database):
@@ -93,7 +93,7 @@ def login(database, new_session):
     import pyodbc
 
     admin = database.raw()
-    made = []
+    logins = []
 
     def make(role):
         name, password = f"sqlsem_{secrets.token_hex(5)}", f"Aa1_{secrets.token_hex(10)}"
@@ -101,13 +101,13 @@ def login(database, new_session):
             admin.execute(f"CREATE LOGIN {name} WITH PASSWORD = '{password}'")
         except pyodbc.Error as exc:
             pytest.skip(f"this login may not create logins: {exc}")
-        made.append(name)
+        logins.append(name)
         admin.execute(f"CREATE USER {name} FOR LOGIN {name}")
         admin.execute(f"ALTER ROLE {database.schema}_{role} ADD MEMBER {name}")
         return name, password
 
     yield make
-    for name in made:
+    for name in logins:
         for (spid,) in admin.execute(
             "SELECT session_id FROM sys.dm_exec_sessions WHERE login_name = ?", name
         ).fetchall():
@@ -125,28 +125,28 @@ def as_login(database, login):
 
     from sqlsem.engines.mssql.odbc import join, words_of_odbc
 
-    made = []
+    connections = []
 
     def start(role):
         user, password = login(role)
         words = words_of_odbc(database.make_engine().odbc_string)
         words = {key: value for key, value in words.items() if key.lower() not in ("uid", "pwd", "trusted_connection")}
-        made.append(pyodbc.connect(join({**words, "UID": user, "PWD": password}), autocommit=True))
-        return made[-1], user
+        connections.append(pyodbc.connect(join({**words, "UID": user, "PWD": password}), autocommit=True))
+        return connections[-1], user
 
     yield start
-    for connection in made:
+    for connection in connections:
         connection.close()
 
 
 def may(connection, database, right, names):
     cursor = connection.cursor()
-    found = set()
+    allowed = set()
     for name in names:
         cursor.execute("SELECT HAS_PERMS_BY_NAME(?, N'OBJECT', ?)", f"{database.schema}.[{name}]", right)
         if cursor.fetchone()[0] == 1:
-            found.add(name)
-    return found
+            allowed.add(name)
+    return allowed
 
 
 TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting", "task", "task_log",
@@ -291,12 +291,16 @@ def test_schedule_is_changed_by_its_owner_or_operators(database, as_login, reque
     save = f"EXEC {database.schema}.save_schedule ?, N'q', N'0 2 * * *', N'UTC', ?, N'1', ?, N'2026-01-01T02:00:00'"
     change = f"DECLARE @c int; EXEC @c = {database.schema}.set_schedule ?, ?, N'2099-01-01T02:00:00'; SELECT @c"
     shown = f"EXEC {database.schema}.list_schedules ?"
-    (owner, mine), (other, its), (operator, chief) = as_login("putter"), as_login("putter"), as_login("operator")
+    (owner, owner_login), (other, other_login), (operator, chief) = (
+        as_login("putter"),
+        as_login("putter"),
+        as_login("operator"),
+    )
     plain, users = as_login("user")
-    for user in (mine, its, chief, users):
+    for user in (owner_login, other_login, chief, users):
         grant_all(database, user, request)
     owner.execute(save, name, "sql", "{}")
-    with pytest.raises(pyodbc.Error, match=f"schedule {name} is of login {mine}") as caught:
+    with pytest.raises(pyodbc.Error, match=f"schedule {name} is of login {owner_login}") as caught:
         other.execute(save, name, "sql", "{}")
     assert "(50006)" in str(caught.value)
     with pytest.raises(pyodbc.Error, match=f"{users} may put JSON tasks only"):
@@ -384,8 +388,8 @@ def test_another_login_cannot_act_for_a_part(session, database, as_login, reques
         return first_value(stranger, f"EXEC {database.schema}.{text}, @answer = 1", *parameters)
 
     enrolled = call("register_member N'host', 1, N'program', 60000")
-    for whose in (member, enrolled):
-        assert call("end_part ?, ?, N'a', ?, N'succeeded', NULL, N'me'", whose, name, uid) == "lost"
+    for member_id in (member, enrolled):
+        assert call("end_part ?, ?, N'a', ?, N'succeeded', NULL, N'me'", member_id, name, uid) == "lost"
     with pytest.raises(pyodbc.Error, match="another login"):
         call("start_part ?, ?, N'b', N'a\nb', 60000, N'me', N'uid'", member, name)
     assert call("start_part ?, ?, N'a', N'a\nb', 60000, N'me', N'uid'", enrolled, name) == "running"

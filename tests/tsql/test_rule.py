@@ -76,23 +76,25 @@ def test_the_rule_is_that_of_requests(database, name, fill, number):
             connection.execute(
                 f"INSERT INTO {database.beside('resource')} (resource_id, cap) VALUES (?, ?)", resource, cap
             )
-            found = connection.execute(
+            answers = connection.execute(
                 f"SELECT t.queue_position, a.eligible, a.blocker, a.until FROM {database.beside('entry')} AS t "
                 f"CROSS APPLY {database.schema}.eligibility(t.resource_id, t.queue_position, t.access_type, "
                 f"t.concurrency_limit, t.weight, NULL) AS a WHERE t.resource_id = ? ORDER BY t.queue_position",
                 resource,
             ).fetchall()
             connection.execute(f"DELETE FROM {database.beside('resource')} WHERE resource_id = ?", resource)
-            assert [row[1] for row in found] == [
+            assert [row[1] for row in answers] == [
                 int(item.fits(rows[:before], cap)) for before, item in enumerate(requests)
             ], (requests, cap)
-            for before, (_, eligible, blocker, until) in enumerate(found):
+            for before, (_, eligible, blocker, until) in enumerate(answers):
                 if eligible:
                     assert blocker is None
                     continue
-                mine = requests[before]
+                own_request = requests[before]
                 conflicting = [
-                    earlier.position for earlier in rows[:before] if not (mine.shared and earlier.access == mine.access)
+                    earlier.position
+                    for earlier in rows[:before]
+                    if not (own_request.shared and earlier.access == own_request.access)
                 ]
                 if conflicting:  # (else the cap alone is in the way)
                     assert until in ("leave", "grant")
@@ -129,8 +131,8 @@ def test_many_looks_at_once(database, name):
         numbers = iter(range(1000))
 
         def ask(resource, access="write", limit=1, weight=1, by=member):
-            asked = [Request(resource, access, limit, weight)]
-            (ticket,) = session.register(by, "test", "test", f"{name} {next(numbers)}", asked, False)
+            requests = [Request(resource, access, limit, weight)]
+            (ticket,) = session.register(by, "test", "test", f"{name} {next(numbers)}", requests, False)
             return ticket
 
         limited = [ask(f"{name} limit", limit=5) for _ in range(12)]
@@ -140,17 +142,17 @@ def test_many_looks_at_once(database, name):
         others = ask(f"{name} read", "read", by=other)
         assert [ticket.granted for ticket in limited] == [True] * 5 + [False] * 7
         tickets = [*limited, writer, *readers, behind, others, Ticket(name, 2**40, "test", False)]
-        gone = {others.position: None, 2**40: None}
+        removed = {others.position: None, 2**40: None}
         before = {ticket.position: True for ticket in [*limited[:5], writer]}
-        assert session.poll(member, tickets) == {**before, **gone}
+        assert session.poll(member, tickets) == {**before, **removed}
 
         for ticket in limited[1:4]:
             session.release(ticket, "released")
         session.release(writer, "released")
-        seen = {ticket.position: True for ticket in [limited[0], *limited[4:8], *readers]}
+        granted = {ticket.position: True for ticket in [limited[0], *limited[4:8], *readers]}
         lost = {ticket.position: None for ticket in [*limited[1:4], writer]}
-        assert session.poll(member, tickets[::-1]) == {**seen, **lost, **gone}
-        assert session.poll(member, tickets) == {**seen, **lost, **gone}, "what was granted is said again"
+        assert session.poll(member, tickets[::-1]) == {**granted, **lost, **removed}
+        assert session.poll(member, tickets) == {**granted, **lost, **removed}, "what was granted is said again"
         assert session.poll(member, []) == {}
 
         session.set_resource(f"{name} limit", "paused", 1)

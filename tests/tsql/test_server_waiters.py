@@ -79,10 +79,10 @@ def test_a_program_waits_by_itself(session, database, waiters, name):
         began = time.monotonic()
         assert main.wait(ticket, 0.5, threading.Event()) is False
         assert time.monotonic() - began >= 0.5
-        left = []
-        threading.Timer(0.5, lambda: (left.append(time.monotonic()), holder.release(name))).start()
+        released = []
+        threading.Timer(0.5, lambda: (released.append(time.monotonic()), holder.release(name))).start()
         assert main.wait(ticket, PATIENCE, threading.Event()) is True
-        assert time.monotonic() - left[0] < 1.2 + slack(1)
+        assert time.monotonic() - released[0] < 1.2 + slack(1)
         main.deregister_member(member)
 
 

@@ -51,9 +51,9 @@ def test_locks_end_with_their_session(session, new_session, database, name, how)
     else:
         one_more = session()
         one_more.rows(f"KILL {holder.spid}")
-    left = time.monotonic()
+    left_at = time.monotonic()
     assert waiting.result(60).code == 1
-    assert time.monotonic() - left < 15
+    assert time.monotonic() - left_at < 15
     connection.release(name)
 
 

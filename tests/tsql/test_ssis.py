@@ -46,25 +46,25 @@ class Statement(NamedTuple):
 
 def read_page():
     page = PAGE.read_text(encoding="utf-8")
-    found = []
+    statements = []
     for match in FENCE.finditer(page):
         heading = re.findall(r"^#+ (.*)$", page[: match.start()], re.MULTILINE)[-1]
         rows = [[cell.strip() for cell in row.strip("|\n").split("|")] for row in (match[3] or "").splitlines()]
-        found.append(Statement(heading, match[1] or "", match[2], [Parameter(*row) for row in rows[2:]]))
-    assert len(found) == page.count("```sql")
-    return found
+        statements.append(Statement(heading, match[1] or "", match[2], [Parameter(*row) for row in rows[2:]]))
+    assert len(statements) == page.count("```sql")
+    return statements
 
 
 PAGE_STATEMENTS = read_page()
 
 
 def statement(heading, connection):
-    (found,) = [
+    (match,) = [
         candidate
         for candidate in PAGE_STATEMENTS
         if candidate.heading == heading and candidate.connection == connection
     ]
-    return found
+    return match
 
 
 # -- three ways to send
@@ -73,23 +73,23 @@ def statement(heading, connection):
 def with_ole_db(session, text, parameters, values):
     assert [parameter.name for parameter in parameters] == [str(number) for number in range(text.count("?"))]
     backwards = iter(parameters)
-    declared, given = [], []
+    declared, arguments = [], []
 
     def mark(match):
         backward = next(backwards)
         if backward.direction == "Input":
-            given.append(values[backward.variable])
+            arguments.append(values[backward.variable])
             return "?"
         declared.append(backward)
         return f"@o{backward.name}"
 
     text = re.sub(r"\?", mark, text)
     if not declared:
-        session.rows(text, *given)
+        session.rows(text, *arguments)
         return {}
     names = ", ".join(f"@o{declaration.name} {SQL_TYPES[declaration.type]}" for declaration in declared)
     shown = ", ".join(f"@o{declaration.name}" for declaration in declared)
-    (row,) = session.rows(f"DECLARE {names}; {text}; SELECT {shown}", *given)
+    (row,) = session.rows(f"DECLARE {names}; {text}; SELECT {shown}", *arguments)
     return {declaration.variable: value for declaration, value in zip(declared, row, strict=True)}
 
 
@@ -97,7 +97,7 @@ def with_ado_net(session, text, parameters, values):
     used = set(re.findall(r"@\w+", re.sub(r"@\w+ =(?= @)", "", text.replace("EXEC @code =", "EXEC @code"))))
     assert used == {parameter.name for parameter in parameters}
     back = [parameter for parameter in parameters if parameter.direction == "Output"]
-    given = [parameter for parameter in parameters if parameter.direction == "Input"]
+    inputs = [parameter for parameter in parameters if parameter.direction == "Input"]
     signature = ", ".join(f"{p.name} {SQL_TYPES[p.type]}{' OUTPUT' if p in back else ''}" for p in parameters)
     declare = "".join(f"DECLARE @o{p.name[1:]} {SQL_TYPES[p.type]}; " for p in back)
     arguments = "".join(f", {p.name} = " + (f"@o{p.name[1:]} OUTPUT" if p in back else "?") for p in parameters)
@@ -105,7 +105,7 @@ def with_ado_net(session, text, parameters, values):
     quoted = text.replace("'", "''")
     rows = session.rows(
         f"{declare}EXEC sp_executesql N'{quoted}', N'{signature}'{arguments}{shown}",
-        *[values[p.variable] for p in given],
+        *[values[p.variable] for p in inputs],
     )
     return {p.variable: value for p, value in zip(back, rows[0], strict=True)} if back else {}
 
@@ -144,7 +144,7 @@ class Odbc:
         """Run a `call` with pairs of `Parameter` and value, and return the values of the output parameters."""
         handle = ctypes.c_void_p()
         self.check(self.odbc.SQLAllocHandle(3, self.connection, ctypes.byref(handle)), 2, self.connection)
-        kept = []
+        buffers = []
         for number, (parameter, value) in enumerate(parameters, 1):
             sql_type, kind, c_type = ODBC_TYPES[parameter.type]
             direction = 1 if parameter.direction == "Input" else 4
@@ -155,7 +155,7 @@ class Odbc:
             else:
                 buffer = c_type(value if value is not None else -99)
                 size, indicator = 0, ctypes.c_ssize_t(0)
-            kept.append((buffer, indicator))
+            buffers.append((buffer, indicator))
             self.check(
                 self.odbc.SQLBindParameter(
                     handle, ctypes.c_ushort(number), ctypes.c_short(direction), ctypes.c_short(kind),
@@ -171,13 +171,13 @@ class Odbc:
             self.check(code, 3, handle)
             if code == 100:  # no more results; now the output parameters are set
                 break
-        found = {
+        outputs = {
             parameter.variable: buffer.value
-            for (parameter, _), (buffer, _) in zip(parameters, kept, strict=True)
+            for (parameter, _), (buffer, _) in zip(parameters, buffers, strict=True)
             if parameter.direction != "Input"
         }
         self.odbc.SQLFreeHandle(3, handle)
-        return found
+        return outputs
 
     def close(self):
         self.odbc.SQLDisconnect(self.connection)
@@ -215,17 +215,17 @@ class Package:
 
     def run(self, heading, connection=None):
         """Run a statement, and return its code, if any."""
-        found = statement(heading, connection or self.connection)
-        text = found.text.strip().replace("sqlsem.", f"{self.session.schema}.")
+        chosen = statement(heading, connection or self.connection)
+        text = chosen.text.strip().replace("sqlsem.", f"{self.session.schema}.")
         kind = connection or self.connection
         if kind == "ODBC":
             if self.odbc is None:
                 # Application locks belong to a session, so this is another one.
                 self.odbc = Odbc(self.session.database.make_engine().odbc_string)
-            back = with_odbc(self.odbc, text, found.parameters, self.values)
+            back = with_odbc(self.odbc, text, chosen.parameters, self.values)
         else:
             send = with_ole_db if kind == "OLE DB" else with_ado_net
-            back = send(self.session, text, found.parameters, self.values)
+            back = send(self.session, text, chosen.parameters, self.values)
         self.values.update(back)
         return back.get("User::Code")
 
@@ -236,14 +236,14 @@ class Package:
 
 @pytest.fixture
 def package(session, name):
-    made = []
+    packages = []
 
     def package(connection, **variables):
-        made.append(Package(session(), connection, name, **variables))
-        return made[-1]
+        packages.append(Package(session(), connection, name, **variables))
+        return packages[-1]
 
     yield package
-    for opened in made:
+    for opened in packages:
         opened.close()
 
 
@@ -311,8 +311,8 @@ def test_a_loop_with_a_limit(package, session, database, connect, name, connecti
 
 
 def test_every_statement_of_the_page_is_run():
-    told = [(statement.heading, statement.connection) for statement in PAGE_STATEMENTS]
-    assert sorted(told) == sorted(
+    statements = [(statement.heading, statement.connection) for statement in PAGE_STATEMENTS]
+    assert sorted(statements) == sorted(
         [(heading, kind) for heading in ("Acquire", "Release", "Renew") for kind in ("OLE DB", "ODBC", "ADO.NET")]
         + [("A lease", kind) for kind in ("OLE DB", "ADO.NET")]
         + [("A Foreach loop with a limit", kind) for kind in ("OLE DB", "ADO.NET", "")]

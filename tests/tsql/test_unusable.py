@@ -138,9 +138,9 @@ def test_login_without_rights_is_told_so_and_leaves_nothing(own, stranger):
 
 
 def test_schema_of_another_owner_is_refused_until_it_is_given_over(own, stranger):
-    theirs = words_of_odbc(stranger.url)["UID"]
-    own.rows(f"CREATE SCHEMA sqlsem AUTHORIZATION {theirs}")
-    with pytest.raises(sqlsem.ConfigurationError, match=rf"belongs to \[{theirs}\].*ALTER AUTHORIZATION ON SCHEMA::"):
+    owner = words_of_odbc(stranger.url)["UID"]
+    own.rows(f"CREATE SCHEMA sqlsem AUTHORIZATION {owner}")
+    with pytest.raises(sqlsem.ConfigurationError, match=rf"belongs to \[{owner}\].*ALTER AUTHORIZATION ON SCHEMA::"):
         own.install()
     assert own.rows("SELECT COUNT(*) FROM sys.objects WHERE schema_id = SCHEMA_ID(N'sqlsem')") == [(0,)]
     assert own.rows("SELECT DATABASE_PRINCIPAL_ID(N'sqlsem_user')") == [(None,)]

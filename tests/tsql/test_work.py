@@ -120,9 +120,9 @@ def test_no_task_twice(session, database, put, notes, name):
     done = [worker.result(PATIENCE) for worker in workers]
     assert sum(count for count, _ in done) == 200
     assert sum(count for _, count in done) == 0
-    found = written(database, notes)
-    assert sorted(found) == list(range(200))
-    assert all(n < 100 for n in found[:100]), "an order began before the one below it had ended"
+    numbers = written(database, notes)
+    assert sorted(numbers) == list(range(200))
+    assert all(n < 100 for n in numbers[:100]), "an order began before the one below it had ended"
 
 
 def test_the_task_of_a_killed_session_runs_again_elsewhere(session, new_session, database, put, notes, name):
@@ -136,9 +136,9 @@ def test_the_task_of_a_killed_session_runs_again_elsewhere(session, new_session,
     killer.rows(f"KILL {victim.spid}")
     with pytest.raises(Exception):  # noqa: B017  (drivers differ in what they make of it)
         doomed.result(PATIENCE)
-    left = time.monotonic()
+    left_at = time.monotonic()
     until(lambda: written(database, notes) == [1, 1], "the task running again")
-    assert time.monotonic() - left < 5
+    assert time.monotonic() - left_at < 5
     database.rows(note(notes, 0))
     assert waiting.result(PATIENCE) == (1, 0)
     assert attempts(killer, task) == [("lost", "its worker died"), ("finished", None)]
@@ -227,7 +227,7 @@ def test_task_fails_after_five_dead_workers(session, database, put, name):
 
 
 def test_errors_are_kept_and_the_work_goes_on(session, database, put, notes, name):
-    kept = [
+    failed_tasks = [
         put("SELECT 1 / 0", on_failure="continue"),
         put("THROW 51000, N'out of customers', 1", on_failure="continue"),
         put(f"BEGIN TRANSACTION; {note(notes, 1)}", on_failure="continue"),
@@ -239,9 +239,9 @@ def test_errors_are_kept_and_the_work_goes_on(session, database, put, notes, nam
     connection = session()
     assert work(connection, name) == (1, 6)
     assert connection.rows("SELECT @@TRANCOUNT") == [(0,)]
-    found = [attempts(connection, task) for task in kept]
-    assert [[outcome for outcome, _ in rows] for rows in found] == [["failed"]] * 6 + [["finished"]]
-    errors = [rows[0][1] for rows in found]
+    attempts_of = [attempts(connection, task) for task in failed_tasks]
+    assert [[outcome for outcome, _ in rows] for rows in attempts_of] == [["failed"]] * 6 + [["finished"]]
+    errors = [rows[0][1] for rows in attempts_of]
     assert errors[0].startswith("8134: ")
     assert errors[1].startswith("51000: out of customers")
     assert errors[2] == "it left a transaction open, which was rolled back; commit at its end"
@@ -249,7 +249,7 @@ def test_errors_are_kept_and_the_work_goes_on(session, database, put, notes, nam
     assert errors[4].startswith("8134: ")
     assert errors[5] == "a database session runs SQL, not kind json; use sqlsem work"
     assert written(database, notes) == [3], "what was not committed is undone"
-    assert [state(connection, name)[task][21] for task in kept] == errors
+    assert [state(connection, name)[task][21] for task in failed_tasks] == errors
 
 
 def test_attempts_and_their_pauses(session, database, put, notes, name):
@@ -295,16 +295,16 @@ def test_set_options_of_a_task_end_with_it(session, database, put, notes, name, 
     connection = session()
     look = "SELECT @@OPTIONS, @@LOCK_TIMEOUT, @@TRANCOUNT, DB_ID(), @@DATEFIRST"
     before = connection.rows(look)
-    seen = (
+    options = (
         f"INSERT INTO {notes} (n) SELECT n FROM ({look}) AS s (a, b, c, d, e) "
         f"CROSS APPLY (VALUES (a), (b), (c), (d), (e)) AS v (n)"
     )
-    for body in (seen, text, text, seen):
+    for body in (options, text, text, options):
         put(body)
     assert work(connection, name) == (4, 0)
-    found = written(database, notes)
-    assert len(found) == 10
-    assert found[5:] == found[:5]
+    values = written(database, notes)
+    assert len(values) == 10
+    assert values[5:] == values[:5]
     assert connection.rows(look) == before
     assert connection.rows("SELECT n FROM (VALUES (1), (2)) AS v (n)") == [(1,), (2,)]
 
@@ -616,5 +616,5 @@ def test_locks_are_held_while_a_session_runs_the_task(session, put, name):
     other.rows("EXEC {s}.release ?", name)
     assert work(first, name, 1.0) == (1, 0)
     assert attempts(first, task) == [("finished", None)]
-    ((left,),) = first.rows("SELECT COUNT(*) FROM {s}.entry WHERE resource_id = ?", name)
-    assert left == 0
+    ((rows_left,),) = first.rows("SELECT COUNT(*) FROM {s}.entry WHERE resource_id = ?", name)
+    assert rows_left == 0

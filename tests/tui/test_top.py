@@ -56,13 +56,13 @@ def drive(live, script, size=NARROW):
 
 def shown(live, *keys, size=NARROW):
     """Return the screen after some keys."""
-    found = []
+    screens = []
 
     async def script(app, press):
-        found.append(await press(*keys))
+        screens.append(await press(*keys))
 
     drive(live, script, size)
-    return found[0]
+    return screens[0]
 
 
 def said(app):
@@ -373,9 +373,9 @@ def test_top_survives_an_outage():
         )
         live.see(down)
         text = await press()
-        told = " ".join(text.split())
-        assert "NO ANSWER since 03:12:08; trying again every 2.0s. The data below is of 03:12:05." in told
-        assert "connection refused" in told
+        shown_text = " ".join(text.split())
+        assert "NO ANSWER since 03:12:08; trying again every 2.0s. The data below is of 03:12:05." in shown_text
+        assert "connection refused" in shown_text
         assert "db1:801" in text, "what was seen last"
         live.see(Snapshot(overview([entry(7, "holds")]), NOW))
         text = await press()
