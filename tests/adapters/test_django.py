@@ -66,7 +66,7 @@ def test_the_lock_ends_after_the_commit(alias, connect, name):
     assert not connect().mutex(name).locked()
 
 
-def test_inside_of_another_transaction_it_is_refused(alias, connect, name):
+def test_nested_transaction_is_refused(alias, connect, name):
     with transaction.atomic(alias):
         with pytest.raises(RuntimeError, match="durable"):
             with adapter.atomic(adapter.coordinator(alias).mutex(name), alias):

@@ -72,7 +72,7 @@ def test_wait_timeout_is_a_test_error(run, others):
     result.stdout.fnmatch_lines(["*Timeout: Did not get * on 'gate' within 0.2 s: 'gate' is held by *"])
 
 
-def test_fixtures_are_inside_and_it_is_given_back(run, others):
+def test_fixtures_run_inside_the_lock(run, others):
     text = """
         import pytest
 
@@ -92,7 +92,7 @@ def test_fixtures_are_inside_and_it_is_given_back(run, others):
     assert others.admin.entries("gate") == []
 
 
-def test_a_failing_test_gives_it_back(run, others):
+def test_failing_test_releases_its_lock(run, others):
     text = """
         import pytest
 
@@ -130,6 +130,6 @@ def test_invalid_marker_is_reported(run, marker):
     result.stdout.fnmatch_lines(["*pytest.mark.sqlsem:*"])
 
 
-def test_pytest_finds_it_by_itself():
+def test_pytest_loads_the_plugin_by_itself():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert '[project.entry-points.pytest11]\n"sqlsem.adapters.pytest" = "sqlsem.adapters.pytest"' in text

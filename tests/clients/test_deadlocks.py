@@ -121,7 +121,7 @@ def test_the_youngest_though_the_server_would_take_another(caller, name):
     assert first.done()[0] == 1
 
 
-def test_where_the_server_looks_first(caller, database, name):
+def test_servers_own_deadlock_search_is_handled(caller, database, name):
     """With a short deadlock_timeout the server finds sessions that wait for each other before sqlsem does."""
     first, second = caller(options="-c deadlock_timeout=100ms"), caller(options="-c deadlock_timeout=100ms")
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
@@ -152,7 +152,7 @@ def test_readers_and_limits(caller, database, name):
     assert second.done()[0] == 1
 
 
-def test_waiting_for_oneself_is_told(caller, database, name):
+def test_self_deadlock_is_reported(caller, database, name):
     session = caller()
     assert session.acquire(name)[0] == 0
     position = database.queue(name)[0][0]
@@ -201,7 +201,7 @@ def test_only_its_own_login_may_ask(caller, login, database, name):
     other.connection.close()
 
 
-def test_users_can(database, login, name):
+def test_user_role_may_search_deadlocks(database, login, name):
     """The search for deadlocks needs no more rights than acquire."""
     user = login("sqlsem_user")
     first, second = Caller(user, database), Caller(user, database)

@@ -356,7 +356,7 @@ def taken(python: Callable[[], Child], name: str) -> Iterator[Child]:
     holder.rest()  # which releases its locks
 
 
-def test_timeout(agent, database, connect, taken, name):
+def test_dotnet_acquire_times_out(agent, database, connect, taken, name):
     began = time.monotonic()
     message = agent.fails("acquire", "SqlSemTimeoutException", name, "0.4 s", "sqlsem ls", name=name, timeout=0.4)
     assert time.monotonic() - began >= 0.4, message
@@ -376,7 +376,7 @@ def test_timeout(agent, database, connect, taken, name):
 
 
 @pytest.mark.parametrize("lease", [None, 5], ids=["session", "lease"])
-def test_cancellation(agent, database, connect, taken, name, lease):
+def test_dotnet_acquire_is_cancelled(agent, database, connect, taken, name, lease):
     words = {} if lease is None else {"lease": lease}
     began = time.monotonic()
     answer = agent.do("acquire", "failed", name=name, cancel=0.3, **words)
@@ -390,7 +390,7 @@ def test_cancellation(agent, database, connect, taken, name, lease):
     assert database.queue(name("other")) == []
 
 
-def test_taken_out_of_the_queue_while_waiting(agent, connect, taken, name):
+def test_dotnet_waiter_is_revoked(agent, connect, taken, name):
     agent.send(do="acquire", name=name)
     operator = connect()
     waiting = until(lambda: [entry for entry in operator.admin.entries(name) if entry.state == "waits"])
@@ -459,7 +459,7 @@ def test_an_open_transaction_is_refused(agent, database, name):
             agent.do("release", "released")
 
 
-def test_bad_requests(agent, database, name):
+def test_dotnet_refuses_invalid_requests(agent, database, name):
     for words in (
         {"null": 1},
         {"name": ""},
@@ -630,7 +630,7 @@ def test_a_lease_leaves_no_member(agent, database, name):
 # -- what else may be wrong -----------------------------------------------------------------------------------------
 
 
-def test_tables_that_are_not_there(agent, name):
+def test_dotnet_names_missing_tables(agent, name):
     agent.fails("acquire", "SqlSemSchemaException", name, "sqlsem init", "schema nowhere", name=name, schema="nowhere")
     answer = agent.do("acquire", "failed", name=name, schema="no where")
     assert (answer["error"], "plain identifier" in answer["message"]) == ("ArgumentException", True)

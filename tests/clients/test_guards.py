@@ -162,7 +162,7 @@ def test_a_temporary_table_in_the_way_of_the_name(connect, database, table, writ
 
 
 @pytest.mark.parametrize("level", [LEVELS.READ_COMMITTED, LEVELS.REPEATABLE_READ, LEVELS.SERIALIZABLE])
-def test_isolation(database, connect, guarded, writer, refusal, name, level):
+def test_guard_works_at_each_isolation_level(database, connect, guarded, writer, refusal, name, level):
     lock = connect().mutex(name)
     lock.acquire()
     connection = writer()
@@ -198,7 +198,7 @@ def test_a_transaction_that_only_reads(connect, guarded, writer, name):
         connection.rollback()
 
 
-def test_savepoints(connect, guarded, writer, refusal, name):
+def test_guard_follows_savepoints(connect, guarded, writer, refusal, name):
     connection = writer()
     with connect().mutex(name) as grant:
         with connection.transaction(force_rollback=True):
@@ -439,7 +439,7 @@ def test_a_dump_restores_the_guard(make_database, postgres_server, name):
         assert values(second, "ledger") == [1, 3]
 
 
-def test_the_other_way_in(database, connect, guarded, writer, name):
+def test_writes_past_a_guard_are_those_of_the_page(database, connect, guarded, writer, name):
     """The writes that a guard cannot see, as the page lists them."""
     connection = writer()
     connection.execute("SET LOCAL session_replication_role = replica")

@@ -92,7 +92,7 @@ def test_the_command_has_our_input(start, name):
     assert output == "through\n"
 
 
-def test_it_holds_while_the_command_runs_and_python_waits(database, connect, start, name):
+def test_script_holds_while_its_command_runs(database, connect, start, name):
     process = start(WITH_LOCK, name, "cat", stdin=subprocess.PIPE)
     until(lambda: database.queue(name))
     lock = connect().mutex(name)
@@ -105,7 +105,7 @@ def test_it_holds_while_the_command_runs_and_python_waits(database, connect, sta
     assert process.wait(PATIENCE) == 0
 
 
-def test_not_had_in_time(connect, start, name):
+def test_script_times_out(connect, start, name):
     with connect().mutex(name):
         code, output, errors = done(start(WITH_LOCK, "-t", "0.3", name, "echo", "never"))
     assert (code, output) == (75, "")
@@ -164,7 +164,7 @@ def test_odd_names_are_only_names(database, start, tmp_path, name, evil):
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_killed_the_lock_ends(database, start, name, signal_number):
+def test_lock_ends_with_a_killed_script(database, start, name, signal_number):
     process = start(WITH_LOCK, name, "sh", "-c", "echo started; exec sleep 30")
     assert process.stdout.readline() == "started\n"
     began = time.monotonic()
@@ -176,7 +176,7 @@ def test_killed_the_lock_ends(database, start, name, signal_number):
     process.wait(PATIENCE)
 
 
-def test_a_signal_while_it_waits(database, connect, start, name):
+def test_signal_ends_a_waiting_script(database, connect, start, name):
     with connect().mutex(name):
         process = start(WITH_LOCK, name, "echo", "never")
         until(lambda: len(database.queue(name)) == 2)
@@ -207,7 +207,7 @@ def test_the_command_is_ended_when_the_lock_is_lost(database, start, name, cause
     assert f"the lock on '{name}' is lost" in errors
 
 
-def test_three_at_a_time(database, start, tmp_path, name):
+def test_script_runs_three_at_a_time(database, start, tmp_path, name):
     loader = tmp_path / "load.sh"
     loader.write_text(f"#!/bin/sh\ncd {tmp_path}\necho x > in.$1\nls in.* | wc -l >> seen\nsleep 0.3\nrm in.$1\n")
     loader.chmod(0o755)

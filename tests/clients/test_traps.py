@@ -188,7 +188,7 @@ def command(database, *arguments, expected=(0,)):
     return output
 
 
-def test_the_traps_spring(trapped):
+def test_unqualified_names_spring_the_traps(trapped):
     """A statement with unqualified names runs the traps."""
     with trapped.raw() as connection:
         for careless in ("SELECT 1.5::float8 * 2", "SELECT 'a'::varchar = 'a'", "SELECT pg_advisory_xact_lock(7)"):

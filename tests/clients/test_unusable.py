@@ -75,7 +75,7 @@ def test_login_without_rights_leaves_nothing(empty, stranger, command):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_login_that_may_not_connect_is_told_so(empty, stranger, admin, command):
+def test_login_without_connect_right_is_reported(empty, stranger, admin, command):
     admin(f"REVOKE CONNECT ON DATABASE {name_of_database(empty)} FROM PUBLIC")
     code, output = run(stranger, *command)
     assert code == (1 if command[0] == "doctor" else 78)

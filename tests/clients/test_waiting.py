@@ -34,7 +34,7 @@ def positions(database, name):
     return [row[0] for row in database.queue(name)]
 
 
-def test_it_sleeps_however_long_it_waits(database, session, name, threads):
+def test_waiting_session_sleeps_for_many_slices(database, session, name, threads):
     """Longer than its slices of three seconds."""
     holder, waiter, witness = session(), session(), session()
     acquire(holder, name)
@@ -76,7 +76,7 @@ def test_it_sleeps_however_long_it_waits(database, session, name, threads):
     ],
     ids=str,
 )
-def test_waiting_for_oneself_is_a_deadlock(database, session, name, held, terms):
+def test_self_wait_of_a_session_is_a_deadlock(database, session, name, held, terms):
     first, other = session(), session()
     for named in held:
         assert acquire(first, name, **named)[0] == 0
@@ -88,7 +88,7 @@ def test_waiting_for_oneself_is_a_deadlock(database, session, name, held, terms)
     assert acquire(other, name, **terms, timeout_ms=60_000)[0] == 0
 
 
-def test_waiting_for_others_is_none(database, session, name, threads):
+def test_wait_for_another_session_is_no_deadlock(database, session, name, threads):
     """It holds a part of the limit itself, and waits for another session's part."""
     first, other = session(), session()
     acquire(first, name, concurrency_limit=3)

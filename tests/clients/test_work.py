@@ -47,7 +47,7 @@ def test_two_sessions_and_ten_tasks(database, connect, name, threads):
         assert other.started_at < run.ended_at, "a pair runs side by side"
 
 
-def test_keys(database, connect, name):
+def test_sql_put_respects_unique_and_replace_keys(database, connect, name):
     def put(body, **options):
         named = "".join(f", {option} => '{value}'" for option, value in options.items())
         return database.rows(f"SELECT sqlsem.put('{name}', '{body}'{named})")[0][0]
@@ -127,7 +127,7 @@ def test_another_login_does_not_replace_it(database, login, name):
         putter.rows(f"SELECT sqlsem.put('{name}', 'SELECT 2', replace_key => 'k')")
 
 
-def test_a_session_that_dies_in_its_task(database, connect, name):
+def test_killed_sessions_task_is_returned(database, connect, name):
     queue = connect().queue(name)
     first = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"))
     ended = threading.Event()
@@ -212,7 +212,7 @@ def test_a_call_that_is_cancelled_says_so_of_its_task(database, connect, name, t
     assert [run.outcome for run in queue.log(after)] == ["finished"]
 
 
-def test_a_session_that_rests_is_cancelled(database, connect, name, threads):
+def test_idle_session_is_cancelled(database, connect, name, threads):
     """A cancel between two tasks affects no task."""
     queue = connect().queue(name)
 

@@ -65,7 +65,7 @@ def rows(database, name, number):
 # -- using them
 
 
-def test_blocks(run, connect, database, name):
+def test_async_blocks_hold_and_release(run, connect, database, name):
     coordinator = connect()
 
     async def main():
@@ -84,7 +84,7 @@ def test_blocks(run, connect, database, name):
     run(main())
 
 
-def test_a_timeout(run, connect, database, name):
+def test_acquire_times_out(run, connect, database, name):
     coordinator = connect()
 
     async def main():
@@ -242,7 +242,7 @@ def test_outside_of_a_task(connect, name):
         step.send(None)
 
 
-def test_with_a_lease(run, connect, database, name):
+def test_waiter_is_cancelled_beside_another_with_a_lease(run, connect, database, name):
     """A waiter can be cancelled beside another one, also with a driver that cannot prepare statements."""
     first, other = connect(lease=30), connect(lease=30)
 
@@ -259,7 +259,7 @@ def test_with_a_lease(run, connect, database, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_a_cancelled_wait_leaves_its_connection_to_the_next(run, connect, database, name, monkeypatch):
+def test_cancelled_wait_returns_its_connection(run, connect, database, name, monkeypatch):
     first, other = connect(), connect()
     opened = []
     connect_async = other.engine.connect_async
@@ -288,7 +288,7 @@ def test_a_cancelled_wait_leaves_its_connection_to_the_next(run, connect, databa
 # -- order, and both APIs side by side
 
 
-def test_the_order_is_that_of_asking_between_tasks_and_threads(run, connect, database, name):
+def test_tasks_and_threads_are_granted_in_order(run, connect, database, name):
     coordinator = connect()
     order = []
 
@@ -498,7 +498,7 @@ def remove(database, position):
     database.rows("DELETE FROM {table} WHERE queue_position = ?", position)
 
 
-def test_leaving_tells_of_a_loss(run, connect, database, name):
+def test_end_of_a_block_reports_a_loss(run, connect, database, name):
     coordinator = connect(grace=GRACE)
 
     async def main():
@@ -677,7 +677,7 @@ def test_lock_lost_while_its_task_is_cancelled(run, connect, name, ours_first):
             coordinator.admin.revoke(row.position, force=True)
 
 
-def test_the_operator_takes_a_lock_from_a_task(run, connect, name):
+def test_revoke_cancels_the_holding_task(run, connect, name):
     coordinator, operator = connect(grace=GRACE), connect()
 
     async def main():
@@ -758,7 +758,7 @@ def test_ended_loop_releases_reentrant_grants(run, connect, database, name):
     until(lambda: database.queue(name) == [])
 
 
-def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):
+def test_closed_loop_cancels_waits_and_releases_grants(connect, database, name, caplog):
     """Closing a loop whose tasks wait cancels their requests and releases its grants."""
     coordinator = connect(grace=GRACE)
     loop = asyncio.new_event_loop()
@@ -855,7 +855,7 @@ def test_the_coordinator_is_closed_while_tasks_wait(run, connect, database, name
     run(main())
 
 
-def test_closing_tells_a_task_that_holds(run, connect, name, caplog):
+def test_close_reports_the_loss_to_a_holding_task(run, connect, name, caplog):
     coordinator = connect()
 
     async def main():

@@ -109,7 +109,7 @@ def test_a_thousand_batches_give_a_thousand_starts(connect, name, threads, datab
 
 
 @pytest.mark.quiet
-def test_two_that_end_at_the_same_instant(make, threads):
+def test_parts_ending_together_start_a_single_callback(make, threads):
     both = threading.Barrier(2, timeout=PATIENCE)
     ran, last = [], []
     first, second = make("a", "b"), make("a", "b")
@@ -130,7 +130,7 @@ def test_two_that_end_at_the_same_instant(make, threads):
     assert first.alarms == second.alarms == []
 
 
-def test_the_parts_in_processes(make, spawn, name, ledger):
+def test_parts_run_in_several_processes(make, spawn, name, ledger):
     parts = ["a", "b", "c", "d"]
     children = {part: spawn(child_part, name=name, parts=parts, part=part, sql=ledger.insert) for part in parts}
     for child in children.values():
@@ -364,7 +364,7 @@ def test_pending_callback_of_last_part_gives_the_alarm(make):
     assert ["its callback is pending" in str(alarm) for alarm in last.alarms] == [True]
 
 
-def test_ended_by_hand(make):
+def test_part_is_ended_by_hand_once(make):
     batch = make("a", "b")
     with batch.part("a") as part_run:
         part_run.failed("the file has not come")
@@ -459,7 +459,7 @@ def test_a_part_that_takes_longer_than_the_window_fails(make):
     assert (entry.status, entry.parts[0].status, entry.parts[0].error) == ("failed", "failed", "ended after the window")
 
 
-def test_the_end_of_a_part_of_a_batch_that_is_over(make):
+def test_end_of_a_part_of_a_finished_batch_is_refused(make):
     batch = make("a", "b", window=0.2)
     slow = batch.part("a").start()
     until(lambda: batch.entry().overdue)
@@ -493,7 +493,7 @@ def test_other_parts_than_the_open_batch(make):
     assert run(make("a", "c"), "c").batch_id > part.batch_id
 
 
-def test_names_do_not_meet(connect, name):
+def test_batches_of_different_names_are_independent(connect, name):
     coordinator = connect()
     first, other = (batches.batch(name(suffix), ["a", "b"], window=60, coordinator=coordinator) for suffix in "xy")
     run(first, "a")
@@ -653,7 +653,7 @@ def test_a_lost_connection_does_not_lose_a_callback(make, spawn, name, database)
     assert (batch.entry().callback_status, batch.entry().callback_attempt) == ("finished", 1)
 
 
-def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
+def test_concurrent_resumes_run_a_callback_once(database, connect, name, threads, ledger):
     number = leave_a_callback(database, name, "sql", ledger.insert)
     batch = batches.batch(name, ["a"], window=60, coordinator=connect())
     gather, resumed = threading.Barrier(6, timeout=PATIENCE), []
@@ -1083,7 +1083,7 @@ def test_failures_are_reported_beside_unreadable_parts(make, monkeypatch, databa
     part.done()
 
 
-def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
+def test_unrecorded_end_calls_the_failure_hook(make, monkeypatch):
     batch = make("a", on_success=lambda: pytest.fail("must not run"))
     batch.entry()
     kind = type(batch._declaration.client.member.main.session)
@@ -1316,7 +1316,7 @@ def test_bad_batches(change, message):
         batches.batch(**{"name": "x", "parts": ["a"], "window": "6h", **change})
 
 
-def test_windows():
+def test_window_accepts_durations():
     def window(value):
         return batches.batch("x", ["a"], window=value).window
 
@@ -1360,7 +1360,7 @@ def test_the_error_survives_pickling():
     assert isinstance(copy, RuntimeError)
 
 
-def test_any_thread(make, threads):
+def test_part_may_be_ended_by_any_thread(make, threads):
     batch = make("a")
     thread = threading.Thread(target=run, args=(batch, "a"), name="a\0b\ud800c")
     thread.start()
@@ -1368,7 +1368,7 @@ def test_any_thread(make, threads):
     assert (batch.entry().status, batch.entry().parts[0].owner) == ("succeeded", "a?b?c")
 
 
-def test_any_names(connect, name):
+def test_batch_and_parts_may_have_any_names(connect, name):
     parts = ["Übung, 1", "it's", '"b"', "日本", "a%s?:x"]
     batch = batches.batch(name("ä'\"%s"), parts, window=60, coordinator=connect())
     for part in parts[:-1]:

@@ -170,7 +170,7 @@ def test_a_function_is_interrupted(connect, queue, running):
     assert len(told) == 22, "nothing strikes what comes next"
 
 
-def test_a_function_may_finish_all_the_same(connect, queue, running):
+def test_cancelled_function_may_still_finish(connect, queue, running):
     number = queue.put(swallow)
     until(lambda: told == ["began"])
     cancel(connect, number)
@@ -265,7 +265,7 @@ def test_pending_task_is_cancelled_at_once(connect, queue):
 # -- limits in time ---------------------------------------------------------------------------------------------------
 
 
-def test_sql_that_takes_too_long_is_ended_and_has_failed(queue, running):
+def test_sql_over_its_time_limit_fails(queue, running):
     number = queue.put(endless(queue, writes=True), time_limit=1, max_attempts=2, backoff=0)
     until(lambda: status(queue, number) == "failed")
     first, second = queue.log(number)
@@ -278,7 +278,7 @@ def test_sql_that_takes_too_long_is_ended_and_has_failed(queue, running):
 
 
 @posix
-def test_a_command_that_takes_too_long(queue, running):
+def test_command_over_its_time_limit_fails(queue, running):
     number = queue.put(sqlsem.Shell("sleep 600"), time_limit="1s", on_failure="continue")
     error = end_of(queue, number, "failed")
     assert error.startswith(
@@ -286,7 +286,7 @@ def test_a_command_that_takes_too_long(queue, running):
     )
 
 
-def test_a_function_that_takes_too_long(queue, running):
+def test_function_over_its_time_limit_fails(queue, running):
     number = queue.put(compute, time_limit=6, on_failure="continue")  # long enough for the function to begin
     assert "time limit of 6 s" in end_of(queue, number, "failed")
     assert told == ["began", "cleaned up"]
@@ -301,7 +301,7 @@ def test_a_limit_counts_from_the_beginning_of_each_attempt(queue, running):
     assert {task.time_limit for task in queue.tasks("finished")} == {30.0, 60.0}
 
 
-def test_a_program_is_told_that_its_time_is_up(queue):
+def test_claiming_program_is_notified_of_its_time_limit(queue):
     queue.put(Json("x"), time_limit=0.7)
     with queue.try_claim() as task:
         assert task.stop_event.wait(PATIENCE)

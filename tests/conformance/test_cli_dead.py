@@ -123,7 +123,7 @@ def test_tasks_wait(bench: Bench) -> None:
     assert bench.tasks()[0]["status"] in ("pending", "lost")
 
 
-def test_release_of_a_dead_ones_row(bench: Bench) -> None:
+def test_revoke_of_a_dead_members_row(bench: Bench) -> None:
     (dead,) = bench.entries()
     result = bench.call("revoke", str(dead["position"]))
     assert result.exit_code == 0

@@ -305,7 +305,7 @@ def test_upgrade_try_fails_while_a_reader_may_enter(member):
     assert other.enters(late) is True
 
 
-def test_a_try_is_not_kept_out_by_the_dead(member):
+def test_upgrade_try_succeeds_beside_a_dead_reader(member):
     first, other = member(grace=0), member(grace=0)
     other.read()
     own_ticket = first.read()
@@ -353,7 +353,7 @@ def test_upgrade_waits_for_reader_that_may_enter(member, database):
     assert waiting.get() is True
 
 
-def test_a_reader_asleep_is_woken_when_it_is_let_in(member):
+def test_sleeping_reader_is_woken_by_its_grant(member):
     first, other, third = member(), member(), member()
 
     def woken_after():
@@ -430,7 +430,7 @@ def test_a_bare_reader_counts(member, database, name):
     connection.close()
 
 
-def test_readers_that_a_pause_alone_holds_up(member, database):
+def test_upgrade_with_readers_held_back_by_a_pause(member, database):
     """A pause keeps the readers out, and no writer may overtake them: the upgrade does not begin."""
     first, other, third = member(), member(), member()
     own_ticket = first.read()
@@ -531,7 +531,7 @@ def test_release_after_downgrade_wakes_the_waiter(member):
     promptly(woken_after, WOKEN, "it was not woken")
 
 
-def test_down_and_up_again(member):
+def test_writer_downgrades_and_upgrades_again(member):
     first, other = member(), member()
     own_ticket = first.ask(WRITE)
     for _ in range(3):
@@ -639,7 +639,7 @@ def test_an_upgrade_outlives_the_dead(member):
     assert waiting.get() is True
 
 
-def test_a_dead_upgrader_goes_as_any(member):
+def test_dead_upgrader_is_reaped(member):
     first, other = member(grace=0.3), member(grace=0.3)
     own_ticket, other_ticket = first.read(), other.read()
     first.begin(own_ticket)
@@ -904,7 +904,7 @@ def test_a_grant_waits_for_the_others(connect, database, name, same):
         late.leave()
 
 
-def test_an_upgrade_that_takes_too_long(connect, database, name):
+def test_upgrade_times_out(connect, database, name):
     first, other = connect(), connect()
     with other.read(name), first.read(name) as grant:
         for timeout in (0, 0.3):
@@ -997,7 +997,7 @@ def test_several_at_once_are_not_converted(connect, name):
             grant.downgrade()
 
 
-def test_a_timeout_that_is_none(connect, name):
+def test_upgrade_without_a_timeout_waits(connect, name):
     lock = connect().read(name)
     lock.acquire()
     grant = lock.grant

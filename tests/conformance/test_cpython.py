@@ -67,7 +67,7 @@ def test_try_of_a_lock_held_by_another_thread(make, bunch):
 
 
 @both
-def test_contended(make, bunch):
+def test_contended_lock_excludes_threads(make, bunch):
     lock = make()
     lock.acquire()
     entered = []
@@ -89,7 +89,7 @@ def test_contended(make, bunch):
 
 
 @both
-def test_in_a_block_also_with_an_error(make, bunch):
+def test_block_releases_after_an_error(make, bunch):
     lock = make()
 
     def work(error=None):
@@ -220,14 +220,14 @@ def test_an_rlock_through_several_functions(connect, name):
 
 
 @both
-def test_the_number_of_a_semaphore(connect, name):
+def test_semaphore_counts_its_holders(connect, name):
     for bad in (-1, 0):  # Semaphore(0) is valid, a limit of 0 is not
         with pytest.raises(ValueError):
             connect().limit(name, bad)
 
 
 @both
-def test_a_semaphore_lets_so_many_in(connect, database, name, threads):
+def test_semaphore_admits_its_limit(connect, database, name, threads):
     coordinator = connect()
     lock = coordinator.limit(name, 4)
     inside, maximum, guard = 0, 0, threading.Lock()
@@ -298,7 +298,7 @@ async def keep(lock):
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_cancelled_waiter_stands_in_nobodys_way(connect, database, name, which):
+def test_cancelled_waiter_blocks_no_other(connect, database, name, which):
     coordinator = connect()
 
     async def main():
@@ -315,7 +315,7 @@ def test_a_cancelled_waiter_stands_in_nobodys_way(connect, database, name, which
 
 
 @pytest.mark.parametrize("cancel_first", [True, False])
-def test_released_and_cancelled_in_the_same_round(connect, database, name, cancel_first):
+def test_release_during_cancellation_loses_no_grant(connect, database, name, cancel_first):
     """The next waiter gets the lock, and no grant is lost between release and cancellation."""
     coordinator = connect()
 

@@ -16,13 +16,13 @@ def with_driver(database):
     return f"{names[database.engine]}://{rest}"
 
 
-def test_a_url_of_sqlalchemy(database, name):
+def test_sqlalchemy_url_is_accepted(database, name):
     with sqlsem.connect(with_driver(database), **database.options) as coordinator, coordinator.mutex(name):
         assert len(database.queue(name)) == 1
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-def test_an_engine_of_sqlalchemy(database, name):
+def test_sqlalchemy_engine_is_accepted(database, name):
     sqlalchemy = pytest.importorskip("sqlalchemy")
     engine = sqlalchemy.create_engine(with_driver(database), pool_size=1, max_overflow=0)
     try:
@@ -41,7 +41,7 @@ def test_an_engine_of_sqlalchemy(database, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_an_engine_for_asyncio(database, name):
+def test_async_sqlalchemy_engine_is_accepted(database, name):
     """Connections of an asyncio engine must be awaited, so sqlsem opens its own."""
     sqlalchemy = pytest.importorskip("sqlalchemy")
     engine = sqlalchemy.create_engine(with_driver(database))
@@ -57,7 +57,7 @@ def test_an_engine_for_asyncio(database, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_an_engine_of_another_driver(database, name):
+def test_sqlalchemy_engine_of_another_driver_is_accepted(database, name):
     """The engine gives the URL, and sqlsem connects there with its own driver."""
 
     class Url:
@@ -127,5 +127,5 @@ def test_invalid_database_url_is_refused(url, words):
         ("Driver={a+b};Server=x://y", "Driver={a+b};Server=x://y"),
     ],
 )
-def test_without_the_driver(url, plain):
+def test_missing_driver_names_the_extra(url, plain):
     assert engines.plain(url) == plain

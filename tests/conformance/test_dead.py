@@ -27,7 +27,7 @@ def hold(spawn, name, grace=GRACE, **lock):
     return child
 
 
-def test_the_living_are_shown_as_such(spawn, connect, database, name):
+def test_living_holder_is_shown_as_holder(spawn, connect, database, name):
     coordinator = connect()
     child = hold(spawn, name)
 
@@ -55,7 +55,7 @@ def test_ls_shows_dead_members_without_waiters(spawn, connect, database, name):
     lock.release()
 
 
-def test_a_try_gets_in_when_the_grace_of_the_dead_is_over(spawn, connect, name):
+def test_try_succeeds_after_the_grace_of_a_dead_holder(spawn, connect, name):
     child = hold(spawn, name)
     child.kill()
     lock = connect().mutex(name)
@@ -189,7 +189,7 @@ def test_the_part_of_a_dead_process_is_missing(spawn, connect, database, name):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
-def test_the_paused_are_not_dead(spawn, connect, name):
+def test_paused_process_is_not_dead(spawn, connect, name):
     coordinator = connect()
     child = hold(spawn, name, grace=0.5)
     child.pause()
@@ -202,7 +202,7 @@ def test_the_paused_are_not_dead(spawn, connect, name):
     assert child.expect("released", PATIENCE)
 
 
-def test_a_lease_that_is_over_is_seen(spawn, connect, database, name):
+def test_expired_lease_is_shown_as_dead(spawn, connect, database, name):
     coordinator = connect()
     child = spawn(holds_by_lease, name=str(name))
     child.expect("held")

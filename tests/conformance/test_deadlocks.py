@@ -110,7 +110,7 @@ class Mirror:
         assert self.database.queue(self.prefix) == []
 
 
-def test_against_the_reference(database, name):
+def test_deadlock_search_follows_the_model(database, name):
     number = itertools.count()
     numbers = []
 
@@ -184,7 +184,7 @@ def ring(database, name):
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_only_the_youngest_is_told(database, ring, name, size):
+def test_youngest_request_is_the_only_victim(database, ring, name, size):
     members = ring(size)
     answers = [session.find_deadlock(member) for session, member in members]
     assert [answer is not None for answer in answers] == [False] * (size - 1) + [True]
@@ -198,7 +198,7 @@ def test_only_the_youngest_is_told(database, ring, name, size):
         session.deregister_member(member)
 
 
-def test_the_dead_are_no_deadlock(ring, database, name):
+def test_rows_of_dead_members_are_no_deadlock(ring, database, name):
     """The rows of dead members will be removed, so no waiter has to give up."""
     (dead, first), (survivor, second) = ring(2, grace=300)
     dead.close()
@@ -336,7 +336,7 @@ def test_readers_and_limits(database, connect, name, threads):
     threads.join()
 
 
-def test_a_timeout_comes_first(database, connect, name, threads):
+def test_shorter_timeout_precedes_the_deadlock(database, connect, name, threads):
     coordinator = connect()
     holder = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b"), timeout=0.05))
     second = Holder(database, threads, coordinator.mutex(name("b")), coordinator.mutex(name("a")))
@@ -405,7 +405,7 @@ def hold_and_want(channel, url, options, first, then):
     coordinator.close()
 
 
-def test_processes(database, connect, name, spawn):
+def test_deadlock_between_processes_is_found(database, connect, name, spawn):
     children = [
         spawn(hold_and_want, first=name(held), then=name(other)) for held, other in (("a", "b"), ("b", "c"), ("c", "a"))
     ]
@@ -426,7 +426,7 @@ def test_processes(database, connect, name, spawn):
         child.rest()
 
 
-def test_tasks_and_threads(database, connect, name, threads):
+def test_deadlock_between_tasks_and_threads_is_found(database, connect, name, threads):
     """A deadlock between two tasks of one loop and a thread is found."""
     coordinator = connect()
     holder = Holder(database, threads, coordinator.mutex(name("c")), coordinator.mutex(name("a")))

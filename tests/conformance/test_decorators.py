@@ -56,7 +56,7 @@ def test_computed_name_makes_a_queue_per_value(connect, name):
     assert merge(table="b") == [f"{name}:b"]
 
 
-def test_a_computed_name_that_cannot_be(connect, name):
+def test_invalid_computed_name_is_refused(connect, name):
     coordinator = connect()
     for bad in ("", " x", 5, None, "x" * 256):
 
@@ -173,7 +173,7 @@ def test_the_timeout_of_a_decorated_call(connect, name):
         work()
 
 
-def test_recursion(connect, name):
+def test_decorated_function_may_call_itself(connect, name):
     coordinator = connect()
 
     @coordinator.mutex(name)
@@ -247,7 +247,7 @@ seen.append(guarded())
 """
 
 
-def test_a_cell_of_a_notebook(connect, name, monkeypatch):
+def test_decorated_function_in_a_notebook_cell(connect, name, monkeypatch):
     """IPython runs a cell in its event loop: the cell may block that loop, a task beside it may not."""
     lock, seen = connect().mutex(name), []
     shell = types.ModuleType("IPython.core.interactiveshell")

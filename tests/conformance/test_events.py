@@ -103,7 +103,7 @@ def test_wait_event_of_local_waiter_names_remote_holder(connect, name, told, mon
     assert {entry.note for entry in behind} == {"the first"}
 
 
-def test_a_group_is_told_of_each(connect, name, told):
+def test_group_publishes_an_event_per_resource(connect, name, told):
     coordinator = connect()
     with sqlsem.all_of(coordinator.mutex(name("a")), coordinator.read(name("b"))):
         pass
@@ -188,7 +188,7 @@ def test_a_row_that_is_gone_when_it_is_given_back_is_lost(connect, database, nam
     assert names(told()) == ["granted", "lost"]
 
 
-def test_a_place_in_the_queue_that_is_lost(connect, database, name, told):
+def test_revoked_waiter_publishes_lost(connect, database, name, told):
     first, other = connect(), connect()
     with first.mutex(name):
         waiting = Attempt(other.mutex(name))
@@ -200,7 +200,7 @@ def test_a_place_in_the_queue_that_is_lost(connect, database, name, told):
     assert (lost.position, lost.held) == (wait.position, None)
 
 
-def test_a_coordinator_tells_of_its_own_locks(connect, name):
+def test_coordinator_publishes_only_its_own_events(connect, name):
     first, other = connect(), connect()
     published = []
     with first.on("granted", published.append), first.mutex(name("a")), other.mutex(name("b")):
@@ -234,7 +234,7 @@ def test_callbacks_that_raise_or_block_harm_no_lock(connect, name, caplog):
     assert sum("The subscriber to" in message for message in caplog.messages) == 6
 
 
-def test_a_callback_may_take_locks_which_are_not_told(connect, name):
+def test_locks_of_a_callback_publish_no_events(connect, name):
     coordinator = connect()
     plain = getattr(coordinator, "_coordinator", coordinator)
     resources = []
@@ -269,7 +269,7 @@ def test_unread_events_are_dropped(connect, name, monkeypatch, caplog):
     assert sum("events are dropped" in message for message in caplog.messages) == 1
 
 
-def test_lines_of_the_log_are_told_once_with_all_that_is_known(connect, name, caplog):
+def test_log_lines_are_written_once_with_details(connect, name, caplog):
     first, other = connect(), connect()
     note = "a\x1b[2Jb\r\nERROR sqlsem forged\u202e<b>"
     with caplog.at_level(logging.DEBUG, "sqlsem"):
@@ -340,7 +340,7 @@ def test_subscription_to_unknown_event_is_refused(connect):
         coordinator.on("granted", 5)
 
 
-def test_as_a_decorator(connect, name):
+def test_subscription_as_a_decorator(connect, name):
     coordinator = connect()
     received = []
     subscription = coordinator.on("granted")

@@ -121,11 +121,11 @@ def run(spawn, database, name, processes, rounds):
     return count
 
 
-def test_fuzz(spawn, database, name):
+def test_random_use_by_processes_keeps_the_rule(spawn, database, name):
     assert run(spawn, database, name, processes=3, rounds=20) > 60
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_fuzz_for_long(spawn, database, name):
+def test_random_use_by_processes_keeps_the_rule_for_long(spawn, database, name):
     assert run(spawn, database, name, processes=6, rounds=500) > 2000

@@ -82,7 +82,7 @@ def test_check_finds_a_row_that_is_gone(connect, database, name):
         lock.release()
 
 
-def test_leaving_tells_of_a_row_that_is_gone(connect, database, name):
+def test_end_of_a_block_reports_a_removed_row(connect, database, name):
     with pytest.raises(sqlsem.LockLost) as caught, connect().mutex(name) as grant:
         remove(database, grant.position)
     assert caught.value.resource == name

@@ -214,7 +214,7 @@ def test_a_group_is_no_larger_than_a_megabyte(database, connect, queue):
         session.close()
 
 
-def test_the_pace():
+def test_group_size_follows_task_duration():
     """The size of a claim doubles each time, while the tasks fit into the time for a group."""
     sizer = claim_buffer.ClaimSizer(100)
     assert sizer.next_size() == 2, "nothing is known"
@@ -595,7 +595,7 @@ def test_lost_answers_change_nothing(connect, name, eager, unhurried):
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_answers_that_never_come(connect, name, eager, unhurried, moment):
+def test_unanswered_calls_change_nothing(connect, name, eager, unhurried, moment):
     """The worker ends, its results are recorded once, and tasks that it may have claimed are returned."""
     queue = connect(grace=10).queue(name)
     put(queue, 301)

@@ -265,7 +265,7 @@ def test_a_session_begins_outside_of_a_transaction(connect, guarded, writer, nam
                 raise AssertionError("entered")
 
 
-def test_a_session_that_ends_badly(database, connect, guarded, writer, refusal, name):
+def test_failed_session_rolls_back_and_releases(database, connect, guarded, writer, refusal, name):
     connection = writer()
     with connect().mutex(name) as grant:
         with pytest.raises(ZeroDivisionError), grant.session(connection):
@@ -383,7 +383,7 @@ def test_a_guard_that_is_disabled(database, connect, guarded, writer, name):
     assert problem() is None
 
 
-def test_the_command(database, table, name):
+def test_guard_command_guards_and_unguards(database, table, name):
     """`sqlsem guard` adds, lists and removes a guard; an unknown resource needs --allow-new, as it may be misspelt."""
     text = table()
     options = ["--schema", database.schema]

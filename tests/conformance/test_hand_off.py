@@ -95,7 +95,7 @@ def test_reader_leaves_while_others_share(party, name, access):
     [((3, 3, 3), (1, 1, 3)), ((4, 4, 4), (2, 2, 3)), ((2, 2, 9), (1, 1, 2)), ((2, 2, None), (1, 1, 2))],
     ids=["all", "much", "by-what-others-declare", "by-what-only-others-declare"],
 )
-def test_the_rest_is_too_heavy_still(party, name, limits, weights):
+def test_heavy_waiter_waits_for_enough_room(party, name, limits, weights):
     """The waiter's weight fits beside neither holder, so it waits for both."""
     parties = [party() for _ in limits]
     if None in limits:
@@ -108,7 +108,7 @@ def test_the_rest_is_too_heavy_still(party, name, limits, weights):
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_a_place_of_three_is_left(party, name, number):
+def test_release_of_one_of_three_grants_a_waiter(party, name, number):
     """A waiter is granted whichever of the three holders leaves."""
     holders = [party().ask(name, limit=3) for _ in range(3)]
     answer = party().ask(name, limit=3).sleep(PATIENCE)
@@ -131,7 +131,7 @@ def test_slot_waiter_stays_behind_earlier_waiters(party, name):
     ("setting", "pattern", "limit"),
     [("paused", "", 2), ("cap", "", 2), ("cap", "*", 2), ("paused", "", 3), ("cap", "", 3)],
 )
-def test_an_operator_stops_it_as_it_sleeps(party, name, setting, pattern, limit):
+def test_pause_or_cap_holds_back_a_sleeping_waiter(party, name, setting, pattern, limit):
     """A pause, or a limit below its weight, keeps a sleeping waiter out; so does a limit for a pattern of names."""
     resource = name + pattern
     holder, waiter = party().ask(name, limit=limit, weight=2), party().ask(name, limit=limit, weight=2)
@@ -145,7 +145,7 @@ def test_an_operator_stops_it_as_it_sleeps(party, name, setting, pattern, limit)
     assert waiter.sleep(PATIENCE)() is True
 
 
-def test_an_operator_takes_its_row_as_it_sleeps(party, name):
+def test_revoke_wakes_a_sleeping_waiter(party, name):
     holder, waiter = party().ask(name), party().ask(name)
     answer = waiter.sleep(PATIENCE)
     assert holder.main.revoke(waiter.ticket.position, False) == 0

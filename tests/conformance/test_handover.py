@@ -112,7 +112,7 @@ def test_adopt_refuses_an_invalid_token(connect, name, token):
     assert str(token) not in str(raised.value) or token == ""
 
 
-def test_too_late(database, pair, connect, name):
+def test_expired_token_frees_the_lock(database, pair, connect, name):
     giver, taker = pair
     with giver.mutex(name) as grant:
         token = grant.hand_over(ttl=1)
@@ -146,7 +146,7 @@ def test_times_that_cannot_be(connect, name, ttl):
         grant.check()
 
 
-def test_of_several_resources_as_a_whole(database, pair, name):
+def test_group_is_handed_over_as_a_whole(database, pair, name):
     giver, taker = pair
     a, b, c = name("a"), name("b"), name("c")
     with sqlsem.all_of(giver.mutex(a), giver.limit(b, 3, weight=2), giver.read(c)) as grant:
@@ -180,7 +180,7 @@ def test_handover_of_reentrant_hold_is_refused(connect, name):
         grant.check()
 
 
-def test_twice_over(pair, connect, name):
+def test_lock_passes_through_several_owners(pair, connect, name):
     """A lock passes through several owners: its fence stays, and each token is valid once."""
     giver, taker = pair
     with giver.mutex(name) as grant:
@@ -195,7 +195,7 @@ def test_twice_over(pair, connect, name):
     adopt(giver, token).release()
 
 
-def test_the_giver_may_take_it_back(connect, name):
+def test_giver_may_adopt_its_own_token(connect, name):
     coordinator = connect()
     with coordinator.mutex(name) as grant:
         token = grant.hand_over()
@@ -204,7 +204,7 @@ def test_the_giver_may_take_it_back(connect, name):
     assert grant.fence == again.fence
 
 
-def test_a_login_that_may_not(connect, name, engine_name):
+def test_handover_to_another_login_is_refused(connect, name, engine_name):
     giver = connect()
     if engine_name == "memory":
         pytest.skip("one process has one login")
@@ -280,7 +280,7 @@ def test_late_release_does_not_end_an_adopted_row(database, pair, name):
     adopted.release()
 
 
-def test_an_operator_takes_it_away_in_transit(database, pair, name):
+def test_revoke_in_transit_invalidates_the_token(database, pair, name):
     giver, taker = pair
     with giver.mutex(name) as grant:
         token = grant.hand_over()
@@ -291,7 +291,7 @@ def test_an_operator_takes_it_away_in_transit(database, pair, name):
         pass
 
 
-def test_lost_before(connect, name):
+def test_handover_of_a_lost_lock_is_refused(connect, name):
     coordinator = connect()
     lock = coordinator.mutex(name)
     lock.acquire()
@@ -305,7 +305,7 @@ def test_lost_before(connect, name):
         lock.release()
 
 
-def test_two_adopt_at_once(pair, connect, name, threads):
+def test_concurrent_adopts_use_a_token_once(pair, connect, name, threads):
     giver = pair[0]
     takers = [connect() for _ in range(4)]
     for taker in takers:
@@ -328,7 +328,7 @@ def test_two_adopt_at_once(pair, connect, name, threads):
     grants[0].release()
 
 
-def test_it_has_a_block_of_its_own(pair, name, database):
+def test_adopted_grant_releases_after_its_block(pair, name, database):
     giver, taker = pair
     with giver.mutex(name) as grant:
         token = grant.hand_over()

@@ -79,7 +79,7 @@ def test_retry_does_not_duplicate_a_key(queue):
     assert states(queue) == {number: "pending", other: "cancelled"}
 
 
-def test_the_answer_that_was_lost(queue):
+def test_put_repeated_after_a_lost_answer_adds_no_task(queue):
     """A repeated put finds the task of the first call, and does not replace it."""
     from sqlsem.model import NewTask
 
@@ -93,7 +93,7 @@ def test_the_answer_that_was_lost(queue):
 
 
 @pytest.mark.parametrize("option", ["unique", "replace"])
-def test_many_at_once(connect, name, threads, option):
+def test_concurrent_puts_keep_a_single_open_task(connect, name, threads, option):
     """After many concurrent puts one task is open, and each put has returned a task's number."""
     coordinators = [connect() for _ in range(4)]
     numbers, start = [], threading.Barrier(4)

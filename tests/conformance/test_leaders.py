@@ -247,13 +247,13 @@ def test_callbacks_that_fail(pair, name):
         pass
 
 
-def test_a_thread_leads_once(connect, name):
+def test_thread_leads_a_name_once(connect, name):
     coordinator = connect()
     with coordinator.leader(name), pytest.raises(Deadlock), coordinator.leader(name):
         pytest.fail("twice")
 
 
-def test_the_timeout(pair, name):
+def test_leader_times_out_while_waiting(pair, name):
     first, other = pair
     stopped = []
     with first.leader(name):

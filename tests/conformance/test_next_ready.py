@@ -55,7 +55,7 @@ def backlog(request, database, connect, name):
         queue.set_rate(None)
 
 
-def test_it_costs_the_same_beside_many(database, backlog):
+def test_next_ready_costs_the_same_beside_many_tasks(database, backlog):
     costs = [cost_of_next_ready(database, *backlog(count)) for count in (100, 10_000)]
     assert costs[1] < 2 * costs[0]
 

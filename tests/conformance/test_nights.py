@@ -157,7 +157,7 @@ def test_a_history_that_is_pruned_while_it_is_read(connect, name, monkeypatch):
     assert len(list(pages)) == 4  # the rest of the page that was read
 
 
-def test_the_night_again_is_nearly_the_night_that_was(connect, threads, name):
+def test_replay_of_a_real_history_is_close_to_it(connect, threads, name):
     """The replay gives the waits that were recorded, apart from the short time of each change of holders."""
 
     def work(seed):

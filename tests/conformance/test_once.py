@@ -102,7 +102,7 @@ def test_begin_is_ended_by_done_or_give_up(pair, name):
         second.done()
 
 
-def test_a_block_that_gives_up_is_not_done(pair, name):
+def test_block_that_gives_up_marks_no_run(pair, name):
     first, other = pair
     with first.once(name, LONG) as run:
         run.give_up()
@@ -122,7 +122,7 @@ def test_wait_for_a_run_times_out(pair, name):
             pytest.fail("two run")
 
 
-def test_it_does_not_wait_for_itself(connect, name):
+def test_once_inside_its_own_run_is_a_deadlock(connect, name):
     once = connect().once(name, LONG)
     with once as run:
         assert run is not None
@@ -161,7 +161,7 @@ def test_last_run_is_shown_and_forgotten(pair, name):
         assert run is not None
 
 
-def test_others_periods_are_answered(pair, name):
+def test_run_counts_for_periods_of_other_lengths(pair, name):
     """A run counts for every period that contains its start, whatever length a caller uses."""
     first, other = pair
     with first.once(name, "90d") as run:

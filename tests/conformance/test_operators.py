@@ -156,7 +156,7 @@ def test_revoke_a_waiting_row(connect, database, name, waiter):
     third.granted()
 
 
-def test_a_holder_learns_before_the_next_is_let_in(connect, name, waiter):
+def test_revoked_holder_is_notified_before_the_next_grant(connect, name, waiter):
     holder, other, operator = connect(grace=GRACE), connect(grace=GRACE), connect()
     lock = holder.mutex(name)
     lock.acquire()
@@ -186,7 +186,7 @@ def test_a_revoked_holder_shows_as_revoked(connect, name):
     assert operator.admin.entries(name) == []
 
 
-def test_force_does_not_wait(connect, name):
+def test_forced_revoke_does_not_wait(connect, name):
     holder, operator = connect(grace=3600), connect()
     lock = holder.mutex(name)
     lock.acquire()

@@ -169,7 +169,7 @@ def test_all_of_is_a_single_span(connect, name, traced):
     assert hold.attributes["sqlsem.resource"] == (name("a"), name("b"))
 
 
-def test_a_wait_that_is_broken_off(connect, name, traced, waits):
+def test_interrupted_wait_ends_its_span(connect, name, traced, waits):
     _, ended = traced
     first, other = connect(), connect()
     with first.mutex(name):

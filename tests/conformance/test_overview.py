@@ -54,7 +54,7 @@ def test_overview_shows_queue_and_settings(connect, database, name):
 
 
 @TABLES
-def test_members(connect, database, name):
+def test_overview_shows_members(connect, database, name):
     coordinator, leased = connect(grace=30), connect(lease=20)
     with coordinator.mutex(name), leased.mutex(name("b")):
         late = Attempt(coordinator.mutex(name("b")))
@@ -157,7 +157,7 @@ def rated(overview, name):
 
 
 @TABLES
-def test_rates(connect, database, name):
+def test_overview_shows_rates(connect, database, name):
     coordinator = connect()
     assert rated(coordinator.admin.overview(), name) == []
     windows = {"1h": 5, "2h": 9}
@@ -262,7 +262,7 @@ def test_overview_is_a_single_snapshot(database, name, connect):
     coordinator.admin.resume(name)
 
 
-def test_percentiles():
+def test_overview_percentiles_match_python():
     percentiles = Percentiles.of([5.0, 1.0, 2.0, 3.0, 4.0])
     assert (percentiles.p10, percentiles.p50, percentiles.p90, percentiles.count) == (1.4, 3.0, 4.6, 5)
     assert Percentiles.of([7.0]) == Percentiles(7.0, 7.0, 7.0, 7.0, 1)

@@ -79,7 +79,7 @@ def pool(request, default, monkeypatch):
         yield pool
 
 
-def test_in_other_processes(pool):
+def test_pickled_locks_work_in_other_processes(pool):
     import test_pickling as here  # the name of this module in all processes
 
     results = pool.map(here.load, range(10))
@@ -100,7 +100,7 @@ def test_in_other_processes(pool):
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_copies(default, protocol):
+def test_copies_share_their_coordinator(default, protocol):
     def copied(value):
         return pickle.loads(pickle.dumps(value, protocol))
 

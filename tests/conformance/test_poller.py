@@ -95,7 +95,7 @@ def test_each_poll_runs_a_single_statement(connect, live, monkeypatch):
     assert sessions == ["look"]
 
 
-def test_it_looks_at_once_when_asked(live):
+def test_poller_polls_at_once_on_request(live):
     looks = []
     watcher = live(every=3600)
     watcher.poll_once()
@@ -133,7 +133,7 @@ def test_poller_sees_operators_actions(connect, live, name):
 
 
 @pytest.mark.engines("sqlite")
-def test_a_file_that_may_only_be_read(database, live):
+def test_poller_reads_a_read_only_file(database, live):
     database.coordinator().admin.entries()
     reader = sqlsem.connect(f"{database.url}?mode=ro")
     with contextlib.closing(reader):
@@ -153,7 +153,7 @@ def test_permanent_error_is_raised_at_once(tmp_path):
 
 
 @pytest.mark.engines("sqlite")
-def test_a_fault_of_ours_ends_nothing(connect, live, monkeypatch, caplog):
+def test_poller_survives_a_fault_of_its_own(connect, live, monkeypatch, caplog):
     coordinator = connect()
     until_seen = following(live(coordinator))
     until_seen(lambda snapshot: snapshot.overview is not None)
@@ -168,7 +168,7 @@ def test_a_fault_of_ours_ends_nothing(connect, live, monkeypatch, caplog):
 
 
 @pytest.mark.engines("postgresql")
-def test_a_database_that_goes_away_and_comes_back(own_postgres_server, make_database):
+def test_poller_reports_an_outage_and_its_end(own_postgres_server, make_database):
     database = make_database(own_postgres_server)
     with database.coordinator(retry=1) as coordinator:
         live = Poller(coordinator, 0.05)

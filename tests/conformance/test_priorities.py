@@ -100,7 +100,7 @@ def test_low_priority_does_not_starve(connect, name, ranked, waiter):
 
 
 @both
-def test_the_order_may_change_while_they_wait(connect, name, ranked, waiter):
+def test_ageing_changes_the_order_of_waiters(connect, name, ranked, waiter):
     """A waiter may overtake another one of its own process, and is notified."""
     ranked("1ms")
     first, other = connect(), connect()
@@ -232,7 +232,7 @@ def test_holder_may_only_try_by_priority(connect, name, ranked):
         lock.release()
 
 
-def test_it_is_no_part_of_a_group(connect, name, ranked):
+def test_priority_lock_in_a_group_is_refused(connect, name, ranked):
     coordinator = connect()
     with pytest.raises(sqlsem.ConfigurationError, match="of one resource alone"):
         sqlsem.all_of(coordinator.mutex(name, priority=1), coordinator.mutex(name("b")))
@@ -265,7 +265,7 @@ def test_names_that_cannot_have_priorities(connect):
 
 
 @both
-def test_requests_of_before_go_first(connect, database, name, waiter):
+def test_requests_before_the_priorities_go_first(connect, database, name, waiter):
     operator = connect()
     holder = Attempt(operator.mutex(name))
     holder.granted()
@@ -310,7 +310,7 @@ def test_pause_blocks_all_priorities(connect, name, ranked, waiter):
 
 
 @both
-def test_the_servers_limit(connect, name, ranked, waiter):
+def test_priorities_respect_the_operators_limit(connect, name, ranked, waiter):
     operator, other = connect(), connect()
     with pytest.raises(sqlsem.ConfigurationError, match=r"[nN]o limit is set"):
         other.limit(name, priority=1).acquire()
@@ -348,7 +348,7 @@ def test_contended_is_set_by_equal_or_higher_priority(connect, name, ranked, wai
 
 
 @both
-def test_a_lock_of_the_line_is_locked(connect, name, ranked):
+def test_held_priority_lock_is_locked(connect, name, ranked):
     first, other = connect(), connect()
     lock = first.mutex(name, priority=1)
     assert not lock.locked()
@@ -357,7 +357,7 @@ def test_a_lock_of_the_line_is_locked(connect, name, ranked):
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_an_operator_takes_a_place_away(connect, database, name, ranked, waiter):
+def test_revoke_of_a_priority_entry_ends_its_waiter(connect, database, name, ranked, waiter):
     operator, other = connect(), connect()
     with other.mutex(name, priority=0):
         waiting = waiter(connect().mutex(name, priority=1))
@@ -368,7 +368,7 @@ def test_an_operator_takes_a_place_away(connect, database, name, ranked, waiter)
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_it_is_seen(connect, name, ranked):
+def test_ageing_is_shown_and_recorded(connect, name, ranked):
     operator = connect()
     ranked("90s")
     (row,) = (resource for resource in operator.admin.resources() if resource.resource == name)
@@ -466,7 +466,7 @@ def test_a_look_between_a_release_and_the_next_ones(parts):
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_waiting_is_worth_as_much_as_was_set(parts, database, name):
+def test_ageing_raises_priority_by_waiting_time(parts, database, name):
     """A wait of a little over two steps precedes priorities two steps higher, and not three."""
     holder, low = parts(), parts()
     assert holder.ask(0)[1].granted

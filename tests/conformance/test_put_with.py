@@ -29,7 +29,7 @@ def bodies(queue):
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_it_is_there_when_the_data_is(connect, transaction, name, commit):
+def test_task_appears_with_the_callers_commit(connect, transaction, name, commit):
     queue = connect().queue(name)
     cursor = transaction()
     task_id = queue.put({"n": 1}, cursor=cursor, note="one", order=7)
@@ -49,7 +49,7 @@ def test_it_is_there_when_the_data_is(connect, transaction, name, commit):
         assert queue.try_claim() is None
 
 
-def test_with_locks_it_asks_for_them_after_the_commit(connect, transaction, name):
+def test_locks_of_a_task_are_requested_after_commit(connect, transaction, name):
     coordinator = connect(grace=30)
     queue = coordinator.queue(name)
     cursor = transaction()
@@ -69,7 +69,7 @@ def test_all_kinds_and_options(connect, transaction, name):
     assert [task.kind for task in queue.tasks()] == ["sql", "call"]
 
 
-def test_a_key_counts_there_too(connect, transaction, name):
+def test_keys_count_in_the_callers_transaction(connect, transaction, name):
     queue = connect().queue(name)
     first = queue.put(Json("a"), unique="k")
     cursor = transaction()
@@ -154,7 +154,7 @@ def test_sqlalchemy(connect, database, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_rows_of_any_kind(connect, database, name):
+def test_put_accepts_cursors_of_any_row_type(connect, database, name):
     import psycopg
     from psycopg.rows import dict_row
 

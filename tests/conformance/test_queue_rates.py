@@ -63,7 +63,7 @@ def test_exhausted_key_rate_blocks_no_other_key(queue):
     assert drain(queue) == ["a"]
 
 
-def test_a_rate_of_all(queue):
+def test_queue_rate_bounds_all_keys(queue):
     queue.set_rate(3, per="1h")
     queue.put_many([Json("a")] * 2, key="a")
     queue.put_many([Json("none")] * 3)
@@ -207,7 +207,7 @@ def test_invalid_queue_rate_is_refused(queue):
     assert queue.limits() == []
 
 
-def test_it_is_shown(queue):
+def test_rates_and_waits_of_keys_are_listed(queue):
     queue.set_rate(5, per="1h")
     queue.set_key_rate(1, per="1h")
     queue.set_rate(2, per="30m", key="b")

@@ -368,7 +368,7 @@ def riders(coordinator):
     return sum(len(batch.members) for batch in rate_acquisition._batches_of(coordinator.client)._open.values())
 
 
-def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect, name, monkeypatch):
+def test_lost_answer_costs_the_position_only(looks_often, connect, name, monkeypatch):
     """After a lost answer its cost may count as used, and the request registers anew."""
     coordinator = connect(retry=PATIENCE)
     rate = coordinator.rate(name, 4, per=LONG, cost=2)  # (for a short wait the request would not enter the queue)
@@ -437,7 +437,7 @@ def test_a_waiter_that_gives_up_leaves_no_row(looks_often, connect, name):
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_an_operator_pauses_it_and_takes_a_place_away(connect, name):
+def test_operator_pauses_a_rate_and_revokes_a_waiter(connect, name):
     first, other = connect(), connect()
     resource = f"rate:{name}"
     first.admin.pause(resource)
@@ -502,7 +502,7 @@ def test_a_decorated_coroutine_function(database, name):
     asyncio.run(main())
 
 
-def test_a_cancelled_task_leaves_the_line(database, name):
+def test_cancelled_task_leaves_the_rates_queue(database, name):
     import asyncio
 
     async def main():

@@ -36,7 +36,7 @@ def left(database):
     return database.rows(f"SELECT marker FROM {database.beside('commit_marker')}")
 
 
-def test_it_goes_with_the_commit(connect, database, name, transaction):
+def test_commit_releases_the_lock(connect, database, name, transaction):
     cursor, before = transaction(), left(database)
     with connect().mutex(name) as grant:
         grant.release_on_commit(cursor)
@@ -50,7 +50,7 @@ def test_it_goes_with_the_commit(connect, database, name, transaction):
     until(lambda: set(left(database)) <= set(before))
 
 
-def test_it_stays_with_a_rollback(connect, database, name, transaction):
+def test_rollback_keeps_the_lock(connect, database, name, transaction):
     cursor, other = transaction(), connect()
     with connect().mutex(name) as grant:
         grant.release_on_commit(cursor)
@@ -64,7 +64,7 @@ def test_it_stays_with_a_rollback(connect, database, name, transaction):
     other.close()
 
 
-def test_it_stays_until_the_commit(connect, database, name, transaction):
+def test_lock_is_held_until_the_commit(connect, database, name, transaction):
     """The waiter is granted soon after the commit."""
     cursor, other = transaction(), connect()
     with connect().mutex(name) as grant:
@@ -110,7 +110,7 @@ def test_a_rollback_to_a_savepoint_undoes_no_earlier_call(connect, database, nam
         assert not grant.lost
 
 
-def test_of_several_all_go(connect, database, name, transaction):
+def test_commit_releases_all_locks_of_a_group(connect, database, name, transaction):
     coordinator, cursor = connect(), transaction()
     with sqlsem.all_of(coordinator.mutex(name("a")), coordinator.limit(name("b"), 2)) as grant:
         grant.release_on_commit(cursor)
@@ -212,7 +212,7 @@ def leave_and_die(channel, url, options, engine, name, commit):
 
 @pytest.mark.faces("sync")
 @pytest.mark.parametrize("commit", [True, False])
-def test_an_owner_that_dies(connect, database, name, spawn, commit):
+def test_killed_owner_releases_by_the_outcome(connect, database, name, spawn, commit):
     """A dead owner's transaction is committed or not as a whole, and its lock is free within its grace."""
     table = database.beside(f"written_{name}")
     database.rows(f"CREATE TABLE {table} (id integer)")
@@ -260,7 +260,7 @@ def test_a_cursor_on_another_database_is_refused(connect, name, elsewhere):
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-def test_asserting_there_is_refused_and_loses_nothing(connect, name, elsewhere):
+def test_assert_on_another_database_is_refused(connect, name, elsewhere):
     coordinator = connect()
     with coordinator.mutex(name) as grant:
         with pytest.raises(ConfigurationError, match="another database"):
@@ -270,7 +270,7 @@ def test_asserting_there_is_refused_and_loses_nothing(connect, name, elsewhere):
 
 
 @pytest.mark.faces("sync")
-def test_a_task_is_not_put_there(connect, name, elsewhere):
+def test_put_into_another_database_is_refused(connect, name, elsewhere):
     queue = connect().queue(name)
     with pytest.raises(ConfigurationError, match="another database"):
         queue.put(1, cursor=elsewhere)
@@ -279,7 +279,7 @@ def test_a_task_is_not_put_there(connect, name, elsewhere):
 
 
 @pytest.mark.faces("sync")
-def test_a_server_that_takes_over_is_asked_again(connect, name, transaction):
+def test_commit_is_looked_up_again_after_a_failover(connect, name, transaction):
     """A cached database identity may be out of date."""
     coordinator = connect()
     coordinator.engine.known_identity = "where the primary was before"

@@ -94,7 +94,7 @@ def test_notification_alone_grants_nothing(queue, monkeypatch):
     assert answers == [True]
 
 
-def test_a_waiter_that_is_not_rung_finds_out(queue, monkeypatch):
+def test_waiter_without_notification_polls(queue, monkeypatch):
     first, waiting, held, _, thread, answers = queue
     monkeypatch.setattr(notifier, "_socket", lambda: None)  # like other systems, or another container
     thread.start()

@@ -117,7 +117,7 @@ def test_all_in_all_threads_is_found(connect, name, threads):
 # -- locked
 
 
-def test_locked(connect, name, attempt):
+def test_locked_reports_a_full_lock(connect, name, attempt):
     first, other = connect(), connect()
     for lock in (first.mutex(name), first.mutex(name, reentrant=True), first.limit(name, 1), first.write(name)):
         assert lock.locked() is False

@@ -58,7 +58,7 @@ def test_a_limit_without_a_number_is_the_servers(connect, name, set_limit, waite
         attempt.leave()
 
 
-def test_it_is_raised_and_lowered_live(connect, name, set_limit, waiter):
+def test_operators_limit_changes_while_waited_for(connect, name, set_limit, waiter):
     coordinator = connect()
     set_limit(name, 1)
     first = waiter(coordinator.limit(name))
@@ -91,7 +91,7 @@ def test_declared_number_is_an_upper_bound(connect, name, set_limit, waiter):
 
 
 @pytest.mark.parametrize("way", ["acquire", "try", "all_of"])
-def test_none_set_is_refused_by_an_error_that_names_the_command(connect, database, name, way):
+def test_missing_limit_error_names_the_command(connect, database, name, way):
     coordinator = connect()
     lock = coordinator.limit(name)
     if way == "all_of":
@@ -194,7 +194,7 @@ def test_patterns_are_compared_byte_by_byte(connect, name, set_limit):
         pass
 
 
-def test_the_pattern_of_all(connect, name, set_limit):
+def test_pattern_of_all_names_caps_every_resource(connect, name, set_limit):
     coordinator = connect()
     set_limit("*", 1)
     with coordinator.limit(name("a")):

@@ -106,7 +106,7 @@ def test_release_without_wakeup_lock_logs_nothing(party, locked, name):
     assert participant.told == []
 
 
-def test_a_member_that_comes_back_spares_as_many(party, database, locked, name):
+def test_returning_member_restores_its_wakeup_locks(party, database, locked, name):
     number = waiter_queues.MAX_WAKEUP_LOCKS + 100
     participant = party()
     several = [participant.ask(name) for _ in range(number)]

@@ -249,7 +249,7 @@ def test_file_replacing_a_free_beacon_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("by_path", [pytest.param(False, marks=posix), True], ids=["by descriptor", "by path"])
-def test_beacons(tmp_path, by_path):
+def test_beacon_file_follows_its_member(tmp_path, by_path):
     (tmp_path / "locks.db").touch()
     beacons = Beacons(tmp_path / "locks.db", by_path=by_path)
     assert beacons.probe("0" * 32).held is None
@@ -405,7 +405,7 @@ def test_a_default_database_that_was_open_is_closed(tmp_path):
 
 
 @posix
-def test_where_nothing_can_be_closed_it_is_told(tmp_path, monkeypatch, caplog):
+def test_unprotected_default_database_is_reported(tmp_path, monkeypatch, caplog):
     def refused(path, mode):
         raise PermissionError(1, "Operation not permitted")
 
@@ -475,7 +475,7 @@ def test_read_only_command_creates_nothing(tmp_path):
     assert (tmp_path / "empty.db").stat().st_size == 0
 
 
-def test_modes(file):
+def test_files_have_the_modes_of_the_database(file):
     with sqlsem.connect(f"{file.url}?mode=rw") as coordinator, coordinator.mutex("a"):
         with sqlsem.connect(f"{file.url}?mode=ro", retry=0.1) as reader:
             assert [entry.resource for entry in reader.admin.entries()] == ["a"]

@@ -24,7 +24,7 @@ from sqlsem.engines.sqlite import files
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX")
 root_only = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
 
-#: All names beside a database, by their suffix. `test_nothing_else_is_opened` fails for a further name.
+#: All names beside a database, by their suffix. `test_only_the_databases_files_are_opened` fails for a further name.
 NAMES = ["", "-journal", "-wal", "-shm", "-members"]
 #: The number of a user that does not exist.
 SOMEBODY = 54321
@@ -97,7 +97,7 @@ def test_side_file_tables_match_the_engine():
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", NAMES)
-def test_something_else_in_its_place(path, victim, name, kind):
+def test_side_file_of_another_kind_is_refused(path, victim, name, kind):
     place = Path(f"{path}{name}")
     if place.is_dir():
         place.rmdir()
@@ -191,7 +191,7 @@ def test_root_does_not_work_for_the_database_of_a_user(path):
     assert f"{path} belongs to user 54321" in refused.stderr
 
 
-def test_a_look_that_does_not_end_is_ended_by_a_signal(path):
+def test_signal_ends_a_check_that_hangs(path):
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(
             "ALTER TABLE sqlsem_member RENAME TO old;"
@@ -270,7 +270,7 @@ class Opened:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs inotify")
-def test_nothing_else_is_opened(tmp_path):
+def test_only_the_databases_files_are_opened(tmp_path):
     """Only the names of the tables above are opened: add a new kind of file there first."""
     path = tmp_path / "locks.db"
     opened = Opened(tmp_path)

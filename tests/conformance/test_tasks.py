@@ -157,7 +157,7 @@ def test_claim_ends_when_nothing_comes(queue):
     assert time.monotonic() - began >= 0.3
 
 
-def test_not_before_its_time(queue):
+def test_delayed_task_is_claimed_when_due(queue):
     queue.put(Json("later"), after=timedelta(seconds=1.2))
     queue.put(Json("now"))
     began = time.monotonic()
@@ -224,7 +224,7 @@ def test_bulk_put_is_split_into_portions(queue):
 
 
 @pytest.mark.quiet
-def test_wait_and_join(connect, queue, name):
+def test_wait_and_join_follow_the_queue(connect, queue, name):
     other = connect().queue(name)
     assert queue.wait(0) is True
     queue.put(1)
@@ -243,7 +243,7 @@ def test_wait_and_join(connect, queue, name):
 # -- how attempts end -------------------------------------------------------------------------------------------------
 
 
-def test_an_error_is_kept_and_goes_on_to_the_caller(queue):
+def test_error_is_stored_and_reraised(queue):
     number = queue.put(Json("x"))
     with pytest.raises(ZeroDivisionError), queue.try_claim():
         divide(1, 0)
@@ -315,7 +315,7 @@ def test_a_task_that_was_never_whole_is_dropped_in_silence(queue, monkeypatch):
     assert not queue.claiming.client.member.deferred_calls
 
 
-def test_ended_twice(queue):
+def test_task_is_ended_once(queue):
     queue.put(1)
     task = queue.try_claim()
     task.finish({"rows": 3})
@@ -326,7 +326,7 @@ def test_ended_twice(queue):
     assert attempt.result == '{"rows": 3}'
 
 
-def test_a_loop_that_ends_nothing_is_told_so(queue):
+def test_loop_without_ends_is_warned_of(queue):
     queue.put_many([1, 2])
     with pytest.raises(sqlsem.NotHeld, match="use 'with task:'"):
         for _ in queue.claim(wait=0):
@@ -435,7 +435,7 @@ def test_a_failed_task_stops_later_orders(queue):
     queue.join(PATIENCE)
 
 
-def test_unless_told_otherwise(connect, name):
+def test_failed_task_with_continue_blocks_no_order(connect, name):
     queue = connect().queue(name, on_failure="continue")
     queue.put(sqlsem.Call(fail, "load"), order=100)
     queue.put(sqlsem.Call(note, "after"), order=200)
@@ -697,7 +697,7 @@ def test_background_child_does_not_delay_its_command(queue, tmp_path):
 
 
 @posix
-def test_all_that_a_command_says_last_is_kept(queue):
+def test_last_output_of_a_command_is_stored(queue):
     queue.put(sqlsem.Shell("seq 1 100000"))
     Worker(queue, idle_exit=0).run()
     (entry,) = queue.tasks()
@@ -808,7 +808,7 @@ def test_early_cancel_of_a_session_is_repeated(queue):
     assert [run.outcome for run in queue.log(number)] == ["returned"]
 
 
-def test_idle_is_not_while_others_of_the_worker_work(queue):
+def test_idle_exit_waits_for_running_tasks(queue):
     """A thread without a task stays for the next stage while others of the worker work."""
     queue.put(sqlsem.Call(note, "long", 1.0))
     queue.put_many([sqlsem.Call(note, "side", 0.4)] * 2, order=1)
@@ -880,7 +880,7 @@ def test_many_small_tasks_in_many_workers(connect, name):
         ("", "A plain text is no task"),
     ],
 )
-def test_bodies_that_cannot_be(queue, body, words):
+def test_invalid_bodies_are_refused(queue, body, words):
     with pytest.raises(sqlsem.ConfigurationError, match=words):
         queue.put_many([1, body])
     assert queue.tasks() == [], "nothing was put"
@@ -901,12 +901,12 @@ def test_bodies_that_cannot_be(queue, body, words):
         ({"note": "x" * 1001}, "at most 1000"),
     ],
 )
-def test_options_that_cannot_be(queue, options, words):
+def test_invalid_options_are_refused(queue, options, words):
     with pytest.raises(sqlsem.ConfigurationError, match=words):
         queue.put(1, **options)
 
 
-def test_names_that_cannot_be(connect):
+def test_invalid_queue_names_are_refused(connect):
     for bad in ("", " x", "x" * 256, None, "a\nb"):
         with pytest.raises(sqlsem.ConfigurationError, match="The queue's name"):
             connect().queue(bad)
@@ -921,7 +921,7 @@ def test_names_that_cannot_be(connect):
             Worker(connect().queue("q"), threads)
 
 
-def test_after_close(connect, name):
+def test_closed_coordinator_refuses_queue_calls(connect, name):
     coordinator = connect()
     queue = coordinator.queue(name)
     queue.put(1)

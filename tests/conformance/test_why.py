@@ -109,7 +109,7 @@ def test_readers_writers_and_stages(session, connect, name, waiting):
         assert compare(session, first, name) == ["readers_ahead", "writer_ahead", "stage"]
 
 
-def test_where_it_goes_on(database, session, connect, name, waiting):
+def test_why_continues_at_the_blocking_request(database, session, connect, name, waiting):
     first, other, third = connect(), connect(), connect()
     with first.mutex(name("a")):
         waiting(other.all_of(other.mutex(name("b")), other.mutex(name("a"))))
@@ -167,7 +167,7 @@ def compare_estimates(session, coordinator, positions):
     return by_position
 
 
-def test_when_it_will_go_in(database, session, connect, name, waiting):
+def test_why_estimates_the_grant_time(database, session, connect, name, waiting):
     first, other = connect(), connect()
     remember(database, name, spread(60, 600, 0.5))
     with first.mutex(name):

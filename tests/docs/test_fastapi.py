@@ -23,7 +23,7 @@ def client(database):
         yield client
 
 
-def test_it_lets_in(client, connect):
+def test_request_enters_within_the_limit(client, connect):
     assert client.post("/reports/sales").json() == {"report": "sales"}
     assert client.post("/accounts/7").json()["fence"] > 0
     assert connect().admin.entries("reports") == []

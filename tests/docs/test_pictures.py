@@ -14,12 +14,12 @@ spec.loader.exec_module(pictures)
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
-def test_a_picture_is_fresh(name):
+def test_each_picture_matches_its_script(name):
     stored = pictures.words((ROOT / "docs" / f"{name}.svg").read_text(encoding="utf-8"))
     assert pictures.words(pictures.PICTURES[name]()) == stored, "draw it anew: python docs/pictures.py"
 
 
-def test_other_words_are_seen():
+def test_changed_words_of_a_picture_are_noticed():
     text = (ROOT / "docs" / "ls.svg").read_text(encoding="utf-8")
     assert pictures.words(text.replace("nightly", "daily")) != pictures.words(text)
 

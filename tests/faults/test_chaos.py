@@ -62,7 +62,7 @@ def churn(channel, url, options, name, journal, seed):
 
 @pytest.mark.soak
 @pytest.mark.timeout(400)
-def test_chaos(spawn, database, name, tmp_path):
+def test_random_faults_keep_the_rule(spawn, database, name, tmp_path):
     journal = tmp_path / "journal"
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -172,7 +172,7 @@ def bench(request, spawn, own_postgres_server, restarted, tmp_path, name):
     new_bench.close()
 
 
-def test_a_restart_longer_than_the_grace(bench):
+def test_long_restart_ends_the_term(bench):
     fence = bench.until_started(1)["fence"]
     bench.server.stop("immediate")
     bench.until_stopped(fence)
@@ -184,7 +184,7 @@ def test_a_restart_longer_than_the_grace(bench):
 
 
 @pytest.mark.soak
-def test_a_short_restart_is_none_of_their_business(bench):
+def test_short_restart_keeps_the_leader(bench):
     fence = bench.until_started(1)["fence"]
     bench.server.restart("immediate")
     bench.waiting(2)
@@ -194,7 +194,7 @@ def test_a_short_restart_is_none_of_their_business(bench):
     bench.check()
 
 
-def test_the_leader_is_cut_off(bench):
+def test_disconnected_leader_steps_down(bench):
     fence = bench.until_started(1)["fence"]
     bench.proxy.cut()
     bench.until_stopped(fence)
@@ -209,7 +209,7 @@ def test_the_leader_is_cut_off(bench):
 
 
 @pytest.mark.soak
-def test_the_leader_hears_nothing_any_more(bench):
+def test_unanswered_leader_steps_down(bench):
     fence = bench.until_started(1)["fence"]
     bench.proxy.hole()
     bench.until_stopped(fence)
@@ -246,7 +246,7 @@ def test_the_leader_sleeps_and_its_sessions_end(bench):
 
 
 @pytest.mark.soak
-def test_the_leader_is_told_to_end(bench):
+def test_sigterm_steps_the_leader_down(bench):
     fence = bench.until_started(1)["fence"]
     bench.first.process.send_signal(signal.SIGTERM)
     bench.until_stopped(fence)

@@ -123,7 +123,7 @@ def call(number):
 @pytest.mark.engines("sqlite", "postgresql")
 @pytest.mark.timeout(36000)
 @pytest.mark.parametrize("kept", [None, 20_000])
-def test_a_long_life(own, kept):
+def test_costs_stay_flat_over_a_long_life(own, kept):
     if kept is not None:
         own.rows(f"UPDATE {own.beside('setting')} SET value = ? WHERE name = 'history_rows'", str(kept))
     control = Control(own)

@@ -351,7 +351,7 @@ def test_a_slow_network_is_no_outage(pair, proxy, database, name):
     assert database.queue(name) == []
 
 
-def test_the_loss_is_told_in_every_way(proxied, proxy, name):
+def test_loss_is_reported_in_every_way(proxied, proxy, name):
     calls = []
     with proxied.coordinator(grace=1, retry=1) as coordinator:
         lock = coordinator.mutex(

@@ -34,7 +34,7 @@ def in_line(database, name):
     return wait
 
 
-def test_a_killed_holder_and_the_killed_first_of_the_line(agents, database, name, ranked, in_line):
+def test_killed_holder_and_first_waiter_are_replaced(agents, database, name, ranked, in_line):
     holder, low, first, second = agents(4, grace=GRACE)
     held = holder.hold("mutex", name, priority=0)
     entries = []

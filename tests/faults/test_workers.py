@@ -54,7 +54,7 @@ def test_a_killed_worker_gives_its_task_back(spawn, connect, name):
     assert [run.outcome for run in queue.log(number)] == ["lost", "finished"]
 
 
-def test_join_sees_to_the_dead_as_well(spawn, connect, name):
+def test_join_recovers_tasks_of_dead_workers(spawn, connect, name):
     queue = connect().queue(name)
     queue.put(Json("x"))
     child = spawn(hold, name=str(name), grace=0.5)
@@ -107,7 +107,7 @@ def test_stopped_worker_learns_of_lost_tasks_at_once(spawn, connect, name):
     assert child.expect("asked")["lost"]
 
 
-def test_a_task_that_kills_its_workers_does_not_do_so_for_ever(spawn, connect, name):
+def test_task_that_kills_its_workers_fails_in_the_end(spawn, connect, name):
     queue = connect().queue(name)
     number = queue.put(Json("poison"), max_attempts=3)
     for attempt in range(1, 6):
@@ -121,7 +121,7 @@ def test_a_task_that_kills_its_workers_does_not_do_so_for_ever(spawn, connect, n
 
 
 @pytest.mark.engines("postgresql")
-def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
+def test_disconnected_worker_learns_of_the_loss_first(agents, spawn, connect, database, name):
     """Its session is ended and cannot come back in time."""
     queue = connect().queue(name)
     queue.put(Json("x"))

@@ -30,7 +30,7 @@ def names(cycle):
 
 @EXAMPLES
 @given(wait_graphs.worlds(), st.randoms(use_true_random=False))
-def test_against_the_outcome(world, chance):
+def test_search_agrees_with_the_outcome(world, chance):
     cycles = find(world.rows, world.caps)
     lost = wait_graphs.outcome(world.rows, world.caps, chance.choice)
     event(f"{len(cycles)} cycles")
@@ -94,7 +94,7 @@ def test_all_of_requests_never_deadlock(requests, data):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("kind", ["mutex", "readers", "limit", "stages"])
-def test_rings(size, kind):
+def test_ring_of_any_kind_is_a_deadlock(size, kind):
     """Each node holds one lock and waits for the lock of the next node."""
     held = {"mutex": ("write", 1), "readers": ("read", 1), "limit": ("write", 1), "stages": ("stage:1", 1)}[kind]
     terms = {"mutex": ("write", 1), "readers": ("write", 1), "limit": ("write", 1), "stages": ("stage:2", 1)}[kind]
@@ -171,7 +171,7 @@ def test_owners_are_told_apart():
     assert find([holds(1, "x", "A"), row(2, "x", "A")])[0].victim.position == 2  # waits for itself
 
 
-def test_upgrades():
+def test_concurrent_upgrades_are_a_deadlock():
     # A waits for B, which holds the resource too and waits for A's other lock.
     rows = [
         row(1, "x", "A", UPGRADE),
@@ -191,7 +191,7 @@ def test_upgrades():
     assert find([row(1, "x", "A", UPGRADE), row(2, "x", "B", "read"), row(3, "x", "C")]) == []
 
 
-def test_two_knots_at_once():
+def test_two_cycles_are_found_at_once():
     rings = [
         entry
         for base, tag in ((0, "l"), (10, "r"))
@@ -205,7 +205,7 @@ def test_two_knots_at_once():
     assert sorted(cycle.victim.position for cycle in find(rings)) == [4, 14]
 
 
-def test_a_long_queue_takes_no_time():
+def test_long_queue_is_searched_quickly():
     """Hundreds of waiters in one queue, all blocked in the end by a holder that does not wait."""
     rows = [holds(1, "x", "A"), *(row(n, "x", f"w{n}") for n in range(2, 600))]
     rows += [holds(1000 + n, f"own{n}", f"w{n}") for n in range(2, 600)]
@@ -245,7 +245,7 @@ def crowds(size):
 
 
 @pytest.mark.parametrize("number", range(9))
-def test_twice_as_many_take_about_twice_as_long(number):
+def test_search_time_grows_linearly(number):
     def seconds(size):
         name, expected, rows = list(crowds(size))[number]
 
@@ -263,7 +263,7 @@ def test_twice_as_many_take_about_twice_as_long(number):
     assert long < 100 * short, f"{short * 1000:.0f} ms, {long * 1000:.0f} ms"
 
 
-def test_the_words():
+def test_deadlock_message_names_each_step():
     ring = [holds(41, "x", "main"), holds(42, "y", "other"), row(43, "y", "main"), row(44, "x", "other")]
     (cycle,) = find(ring)
     steps = deadlocks.steps_of(cycle, {1: ("etl01", 4321, None)})

@@ -26,7 +26,7 @@ def overtakes(earlier, later, ahead, between=(), cap=None):
 
 
 @pytest.mark.parametrize("later", SMALL, ids=str)
-def test_it_says_so_exactly_where_the_rule_does(later):
+def test_keeps_out_agrees_with_the_rule(later):
     """In a small world, one row ahead and a cap cover all cases, so the test also finds needless polls."""
     ahead = [
         (),

@@ -213,7 +213,7 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_priorities(database, name):
+def test_priority_queue_follows_the_model(database, name):
     class Run(Machine):
         pass
 

@@ -29,7 +29,7 @@ def test_each_mutant_of_a_specification_is_checked():
         assert named <= checked, f"{name}.tla"
 
 
-def test_the_quick_ones_are_among_them():
+def test_quick_checks_are_known_checks():
     assert set(QUICK) <= {model_check.name for model_check in check.CHECKS}
 
 
@@ -43,7 +43,7 @@ def test_replaced_text_must_exist():
 @pytest.mark.parametrize(
     "one", [model_check for model_check in check.CHECKS if model_check.name in QUICK], ids=lambda value: value.name
 )
-def test_quickly(one):
+def test_specification_holds_quickly(one):
     good, outcome = check.carry_out(one)
     assert good, outcome.output[-3000:]
 
@@ -54,6 +54,6 @@ def test_quickly(one):
 @pytest.mark.parametrize(
     "one", [model_check for model_check in check.CHECKS if model_check.name not in QUICK], ids=lambda value: value.name
 )
-def test_at_length(one):
+def test_specification_holds_at_length(one):
     good, outcome = check.carry_out(one, seconds=3000)
     assert good, outcome.output[-3000:]

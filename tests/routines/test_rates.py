@@ -65,7 +65,7 @@ def test_cost_is_adjusted_afterwards(session, database, name):
     assert take(connection, name, 10, timeout_ms=0)[0] == -1
 
 
-def test_it_waits_for_its_turn(session, database, name):
+def test_session_waits_for_its_turn_in_a_rate(session, database, name):
     first, other = session(), session()
     _, taken_ms = take(first, name, 1)
     answers = []

@@ -20,7 +20,7 @@ def count(database):
     return database.rows(f"SELECT COUNT(*) FROM {database.beside('member')} WHERE lease_ms IS NOT NULL")[0][0]
 
 
-def test_it_outlives_its_session_and_is_given_back_by_another(new_session, session, database, name):
+def test_lease_outlives_its_session(new_session, session, database, name):
     before = count(database)
     holder, connection = new_session(), session()
     got = holder.acquire(name, requesting_id="run 7", lease_seconds=60)
@@ -36,7 +36,7 @@ def test_it_outlives_its_session_and_is_given_back_by_another(new_session, sessi
     connection.release(name)
 
 
-def test_when_it_is_past_the_lock_is_free(session, database, refused, name):
+def test_expired_lease_frees_the_lock(session, database, refused, name):
     before = count(database)
     first, other = session(), session()
     got = first.acquire(name, requesting_id="run 8", lease_seconds=1.5)
@@ -54,7 +54,7 @@ def test_when_it_is_past_the_lock_is_free(session, database, refused, name):
     assert count(database) == before
 
 
-def test_renew_prolongs(session, database, name):
+def test_renew_extends_a_lease(session, database, name):
     first, other = session(), session()
     got = first.acquire(name, requesting_id="run 9", lease_seconds=2)
     deadline = time.monotonic() + 4
@@ -71,7 +71,7 @@ def test_renew_prolongs(session, database, name):
     other.release(name)
 
 
-def test_while_it_waits_acquire_renews(session, connect, name):
+def test_waiting_acquire_renews_its_lease(session, connect, name):
     first, other = session(), session()
     first.acquire(name)
     waiting = other.waiting(name, requesting_id="run 10", lease_seconds=1, timeout_ms=60000)
@@ -105,7 +105,7 @@ def test_two_leases_of_a_session_are_two_holders(session, database, name):
     assert connection.release(name, requesting_id="B") == 0
 
 
-def test_the_same_id_waits_for_itself_and_ends_in_time(session, name):
+def test_second_lease_of_an_id_times_out(session, name):
     """A package that starts twice with one id: the second run waits for the first, and a release removes both rows."""
     caller, other = session(), session()
     first = caller.acquire(name, lease_seconds=60, requesting_id="twice")

@@ -46,7 +46,7 @@ def test_session_above_the_limit_is_refused_at_once(session, database, refused, 
         other.release(resource)
 
 
-def test_behind_a_paused_resource_too(session, connect, refused, waiters, name):
+def test_session_above_the_limit_is_refused_on_pause(session, connect, refused, waiters, name):
     """On that engine a session sleeps by the clock."""
     waiter = session()
     with connect() as operator:
@@ -86,7 +86,7 @@ def test_a_program_waits_by_itself(session, database, waiters, name):
         main.deregister_member(member)
 
 
-def test_without_the_setting_all_may_wait(session, database, name):
+def test_every_session_may_wait_without_the_setting(session, database, name):
     """An owner may delete the row."""
     setting = database.beside("setting")
     holder, waiter = session(), session()

@@ -269,7 +269,7 @@ def test_attempts_and_their_pauses(session, database, put, notes, name):
     assert (row[6], row[8], row[9], row[10]) == ("finished", 3, 2, 0)
 
 
-def test_attempts_end(session, put, name):
+def test_failed_attempts_end(session, put, name):
     task = put("THROW 51000, N'never', 1", max_attempts=2, backoff_seconds=0)
     connection = session()
     assert work(connection, name, 0.2) == (0, 2)
@@ -445,7 +445,7 @@ def test_a_failed_task_holds_up_later_orders(session, database, put, notes, name
     assert connection.rows("EXEC {s}.queue_state ?", name) == [(False, False, False, None, None)]
 
 
-def test_unless_it_may_fail(session, database, put, notes, name):
+def test_failed_task_with_continue_blocks_no_order(session, database, put, notes, name):
     connection = session()
     put("THROW 51000, N'bad', 1", order=1, on_failure="continue")
     put(note(notes, 2), order=2)
@@ -454,7 +454,7 @@ def test_unless_it_may_fail(session, database, put, notes, name):
     assert statuses(connection, name) == ["failed", "finished"]
 
 
-def test_not_before_its_time(session, put, name):
+def test_delayed_task_runs_when_due(session, put, name):
     connection = session()
     put("SELECT 1", queue=name("later"), after_seconds=3600)
     assert work(connection, name("later"), 0.2) == (0, 0)
@@ -537,7 +537,7 @@ def test_bad_arguments_of_put(put, refused, session, name, words, message):
     assert statuses(session(), name) == []
 
 
-def test_no_body_at_all(session, refused, name):
+def test_task_without_a_body_is_refused(session, refused, name):
     with refused(50000, "the body of a task is NULL"):
         session().rows("EXEC {s}.put ?, NULL", name)
 
@@ -590,7 +590,7 @@ def test_old_tasks_are_pruned_with_their_log(session, database, put, name):
     assert attempts(connection, young) == [("finished", None)]
 
 
-def test_the_list(session, put, name):
+def test_list_tasks_shows_each_task(session, put, name):
     connection = session()
     done = put("SELECT 1")
     failed = put("THROW 51000, N'bad', 1", on_failure="continue")

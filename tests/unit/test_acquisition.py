@@ -158,7 +158,7 @@ def had(table, requests=1, timeout=None):
         return lock.grant if lock.acquire(timeout=timeout) else None
 
 
-def test_granted_at_once():
+def test_free_lock_is_granted_at_once():
     table = Table([True])
     grant = had(table)
     assert list(table.rows) == [grant.position]
@@ -166,7 +166,7 @@ def test_granted_at_once():
     assert table.tried is False
 
 
-def test_granted_after_waiting():
+def test_waiter_is_granted_by_a_later_poll():
     table = Table([False, False, True], register=[False])
     grant = had(table)
     assert list(table.rows) == [grant.position]
@@ -174,7 +174,7 @@ def test_granted_after_waiting():
     assert {operation.timeout for operation in table.done[1:]} == {SLICE_SECONDS}
 
 
-def test_a_timeout_is_kept_and_leaves_nothing():
+def test_timed_out_acquire_leaves_no_row():
     table = Table([False] * 10)
     assert had(table, timeout=7) is None
     assert table.rows == {}
@@ -182,14 +182,14 @@ def test_a_timeout_is_kept_and_leaves_nothing():
     assert table.outcomes == ["timeout"]
 
 
-def test_the_timeout_is_for_all_together():
+def test_timeout_counts_for_the_whole_group():
     table = Table([True, *[False] * 20], register=[False])
     assert had(table, requests=2, timeout=4) is None
     assert table.rows == {}
     assert table.clock == 4
 
 
-def test_trying():
+def test_try_waits_for_nothing():
     table = Table([False])
     assert had(table, timeout=0) is None
     assert table.rows == {}
@@ -199,7 +199,7 @@ def test_trying():
     assert len(table.rows) == 1
 
 
-def test_a_row_taken_away():
+def test_revoked_row_cancels_the_whole_request():
     table = Table([False, None], register=[False])
     with pytest.raises(sqlsem.LockLost) as caught:
         had(table, requests=2)
@@ -207,14 +207,14 @@ def test_a_row_taken_away():
     assert table.rows == {}, "the rows of the others go as well"
 
 
-def test_a_busy_gate_is_waited_for():
+def test_acquire_waits_for_a_busy_gate():
     assert had(Table(register=[Busy, Busy, True]))
     table = Table(register=[Busy] * 10)
     assert had(table, timeout=2.5) is None
     assert table.clock == 3
 
 
-def test_a_call_that_runs_after_its_withdrawal_registers_nothing():
+def test_cancelled_call_that_runs_late_registers_nothing():
     """As in another thread, after the requesting thread was interrupted."""
     table = Table([True], troubles={0: (False, KeyboardInterrupt())})
     with pytest.raises(KeyboardInterrupt):
@@ -298,7 +298,7 @@ def test_rolled_back_acquire_is_not_cancelled_twice():
 
 
 @pytest.mark.parametrize(("retry", "budget"), [(0.5, 0.5), (30.0, 1.0)])
-def test_a_withdrawal_is_not_waited_for_long(retry, budget):
+def test_rollback_waits_briefly_for_the_database(retry, budget):
     """A caller that leaves with an error does not wait for a lost database: a heartbeat does the rest."""
     table = Table([True])
     with asked_of(table) as (_, acquisition):
@@ -309,7 +309,7 @@ def test_a_withdrawal_is_not_waited_for_long(retry, budget):
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_withdrawal_that_fails_is_said_and_left_to_the_ping(closed, caplog):
+def test_failed_rollback_is_logged_and_left_to_heartbeat(closed, caplog):
     table = Table([True], troubles={1: (False, Disconnected("the cable"))})
     with asked_of(table) as (coordinator, acquisition):
         effects.run_generator(acquisition.run(), table.perform)
@@ -324,7 +324,7 @@ def test_a_withdrawal_that_fails_is_said_and_left_to_the_ping(closed, caplog):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_grant_that_was_waited_for_is_news(waits, caplog):
+def test_grant_is_logged_at_info_after_a_wait(waits, caplog):
     """A lock that was free is only logged at DEBUG."""
     caplog.set_level("INFO", "sqlsem")
     table = Table([False, True] if waits else [True], register=[False] if waits else [])
@@ -345,7 +345,7 @@ results = st.sampled_from([True, False, False, None, "no room"])
     after=st.booleans(),
     error=st.sampled_from([KeyboardInterrupt, SystemExit, GeneratorExit, Disconnected, MemoryError, sqlsem.Deadlock]),
 )
-def test_struck_once_no_row_is_left(requests, timeout, answers, register, place, after, error):
+def test_acquire_interrupted_once_leaves_no_row(requests, timeout, answers, register, place, after, error):
     """The operation cancels its request at most once, and does nothing after that."""
     table = Table(answers, {place: (after, error("now"))}, register)
     table.spared = ("cancel",)
@@ -442,7 +442,7 @@ places = st.dictionaries(
     answers=st.lists(results, max_size=8),
     troubles=places,
 )
-def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
+def test_acquire_interrupted_at_any_effect_leaves_no_row(face, requests, timeout, answers, troubles):
     table = Table(answers, troubles)
     with coordinator_of(table) as coordinator:
         client, member = coordinator.client, coordinator.client.member

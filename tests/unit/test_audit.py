@@ -198,7 +198,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_cases(case):
+def test_audit_finds_what_each_case_expects(case):
     rows, expected, entries = (*case, ()) if len(case) == 2 else case
     assert found(rows, entries) == expected
 
@@ -340,7 +340,7 @@ def test_ends_before_the_first_row_are_unknown():
     assert (result.grants, result.partly) == (2, 1)
 
 
-def test_all_are_counted_and_some_are_kept():
+def test_findings_are_counted_beyond_the_kept_ones():
     rows = [past("a", n, 0, 0, 5) for n in range(1, 200)]
     result = module.audit(nights.newest_first(rows), maximum=7)
     assert (result.found, len(result.findings)) == (198, 7)
@@ -348,13 +348,13 @@ def test_all_are_counted_and_some_are_kept():
     assert result.findings[0].words.endswith("178 more")
 
 
-def test_nothing_at_all():
+def test_audit_of_an_empty_history_is_ok():
     result = module.audit([])
     assert result.ok
     assert (result.finished, result.first_end, result.partly) == (0, None, 0)
 
 
-def test_the_oldest_first_is_refused():
+def test_history_with_oldest_first_is_refused():
     with pytest.raises(ValueError, match="newest end first"):
         module.audit([past("a", 1, 0, 0, 5), past("a", 2, 1, 5, 6)])
 
@@ -365,7 +365,7 @@ def test_the_oldest_first_is_refused():
     st.integers(0, 50),
     st.none() | st.integers(1, 4),
 )
-def test_a_queue_of_kinds_is_the_rule(rows, kind, place, cap):
+def test_queue_of_kinds_follows_the_rule(rows, kind, place, cap):
     queue = Queue("a")
     for kind_of_row, position in [*rows, *rows]:
         queue.add(kind_of_row, position)
@@ -382,7 +382,7 @@ def long_night(number):
         yield past("a", n, n - 50, n, n + 10, limit=10)
 
 
-def test_a_long_history_takes_the_memory_of_a_moment_of_it():
+def test_audit_memory_does_not_grow_with_the_history():
     tracemalloc.start()
     try:
         assert module.audit(long_night(8_000)).ok
@@ -396,7 +396,7 @@ def test_a_long_history_takes_the_memory_of_a_moment_of_it():
     assert bytes_of_many < bytes_of_few + 500_000, (bytes_of_few, bytes_of_many)
 
 
-def test_the_time_grows_with_the_rows_and_not_with_their_square():
+def test_audit_time_grows_linearly():
     """Many readers and waiters at the same time: all of them are in the queue at once."""
 
     def crowd(number):
@@ -459,7 +459,7 @@ def battery(audit):
 
 
 @pytest.mark.parametrize("mutant", range(len(MUTANTS)))
-def test_a_fault_in_the_checker_is_seen(mutant):
+def test_fault_in_the_checker_is_detected(mutant):
     text = Path(module.__file__).read_text(encoding="utf-8")
     was, is_ = MUTANTS[mutant]
     assert was in text, "the checker has changed: say anew what a fault of it would be"

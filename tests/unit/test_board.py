@@ -22,7 +22,7 @@ def cells(table, *keys):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_view_of_something_and_of_nothing(view):
+def test_views_show_full_and_empty_overviews(view):
     for sort in VIEWS[view].sorts:
         table = listing(a_night(), view, sort)
         assert table.rows
@@ -33,7 +33,7 @@ def test_each_view_of_something_and_of_nothing(view):
         assert listing(overview(), view, sort).rows == ()
 
 
-def test_queues_stand_below_their_resources_in_order():
+def test_queue_view_groups_rows_by_resource():
     table = listing(a_night())
     headings = [row.cells[0] for row in table.rows if row.heading]
     assert headings == [
@@ -123,7 +123,7 @@ def test_rates_show_their_waiters():
     assert cells(listing(night, "rates", filter_text="rate:mail"), "rate") == [("mail",), ("mail",)]
 
 
-def test_rates_are_offered_where_there_are_some():
+def test_rate_view_is_offered_if_there_are_rates():
     others = [key for key in VIEWS if key != "rates"]
     assert [view.key for view in offered_views(a_night(), "queues")] == [*others, "rates"]
     assert [view.key for view in offered_views(overview(), "queues")] == others
@@ -131,7 +131,7 @@ def test_rates_are_offered_where_there_are_some():
     assert [view.key for view in offered_views(overview(), "rates")] == [*others, "rates"], "one is there"
 
 
-def test_sorted_by_a_column_there_are_no_headings():
+def test_view_sorted_by_a_column_has_no_headings():
     table = listing(a_night(), "queues", "seconds")
     assert table.columns[0].key == "resource"
     assert not any(row.heading for row in table.rows)
@@ -152,7 +152,7 @@ def test_numbers_are_sorted_as_numbers():
     assert cells(listing(overview(queues=queues), "tasks", "pending"), "pending") == [("100",), ("10",), ("9",)]
 
 
-def test_a_filter_finds_rows_with_all_of_its_words():
+def test_filter_keeps_rows_with_all_its_words():
     assert cells(listing(a_night(), filter_text="DB2"), "position") == [("5",)]
     assert cells(listing(a_night(), filter_text="etl waits"), "position") == [("4",), ("5",)]
     assert cells(listing(a_night(), filter_text="db1:802:1"), "position") == [("2",)], "the requesting id"
@@ -167,7 +167,7 @@ def test_unknown_choice_becomes_the_first():
     assert (table.view.key, table.sort) == ("queues", ORDER)
 
 
-def test_all_of_it_in_a_line():
+def test_summary_counts_everything_in_a_line():
     assert summary(a_night()) == (
         "3 resources, 5 in, 3 waiting, 1 dead, 1 paused, 1 missing, 12 tasks pending, 2 running, 1 failed"
     )

@@ -224,14 +224,14 @@ def past_guard(tmp_path, **answers):
     return notes
 
 
-def test_ways_past_the_guard_are_told(tmp_path):
+def test_certificate_lists_writes_a_guard_cannot_see(tmp_path):
     notes = past_guard(tmp_path, insert_guarded=GUARDED)
     assert [words.partition(" ")[0] for words in notes.words] == ["switch", "bulk"]
     notes = past_guard(tmp_path, insert_guarded=GUARDED, bulk_past_guard=RuntimeError("could not be opened (4861)"))
     assert "4861" in notes.skipped[0]
 
 
-def test_guard_that_is_gone_after_a_switch_is_a_failure(tmp_path):
+def test_write_allowed_after_a_switch_is_a_failure(tmp_path):
     with pytest.raises(Failed, match="after switch: done"):
         past_guard(tmp_path)
 

@@ -66,7 +66,7 @@ def done(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("command", [None, *cli.main.commands])
-def test_help_teaches(command: str | None) -> None:
+def test_help_has_examples_and_exit_codes(command: str | None) -> None:
     text = done(*([command] if command else []), "--help")
     assert "Example" in text
     assert "sqlsem " in text
@@ -150,7 +150,7 @@ def test_invalid_duration_is_refused(text: str) -> None:
     ("text", "parts"),
     [("etl=3", ("etl", 3, 1)), ("etl=3:2", ("etl", 3, 2)), ("a=b=3", ("a=b", 3, 1)), ("a:1=3", ("a:1", 3, 1))],
 )
-def test_limits(text: str, parts: tuple[str, int, int]) -> None:
+def test_limit_option_accepts_weights(text: str, parts: tuple[str, int, int]) -> None:
     assert options.limited(text) == parts
 
 
@@ -279,7 +279,7 @@ def test_history_fits_80_columns() -> None:
 # -- operating --------------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_by_pattern_is_told_where_it_counts(coordinator: sqlsem.Coordinator) -> None:
+def test_pattern_limit_is_shown_in_set_and_ls(coordinator: sqlsem.Coordinator) -> None:
     output = done("set", "tenant:*", "--limit", "2")  # no --allow-new: a pattern is no name that could be misspelt
     assert re.search(r"^tenant:\*: not paused, capped at 2 by \S+, ", output)
     with coordinator.limit("tenant:7"):
@@ -360,14 +360,14 @@ def test_unused_name_is_reported(coordinator: sqlsem.Coordinator) -> None:
     ],
     ids=" ".join,
 )
-def test_looking_creates_nothing(tmp_path: Path, words: list[str]) -> None:
+def test_reading_commands_create_no_file(tmp_path: Path, words: list[str]) -> None:
     result = call("--url", f"sqlite:///{tmp_path}/misspelt/queue.db", *words)
     assert result.exit_code == 78
     assert f"SQLite file {tmp_path}/misspelt/queue.db is not there" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_looking_again(coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ls_watch_prints_again(coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     for often in ("0", "0.05", "0s"):
         result = call("ls", "--watch", often)
         assert result.exit_code == 64
@@ -437,7 +437,7 @@ def test_history_shows_owner_and_limit() -> None:
         assert words in line
 
 
-def test_the_dead_are_shown() -> None:
+def test_ls_marks_dead_and_missing_members() -> None:
     dead = entry(5, "dead", granted_at=NOW, missing_for=12.0, grace=5.0, note="daily")
     missing = entry(6, missing_for=2.0)
     session = entry(7, host="127.0.0.1", pid=None)
@@ -452,7 +452,7 @@ def test_the_dead_are_shown() -> None:
     assert "None" not in lines[4]
 
 
-def test_a_long_name_does_not_wrap() -> None:
+def test_ls_does_not_wrap_a_long_name() -> None:
     resource = Resource("a long name " * 20, None, True, None, 0, 0)
     (line,) = drawn(render_queues([(resource, [])], 80), 80)
     assert len(line) <= 80
@@ -463,7 +463,7 @@ def test_doctor_leaves_a_single_line_in_the_history(coordinator: sqlsem.Coordina
     assert len(coordinator.admin.history()) == 1
 
 
-def test_release(coordinator: sqlsem.Coordinator) -> None:
+def test_revoke_reports_each_outcome(coordinator: sqlsem.Coordinator) -> None:
     result = call("revoke", "123456")
     assert result.exit_code == 1
     assert result.stderr.startswith("sqlsem: error: There is no row")
@@ -516,7 +516,7 @@ def test_reap_removes_the_dead(url: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql", "postgres"])
-def test_sql(url: str, engine: str) -> None:
+def test_sql_command_prints_scripts(url: str, engine: str) -> None:
     text = done("--schema", "locks", "--table", "Queue", "sql", engine)
     assert "Queue" in text
     assert "{schema}" not in text
@@ -583,7 +583,7 @@ def test_init_dry_run_changes_nothing(url: str, tmp_path: Path) -> None:
     assert done("--schema", "locks", "--table", "Queue", "init").endswith("Done.\n")
 
 
-def test_a_version_that_is_no_number(url: str, tmp_path: Path) -> None:
+def test_table_version_that_is_no_number_is_reported(url: str, tmp_path: Path) -> None:
     done("init")
     with contextlib.closing(sqlite3.connect(tmp_path / "queue.db")) as connection, connection:
         connection.execute("UPDATE sqlsem_setting SET value = 'three' WHERE name = 'schema_version'")
@@ -624,7 +624,7 @@ def test_tables_for_newer_clients_only(url: str, tmp_path: Path) -> None:
 # -- doctor -----------------------------------------------------------------------------------------------------------
 
 
-def test_doctor_is_content(url: str) -> None:
+def test_doctor_reports_ok(url: str) -> None:
     text = done("doctor")
     assert text.endswith("Everything is in order.\n")
     assert "FAIL" not in text
@@ -636,7 +636,7 @@ def test_doctor_is_content(url: str) -> None:
     assert done("ls") == "No request holds or waits.\n"
 
 
-def test_an_engine_that_has_locks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_url_is_refused_by_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLSEM_URL", "memory://")
     assert [check["name"] for check in json.loads(done("doctor", "--json"))["checks"]] == [
         "url",
@@ -670,7 +670,7 @@ def test_doctor_knows_network_file_systems(
     assert bool(check["mend"]) is not ok
 
 
-def test_doctor_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_a_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLSEM_URL", f"postgresql://someone:{SECRET}@nowhere/db")
     monkeypatch.setitem(sys.modules, "psycopg", None)
     monkeypatch.delitem(sys.modules, "sqlsem.engines.postgresql", raising=False)
@@ -681,7 +681,7 @@ def test_doctor_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SECRET not in result.output
 
 
-def test_doctor_with_a_file_that_is_no_database(url: str, tmp_path: Path) -> None:
+def test_doctor_reports_a_file_that_is_no_database(url: str, tmp_path: Path) -> None:
     (tmp_path / "queue.db").write_text("this is something else altogether " * 100)
     result = call("doctor", "--json")
     assert result.exit_code == 1
@@ -710,7 +710,7 @@ def test_doctor_with_a_file_that_is_no_database(url: str, tmp_path: Path) -> Non
     [["ls"], ["doctor"], ["init"], ["sql"], ["run", "--mutex", "x", "--", sys.executable, "-c", ""]],
     ids=lambda c: c[0],
 )
-def test_a_password_is_never_shown(
+def test_password_is_never_printed(
     monkeypatch: pytest.MonkeyPatch, by: str, verbose: list[str], place: str, command: list[str]
 ) -> None:
     if place.startswith("postgresql"):

@@ -43,7 +43,7 @@ def joined(bench, code=STAYS, then="exec sleep 1000"):
     return bench.start("run", "--mutex", "nightly", "--", "/bin/sh", "-c", script)
 
 
-def test_a_command_adopts(bench, coordinator):
+def test_command_adopts_a_lock(bench, coordinator):
     with coordinator.mutex("nightly") as grant:
         bench.environment["SQLSEM_TOKEN"] = grant.hand_over()
     process = bench.start("run", "--adopt", "--", sys.executable, "-c", STAYS, bench.told)
@@ -66,7 +66,7 @@ def test_invalid_join_is_refused(bench, arguments):
     assert code == 64, err
 
 
-def test_there_is_nothing_to_join(bench):
+def test_join_without_a_lock_is_refused(bench):
     code, _, err = bench.run("run", "--join", "--", "true")
     assert code != 0
     assert "no lock to join" in err
@@ -88,7 +88,7 @@ def test_stubborn_joined_command_is_killed(bench, coordinator):
         assert not alive(pid)
 
 
-def test_an_operator_takes_the_lock_away(bench, coordinator):
+def test_revoke_ends_the_joined_command(bench, coordinator):
     joined(bench)
     (pid,) = until(lambda: pids(bench.told), "the joined command runs")
     (row,) = coordinator.admin.entries("nightly")
@@ -105,7 +105,7 @@ def test_killed_parent_ends_its_joined_commands(bench, coordinator):
     until(lambda: not alive(pid), "the joined command ends")
 
 
-def test_the_joined_part_ends_by_itself(bench, coordinator):
+def test_joined_command_ends_without_the_lock(bench, coordinator):
     """It ends with its own status, and the lock is unchanged."""
     script = (
         f"{sys.executable} -m sqlsem run --join -- sh -c 'exit 7'; echo code $? > {bench.told}; "

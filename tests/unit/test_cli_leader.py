@@ -89,7 +89,7 @@ def test_lost_leader_ends_command_and_campaigns_again(bench, coordinator):
     assert fences == sorted(set(fences))
 
 
-def test_a_command_that_does_not_end_is_killed(bench, coordinator):
+def test_stubborn_leader_command_is_killed(bench, coordinator):
     process = candidate(bench, "--kill-after", "0.2", code=STUBBORN)
     (pid,) = led(bench, 1)
     process.terminate()
@@ -98,12 +98,12 @@ def test_a_command_that_does_not_end_is_killed(bench, coordinator):
     assert coordinator.admin.entries("scheduler") == []
 
 
-def test_a_command_that_ends_ends_it_all(bench, coordinator):
+def test_leader_run_ends_with_its_command(bench, coordinator):
     assert bench.run("run", "--leader", "scheduler", "--", "sh", "-c", "exit 7") == (7, "", "")
     assert coordinator.admin.entries("scheduler") == []
 
 
-def test_a_signal_while_it_waits(bench, coordinator):
+def test_signal_ends_a_waiting_candidate(bench, coordinator):
     with coordinator.mutex("scheduler"):
         process = candidate(bench)
         waiting(coordinator, 2)
@@ -113,7 +113,7 @@ def test_a_signal_while_it_waits(bench, coordinator):
     assert pids(bench.told) == []
 
 
-def test_a_command_that_cannot_be_started(bench):
+def test_unstartable_leader_command_is_reported(bench):
     code, _, err = bench.run("run", "--leader", "scheduler", "--", "./no-such-program")
     assert code == 127
     assert "no such" in err.lower()
@@ -166,7 +166,7 @@ def terms(monkeypatch):
     return terms
 
 
-def test_it_takes_part_again_after_any_loss(terms):
+def test_candidate_campaigns_again_after_any_loss(terms):
     lost, away = LockLost("its row was removed"), Unavailable("the database is away")
     assert terms((143, lost), away, away, lost, (143, lost), (3, None)) == 3
 
@@ -175,6 +175,6 @@ def test_stopped_leader_does_not_campaign_again(terms):
     assert terms((143, LockLost("at the same time")), requested=True) == 143
 
 
-def test_a_signal_between_two_terms_ends_it(terms):
+def test_signal_between_two_terms_ends_the_run(terms):
     with pytest.raises(supervisor.Stopped):
         terms((143, LockLost("lost")), events=[("child", 0), ("signal", signal.SIGTERM)])

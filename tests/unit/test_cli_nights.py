@@ -48,7 +48,7 @@ def write(url: str, *rows: tuple[object, ...]) -> None:
         )
 
 
-def test_an_empty_history(url: str) -> None:
+def test_audit_and_replay_report_an_empty_history(url: str) -> None:
     result = call("audit")
     assert result.exit_code == 0
     assert "Looked at 0 finished requests" in result.stdout
@@ -89,7 +89,7 @@ def test_audit_shows_violations(url: str) -> None:
     assert call("audit", "--since", "20s").exit_code == 0  # the rest is too long ago
 
 
-def test_many_findings_are_counted(url: str) -> None:
+def test_audit_counts_findings_it_does_not_show(url: str) -> None:
     write(url, *(("etl", number, 100, 100, 50, 1, None) for number in range(1, 60)))
     result = call("audit")
     assert result.exit_code == 1
@@ -97,7 +97,7 @@ def test_many_findings_are_counted(url: str) -> None:
     assert "Not in order: 58 findings." in result.stdout
 
 
-def test_a_night_again(url: str) -> None:
+def test_replay_compares_waits_under_another_limit(url: str) -> None:
     write(url, *(("etl", n, 1000, 1000 - 100 * (n - 1), 1000 - 100 * n, 1, None) for n in range(1, 5)))
     result = call("replay", "--limit", "etl=2")
     assert result.exit_code == 0, result.output
@@ -125,12 +125,12 @@ def test_audit_of_an_unused_name(url: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["etl", "etl=", "=3", "etl=0", "etl=-1", "etl=99999999999", " =3"])
-def test_wrong_terms(url: str, wrong: str) -> None:
+def test_replay_refuses_wrong_terms(url: str, wrong: str) -> None:
     assert call("replay", "--limit", wrong).exit_code == 64
     assert call("replay", "--weight", wrong).exit_code == 64
 
 
-def test_a_weight_that_never_fits(url: str) -> None:
+def test_replay_refuses_a_weight_above_the_limit(url: str) -> None:
     write(url, ("etl", 1, 100, 100, 50, 5, None))
     result = call("replay", "--limit", "etl=2", "--weight", "etl=3")
     assert result.exit_code == 78

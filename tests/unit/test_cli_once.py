@@ -26,7 +26,7 @@ def once(bench, status=0, *options, per=f"report={LONG}"):
     return bench.run("run", "--once-per", per, *options, "--", *RAN, bench.told, str(status))
 
 
-def test_it_runs_once(bench):
+def test_once_command_runs_a_single_time(bench):
     assert once(bench) == (0, "", "")
     assert once(bench) == (0, "", "")
     assert lines(bench.told) == ["ran"]
@@ -69,7 +69,7 @@ def test_skipped_run_is_reported(bench):
     assert lines(bench.told)[1:] == []
 
 
-def test_a_signal_while_it_waits_for_another(bench):
+def test_signal_ends_a_wait_for_another_run(bench):
     bench.listen("run", "--once-per", f"report={LONG}")
     waiting = bench.start("run", "--once-per", f"report={LONG}", "--", *RAN, bench.told, "0")
     until(lambda: len(bench.entries()) == 2, "the second one waits")
@@ -78,7 +78,7 @@ def test_a_signal_while_it_waits_for_another(bench):
     assert len(bench.entries()) == 1
 
 
-def test_beside_a_lock_it_has_its_name(bench):
+def test_once_beside_a_lock_uses_the_locks_name(bench):
     """``--mutex report --once-per 1d``: the command's environment names the first lock."""
     script = 'echo "$SQLSEM_RESOURCE" >> "$0"'
     command = ["run", "--limit", "report=2", "--once-per", LONG, "--", "sh", "-c", script, bench.told]

@@ -19,7 +19,7 @@ def call(*arguments):
     return result
 
 
-def test_rates(tmp_path, monkeypatch):
+def test_rates_command_lists_windows(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/locks.db"
     monkeypatch.setenv("SQLSEM_URL", url)
     with sqlsem.connect(url) as coordinator:
@@ -51,7 +51,7 @@ def test_rates(tmp_path, monkeypatch):
     ]
 
 
-def test_names_that_are_long_or_hostile():
+def test_rate_names_are_escaped_and_shortened():
     rate_entry = RateEntry("\x1b[31m" + "x" * 200, 60.0, 100, 130, 0.0, free_in=12.0)
     console = output.console()
     with console.capture() as captured:

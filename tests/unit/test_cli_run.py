@@ -59,7 +59,7 @@ def test_the_commands_status_is_returned(bench: Bench, script: str, code: int) -
     assert bench.entries() == []
 
 
-def test_the_command_knows_its_place(bench: Bench) -> None:
+def test_command_gets_its_position_in_environment(bench: Bench) -> None:
     script = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('SQLSEM_')}))"
     code, out, _ = bench.run("run", "--mutex", "x", "--", sys.executable, "-c", script)
     variables = json.loads(out)
@@ -73,7 +73,7 @@ WITH_PASSWORD = "postgresql://etl:correct-horse@nowhere/db"
 
 
 @pytest.mark.parametrize("pass_url", [False, True])
-def test_a_password_is_handed_on_only_when_asked(bench: Bench, pass_url: bool) -> None:
+def test_password_is_passed_only_with_pass_url(bench: Bench, pass_url: bool) -> None:
     show = [sys.executable, "-c", "import os; print(os.environ.get('SQLSEM_URL'))"]
     use = [sys.executable, "-c", "import sqlsem; sqlsem.mutex('y').acquire()"]
     bench.environment["SQLSEM_URL"] = WITH_PASSWORD
@@ -90,12 +90,12 @@ def test_a_password_is_handed_on_only_when_asked(bench: Bench, pass_url: bool) -
         assert "--pass-url" in err
 
 
-def test_a_url_without_a_password_is_inherited(bench: Bench) -> None:
+def test_url_without_a_password_is_passed(bench: Bench) -> None:
     show = [sys.executable, "-c", "import os; print(os.environ.get('SQLSEM_URL'))"]
     assert bench.run("run", "--mutex", "x", "--", *show)[1] == f"{bench.url}\n"
 
 
-def test_on_a_terminal_it_says_where(bench: Bench) -> None:
+def test_run_on_a_terminal_names_the_database(bench: Bench) -> None:
     controller, terminal = os.openpty()
     process = bench.start("run", "--mutex", "x", "--", "true", stderr=terminal)
     os.close(terminal)
@@ -137,7 +137,7 @@ def test_several_locks_are_held_at_once(bench: Bench) -> None:
     assert bench.entries() == []
 
 
-def test_not_had_in_time(bench: Bench) -> None:
+def test_run_times_out_with_its_reason(bench: Bench) -> None:
     with sqlsem.connect(bench.url) as coordinator, coordinator.mutex("x"):
         code, out, err = bench.run("run", "--mutex", "x", "--timeout", "0", "--", "true")
         assert (code, out) == (75, "")
@@ -205,7 +205,7 @@ def test_wrong_usage(bench: Bench, arguments: list[str]) -> None:
     assert "Traceback" not in err
 
 
-def test_a_database_out_of_reach(bench: Bench) -> None:
+def test_run_reports_an_unreachable_database(bench: Bench) -> None:
     nowhere = bench.folder / "file"
     nowhere.write_text("")
     code, _, err = bench.run(
@@ -216,7 +216,7 @@ def test_a_database_out_of_reach(bench: Bench) -> None:
     assert len(err.splitlines()) == 1
 
 
-def test_options_of_the_command_are_its_own(bench: Bench) -> None:
+def test_run_leaves_the_commands_options_alone(bench: Bench) -> None:
     code, out, _ = bench.run("run", "--mutex", "x", "echo", "--timeout", "-v", "--", "--help")
     assert (code, out) == (0, "--timeout -v -- --help\n")
 
@@ -246,7 +246,7 @@ def test_signals_are_forwarded_once(bench: Bench) -> None:
     assert bench.entries() == []
 
 
-def test_a_signal_reaches_all_that_the_command_started(bench: Bench) -> None:
+def test_signal_reaches_the_whole_process_tree(bench: Bench) -> None:
     script = bench.folder / "listener.py"
     script.write_text(LISTENER)
     shell = f"{sys.executable} {script} {bench.told}; true"
@@ -257,7 +257,7 @@ def test_a_signal_reaches_all_that_the_command_started(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
-def test_a_signal_ends_the_wait(bench: Bench, name: str) -> None:
+def test_signal_ends_a_waiting_run(bench: Bench, name: str) -> None:
     with sqlsem.connect(bench.url) as coordinator, coordinator.mutex("x"):
         process = bench.start("run", "--mutex", "x", "--", "touch", bench.folder / "never")
         until(lambda: len(bench.entries()) == 2, "the wait")
@@ -282,7 +282,7 @@ def test_ignored_signals_stay_ignored(bench: Bench) -> None:
     assert process.returncode == 3
 
 
-def test_ctrl_c_on_a_terminal_comes_once(bench: Bench) -> None:
+def test_ctrl_c_on_a_terminal_is_sent_once(bench: Bench) -> None:
     controller, terminal = os.openpty()
     take_it = (
         "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -308,7 +308,7 @@ def test_ctrl_c_on_a_terminal_comes_once(bench: Bench) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descendants are found through /proc")
-def test_on_a_terminal_too_everything_is_ended(bench: Bench) -> None:
+def test_stubborn_command_on_a_terminal_is_killed(bench: Bench) -> None:
     controller, terminal = os.openpty()
     take_it = (
         "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -333,7 +333,7 @@ def test_on_a_terminal_too_everything_is_ended(bench: Bench) -> None:
 # -- losing the lock --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_ends_when_an_operator_takes_the_lock_away(bench: Bench) -> None:
+def test_command_ends_when_its_lock_is_revoked(bench: Bench) -> None:
     process = bench.listen("--grace", "1", "run", "--mutex", "x")
     code, out, _ = bench.run("revoke", str(bench.entries()[0].position))
     assert code == 0
@@ -346,7 +346,7 @@ def test_the_command_ends_when_an_operator_takes_the_lock_away(bench: Bench) -> 
     assert bench.entries() == []
 
 
-def test_and_when_it_is_forced(bench: Bench) -> None:
+def test_command_ends_on_forced_revoke(bench: Bench) -> None:
     process = bench.listen("--grace", "1", "run", "--mutex", "x", "--lost-exit-code", "3")
     _, out, _ = bench.run("revoke", "--force", str(bench.entries()[0].position))
     assert "is gone" in out
@@ -378,7 +378,7 @@ def test_stubborn_command_tree_is_killed_before_next_grant(bench: Bench) -> None
 @pytest.mark.parametrize(
     ("ending", "environment"), [("lost", "inherited"), ("lost", "cleared"), ("killed", "inherited")]
 )
-def test_a_daemon_does_not_survive_the_lock(bench: Bench, ending: str, environment: str) -> None:
+def test_daemon_is_killed_with_the_lock(bench: Bench, ending: str, environment: str) -> None:
     script = bench.folder / "daemon.py"
     script.write_text(DAEMON)
     prefix = ["env", "-i"] if environment == "cleared" else []
@@ -399,7 +399,7 @@ def test_a_daemon_does_not_survive_the_lock(bench: Bench, ending: str, environme
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent of orphans")
-def test_background_children_go_on(bench: Bench) -> None:
+def test_background_children_outlive_the_command(bench: Bench) -> None:
     """Orphans of a command that still runs are collected."""
     script = """
 import os, psutil, subprocess, sys, time
@@ -417,14 +417,14 @@ with open(sys.argv[1], "a") as file: file.write(f"pid {left.pid}\\n")
 
 
 @pytest.mark.parametrize("script", [LISTENER, STUBBORN], ids=["willing", "stubborn"])
-def test_the_command_does_not_survive_sqlsem(bench: Bench, script: str) -> None:
+def test_command_ends_with_a_killed_sqlsem(bench: Bench, script: str) -> None:
     process = bench.hold("run", "--mutex", "x", command=[sys.executable, "-c", script, bench.told])
     (pid,) = pids(bench.told)
     process.kill()
     until(lambda: not alive(pid), "the command's end")
 
 
-def test_a_lock_lost_with_a_waiting_command_says_so(bench: Bench) -> None:
+def test_revoked_waiting_run_exits_with_76(bench: Bench) -> None:
     with sqlsem.connect(bench.url) as coordinator, coordinator.mutex("x"):
         process = bench.start("run", "--mutex", "x", "--", "true")
         position = until(lambda: [e.position for e in bench.entries() if e.state == "waits"], "the wait")[0]
@@ -437,7 +437,7 @@ def test_a_lock_lost_with_a_waiting_command_says_so(bench: Bench) -> None:
 # -- rates ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_rate_is_taken_from_and_not_held(bench: Bench) -> None:
+def test_run_takes_from_a_rate_without_holding_it(bench: Bench) -> None:
     words = ("run", "--rate", "api=2/1h", "--timeout", "0", "--", "sh", "-c", "echo ran${SQLSEM_RESOURCE}")
     assert [bench.run(*words) for _ in range(2)] == [(0, "ran\n", "")] * 2
     code, out, err = bench.run(*words)
@@ -449,7 +449,7 @@ def test_a_rate_is_taken_from_and_not_held(bench: Bench) -> None:
     assert bench.entries() == []
 
 
-def test_a_rate_beside_a_lock(bench: Bench) -> None:
+def test_run_takes_a_rate_beside_a_lock(bench: Bench) -> None:
     words = ("run", "--mutex", "m", "--rate", "api=1/1h", "--timeout", "0", "--", "sh", "-c", "echo $SQLSEM_RESOURCE")
     assert bench.run(*words) == (0, "m\n", "")
     assert bench.run(*words)[0] == 75

@@ -146,7 +146,7 @@ def good_day(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 
 @posix
-def test_commands_work_at_all(good_day: tuple[dict[str, Any], Any]) -> None:
+def test_each_command_has_its_exit_code(good_day: tuple[dict[str, Any], Any]) -> None:
     outputs, _ = good_day
     unusual = {"why": 1, "tasks cancel": 0, "tasks retry": 0, "revoke": 1, "guard": 78, "top": 64}
     unusual |= dict.fromkeys(("schedules pause", "schedules resume", "schedules remove"), 1)

@@ -59,7 +59,7 @@ def waiting(coordinator: sqlsem.Coordinator) -> Iterator[int]:
     late.leave()
 
 
-def test_a_position(waiting: int) -> None:
+def test_why_explains_a_position(waiting: int) -> None:
     text = done("why", str(waiting))
     assert text.startswith(f"{waiting}  ")
     assert "has waited for 'etl' for" in text
@@ -73,19 +73,19 @@ def test_a_position(waiting: int) -> None:
     assert answer["chain"] == [{"position": waiting, "behind": waiting - 1}]
 
 
-def test_a_holder(waiting: int) -> None:
+def test_why_explains_a_holder(waiting: int) -> None:
     text = done("why", str(waiting - 1))
     assert "has held 'etl' for" in text
     assert "1 waits for it, directly or behind others" in text
 
 
-def test_a_resource(waiting: int) -> None:
+def test_why_explains_a_resource(waiting: int) -> None:
     lines = done("why", "etl").splitlines()
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == [str(waiting - 1), str(waiting)]
     assert "1 more; see them with --max" in done("why", "etl", "-n", "1")
 
 
-def test_the_column(waiting: int) -> None:
+def test_ls_has_a_column_of_reasons(waiting: int) -> None:
     head, title, *lines = (line for line in done("ls").splitlines())
     assert head.startswith("etl  1 in, 1 waiting")
     assert title.split()[-1] == "WHY"
@@ -102,7 +102,7 @@ def test_why_of_an_unknown_position(coordinator: sqlsem.Coordinator) -> None:
         assert result.stdout.startswith("There is no such ")
 
 
-def test_tasks(coordinator: sqlsem.Coordinator) -> None:
+def test_why_explains_tasks(coordinator: sqlsem.Coordinator) -> None:
     queue = coordinator.queue("nightly")
     first, second = queue.put(1, order=1), queue.put(2, order=2)
     assert "the next free worker takes it" in done("why", str(first))
@@ -116,7 +116,7 @@ def test_tasks(coordinator: sqlsem.Coordinator) -> None:
     assert answers[0]["why"]["behind"] == [first]
 
 
-def test_when_a_task_will_be_started(coordinator: sqlsem.Coordinator) -> None:
+def test_why_estimates_the_start_of_a_task(coordinator: sqlsem.Coordinator) -> None:
     queue = coordinator.queue("nightly")
     for number in range(8):
         queue.put(number, note=f"load {number}")
@@ -136,7 +136,7 @@ def test_when_a_task_will_be_started(coordinator: sqlsem.Coordinator) -> None:
     assert first < second
 
 
-def test_a_chain(coordinator: sqlsem.Coordinator) -> None:
+def test_why_shows_the_chain_of_blockers(coordinator: sqlsem.Coordinator) -> None:
     with coordinator.mutex("a"), coordinator.mutex("c"):
         middle = Attempt(coordinator.all_of(coordinator.mutex("b"), coordinator.mutex("a")))
         until(lambda: len(coordinator.admin.entries()) == 4)
@@ -175,7 +175,7 @@ def entry(position: int, state: str) -> Entry:
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
-def test_names_with_markup_do_no_harm(width: int) -> None:
+def test_why_escapes_names_with_markup(width: int) -> None:
     entries = [entry(1, "holds"), entry(2, "waits"), entry(3, "waits")]
     snapshot = Overview(NOW, [], entries, [], [], [], {})
     console = Console(width=width, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115

@@ -192,7 +192,7 @@ def test_put_from_standard_input(coordinator: sqlsem.Coordinator, option: str, k
     assert (task.kind, task.body) == (kind, "[1, 2]" if kind == "json" else "[1,\n2]")
 
 
-def test_put_with_everything(coordinator: sqlsem.Coordinator) -> None:
+def test_put_accepts_every_option(coordinator: sqlsem.Coordinator) -> None:
     text = done(
         *("put", "q", "--sql", "x", "--order", "-7", "--after", "10m", "--max-attempts", "3", "--backoff", "5s"),
         *("--on-failure", "continue", "--note", "daily", "--json"),
@@ -243,7 +243,7 @@ def test_unknown_queue_is_reported(url: str, command: list[str]) -> None:
     assert "queue's name" in result.stderr
 
 
-def test_schedules(coordinator: sqlsem.Coordinator) -> None:
+def test_schedules_are_saved_listed_and_removed(coordinator: sqlsem.Coordinator) -> None:
     assert done("schedules") == "There are no schedules.\n"
     every = ["put", "q", "--every", "0 2 * * *", "--sql", "SELECT 1", "--note", "with [bold]"]
     name = done(*every).strip()
@@ -287,7 +287,7 @@ def test_doctor_names_schedules_that_this_host_cannot_compute(
     assert "pip install -U tzdata" in check["mend"]
 
 
-def test_keys(coordinator: sqlsem.Coordinator) -> None:
+def test_put_and_work_respect_keys(coordinator: sqlsem.Coordinator) -> None:
     number = put("--sql", "1", "--unique", "k")
     assert put("--sql", "2", "--unique", "k") == number
     other = put("--sql", "3", "--replace", "k")
@@ -300,7 +300,7 @@ def test_keys(coordinator: sqlsem.Coordinator) -> None:
         assert call("put", "q", "--sql", "x", *wrong).exit_code == 64
 
 
-def test_a_large_body(coordinator: sqlsem.Coordinator) -> None:
+def test_large_body_is_put_and_run(coordinator: sqlsem.Coordinator) -> None:
     body = "x" * 1_000_000
     done("put", "q", "--json-body", "-", stdin=json.dumps(body))
     (task,) = coordinator.admin.tasks("q")
@@ -311,7 +311,7 @@ def test_a_large_body(coordinator: sqlsem.Coordinator) -> None:
 # -- work -------------------------------------------------------------------------------------------------------------
 
 
-def test_work_of_every_kind(coordinator: sqlsem.Coordinator) -> None:
+def test_worker_runs_every_kind(coordinator: sqlsem.Coordinator) -> None:
     sql = put("--sql", "CREATE TABLE made (n integer)")
     shell = put("--shell", "echo hello")
     function = put("--call", "jobs_of_ours:add", "--arg", "2", "--arg", "b=3")
@@ -363,7 +363,7 @@ def test_worker_log_lines(url: str) -> None:
     assert sum("failed" in line for line in lines[:-1]) == 1  # told once
 
 
-def test_orders_are_kept(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
+def test_worker_runs_orders_in_sequence(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
     for name, order in (("c", 300), ("a", -5), ("b", 0)):
         put("--order", str(order), "--", "sh", "-c", f"echo {name} >> order")
     work("--workers", "3")
@@ -387,7 +387,7 @@ def test_the_reference_load(coordinator: sqlsem.Coordinator, tmp_path: Path) -> 
     assert done("tasks", "wait", "q", "--timeout", "0") == ""
 
 
-def test_the_picture_fits(coordinator: sqlsem.Coordinator) -> None:
+def test_worker_picture_fits_80_columns(coordinator: sqlsem.Coordinator) -> None:
     for number in range(8):
         put("--order", str(number), "--note", f"number {number} {'x' * 100}", "--shell", "true")
     put("--order", "-1", "--on-failure", "stop", "--shell", "exit 1")
@@ -410,7 +410,7 @@ def test_the_picture_fits(coordinator: sqlsem.Coordinator) -> None:
     assert lines[0].endswith("LEAVING")
 
 
-def test_more_is_logged_when_asked_for(url: str) -> None:
+def test_verbose_worker_logs_each_task(url: str) -> None:
     number = put("--shell", "echo")
     result = call("-v", "work", "q", "--idle-exit", "0")
     assert result.exit_code == 0
@@ -447,7 +447,7 @@ def test_functions_are_imported_from_the_current_folder(bench: Bench, tmp_path: 
     assert (log["outcome"], json.loads(log["result"])) == ("finished", {"sum": 1})
 
 
-def test_a_worker_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_reports_an_unreachable_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "no-folder"
     file.touch()
     result = call("--url", f"sqlite:///{file}/queue.db", "--retry", "0", "work", "q", "--idle-exit", "0")
@@ -479,7 +479,7 @@ def test_first_signal_finishes_running_tasks(
 
 
 @posix
-def test_an_idle_worker_leaves_at_the_first_signal(bench: Bench) -> None:
+def test_first_signal_ends_an_idle_worker(bench: Bench) -> None:
     process = bench.start("work", "q")
     put("--shell", "touch seen")
     until((bench.folder / "seen").exists, "work")
@@ -493,7 +493,7 @@ def test_an_idle_worker_leaves_at_the_first_signal(bench: Bench) -> None:
 
 @posix
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_second_signal_gives_everything_back(
+def test_second_signal_returns_all_tasks(
     bench: Bench, coordinator: sqlsem.Coordinator, number: signal.Signals, code: int
 ) -> None:
     function = put("--call", "jobs_of_ours:gated", "--arg", '"a"')
@@ -521,7 +521,7 @@ def test_the_second_signal_gives_everything_back(
 
 
 @posix
-def test_a_hangup_is_as_two_signals(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
+def test_hangup_returns_all_tasks(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
     put("--call", "jobs_of_ours:gated", "--arg", '"a"')
     process = bench.start("work", "q")
     until(lambda: bench.told("start a"), "the start")
@@ -532,7 +532,7 @@ def test_a_hangup_is_as_two_signals(bench: Bench, coordinator: sqlsem.Coordinato
 
 
 @posix
-def test_the_task_of_a_killed_worker_is_run_again(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
+def test_killed_workers_task_runs_again(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
     number = put("--call", "jobs_of_ours:gated", "--arg", '"a"')
     killed = bench.start("--grace", "0.5", "work", "q")
     until(lambda: bench.told("start a") == 1, "the start")
@@ -635,7 +635,7 @@ def test_killer_ends_commands_beside_a_forked_child(bench: Bench, tmp_path: Path
 
 
 @posix
-def test_the_picture_on_a_terminal(bench: Bench) -> None:
+def test_worker_on_a_terminal_shows_a_picture(bench: Bench) -> None:
     import pty
 
     put("--call", "jobs_of_ours:gated", "--arg", '"a"')
@@ -703,7 +703,7 @@ if sys.argv[2] == "before": sys.stdout.write("last words")
 @posix
 @pytest.mark.parametrize("written", ["before", "after"])
 @pytest.mark.parametrize(("ending", "code"), [("as ever", 120), ("let go", 0)])
-def test_last_words_to_a_terminal_that_is_gone(ending: str, code: int, written: str) -> None:
+def test_output_to_a_closed_terminal_changes_no_exit_code(ending: str, code: int, written: str) -> None:
     import pty
 
     controller, terminal = pty.openpty()
@@ -735,7 +735,7 @@ def drawn(renderable: object, width: int) -> list[str]:
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
-def test_the_table_of_tasks_fits() -> None:
+def test_task_table_fits_80_columns() -> None:
     tasks = [
         task(
             1, "running", seconds=75.0, host="a-host-with-a-long-name.example.org", pid=4321, attempt=2, max_attempts=3
@@ -760,7 +760,7 @@ def test_the_table_of_tasks_fits() -> None:
         assert error == "12345: ValueError: no\\x1b such thing"
 
 
-def test_tasks_of_all_queues() -> None:
+def test_tasks_lists_all_queues() -> None:
     tasks = [task(1), task(2, queue="mails\x1b", order=-2147483647)]
     lines = drawn(render_tasks(tasks, 80), 80)
     assert max(map(len, lines)) <= 80
@@ -782,11 +782,11 @@ def test_tasks_of_all_queues() -> None:
         ("json", "x" * 5000, None, "x" * 199 + "…"),
     ],
 )
-def test_a_task_in_a_few_words(kind: str, body: str, note: str | None, words: str) -> None:
+def test_task_description_is_shortened(kind: str, body: str, note: str | None, words: str) -> None:
     assert shortened(kind, body, note) == words
 
 
-def test_listing(coordinator: sqlsem.Coordinator) -> None:
+def test_tasks_command_filters_its_list(coordinator: sqlsem.Coordinator) -> None:
     assert done("tasks") == "There are no such tasks.\n"
     assert done("tasks", "q") == "There are no such tasks in 'q'.\n"
     good, later = put("--shell", "echo hi"), put("--sql", "later", "--after", "1h")
@@ -812,7 +812,7 @@ def test_listing(coordinator: sqlsem.Coordinator) -> None:
     assert call("tasks", "q", "--max", "0").exit_code == 64
 
 
-def test_queues(coordinator: sqlsem.Coordinator) -> None:
+def test_queues_command_shows_counts(coordinator: sqlsem.Coordinator) -> None:
     nothing = call("queues")
     assert (nothing.exit_code, nothing.stdout) == (0, "There are no tasks.\n")
     assert "There are no tasks in 'q'." in call("queues", "q").stdout
@@ -895,13 +895,13 @@ def test_priorities_are_shown_where_there_are_any() -> None:
     assert max(map(len, drawn(render_tasks([task(1, priority=-(2**31) + 1)], 80), 80))) <= 80
 
 
-def test_a_lost_task_is_shown_so() -> None:
+def test_tasks_shows_a_lost_task() -> None:
     lines = drawn(render_tasks([task(1, status="lost", claimed_at=NOW, seconds=3.0)], 100), 100)
     assert "lost" in lines[1].split()
     assert counted([task(1, status="lost"), task(2)], at_least=False) == ["nightly: 1 lost, 1 pending"]
 
 
-def test_the_log(url: str) -> None:
+def test_tasks_log_shows_attempts(url: str) -> None:
     number = put("--max-attempts", "2", "--backoff", "0", "--", "sh", "-c", "echo one; echo two; exit 4")
     assert "has no attempt yet" in call("tasks", "log", str(number)).stderr
     assert f"Task {number} has no attempt yet" in call("tasks", "log", str(number)).stderr
@@ -948,7 +948,7 @@ def test_retry_and_cancel(coordinator: sqlsem.Coordinator, tmp_path: Path) -> No
         assert call(*wrong).exit_code == 64
 
 
-def test_waiting(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
+def test_tasks_wait_waits_for_the_queue(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
     assert done("tasks", "wait", "q", "--allow-new") == ""
     number = put("--shell", "exit 1")
     result = call("tasks", "wait", "q", "--timeout", "10ms")
@@ -963,7 +963,7 @@ def test_waiting(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
     assert done("tasks", "wait", "q", "--timeout", "1h") == ""
 
 
-def test_a_misspelt_queue(url: str) -> None:
+def test_misspelt_queue_is_refused(url: str) -> None:
     put("--shell", "true")
     result = call("tasks", "wait", "qq")
     assert result.exit_code == 78
@@ -1031,7 +1031,7 @@ def test_worker_runs_allowed_kinds(coordinator: sqlsem.Coordinator, tmp_path: Pa
 
 
 @posix
-def test_the_current_folder_comes_last(bench: Bench, tmp_path: Path) -> None:
+def test_current_folder_is_last_in_the_import_path(bench: Bench, tmp_path: Path) -> None:
     """A module of the name of a driver or of the standard library, in whatever folder a worker is started."""
     for name in ("sqlite3", "psycopg", "pyodbc", "decimal", "colorsys", "tenacity"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'a').write({name!r})\n")
@@ -1096,7 +1096,7 @@ def test_sql_errors_keep_the_servers_message(coordinator: sqlsem.Coordinator) ->
     assert "no such table: nowhere_at_all" in done("tasks", "q")
 
 
-def test_a_worker_outlasts_an_outage(
+def test_worker_survives_an_outage(
     coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = coordinator.queue("q")
@@ -1150,7 +1150,7 @@ def _raises_unavailable(worker: sqlsem.tasks.Worker) -> None:
         worker.run()
 
 
-def test_help_of_the_commands_below(url: str) -> None:
+def test_subcommands_help_has_examples_and_exit_codes(url: str) -> None:
     for command in (["tasks", name] for name in ("log", "retry", "cancel", "wait")):
         text = done(*command, "--help")
         assert text.startswith(f"Usage: sqlsem {' '.join(command)} ")
@@ -1187,7 +1187,7 @@ A_BATCH = BatchEntry(
 )
 
 
-def test_the_table_of_batches_fits() -> None:
+def test_batch_table_fits_80_columns() -> None:
     failed = replace(
         A_BATCH,
         batch_id=41,
@@ -1217,7 +1217,7 @@ def test_the_table_of_batches_fits() -> None:
     )
 
 
-def test_batches(coordinator: sqlsem.Coordinator) -> None:
+def test_batches_command_shows_parts(coordinator: sqlsem.Coordinator) -> None:
     assert done("batches") == "There are no batches.\n"
     assert done("batches", "nightly") == "There are no batches 'nightly'.\n"
     nightly = sqlsem.batch("nightly", ["a", "b"], window="1h", coordinator=coordinator)

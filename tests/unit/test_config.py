@@ -101,7 +101,7 @@ def test_python_warns_on_standard_error_without_logging(home: Path) -> None:
     assert done.stderr.count("No database was named") == 1, done.stderr
 
 
-def test_a_database_that_was_named_is_told_with_v_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_database_is_shown_with_v_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLSEM_URL", f"sqlite:///{home}/own.db")
     assert call("init").exit_code == 0
     assert call("ls").stderr == ""
@@ -110,7 +110,7 @@ def test_a_database_that_was_named_is_told_with_v_only(home: Path, monkeypatch: 
     assert "from $SQLSEM_URL" in errors
 
 
-def test_the_environment_before_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_wins_over_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user(
         home,
         f'profile = "b"\n[profiles.a]\nurl = "sqlite:///{home}/a.db"\n[profiles.b]\nurl = "sqlite:///{home}/b.db"\n',
@@ -239,7 +239,7 @@ def test_invalid_settings_are_reported(home: Path, text: str, words: str) -> Non
 # -- passwords --------------------------------------------------------------------------------------------------------
 
 
-def test_passwords_from_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_comes_from_environment_or_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quoted = "postgresql://etl:correct%2Fhorse%40battery@db/dwh"
     monkeypatch.setenv("PG_SECRET", SECRET)
     user(home, 'url = "postgresql://etl:${PG_SECRET}@db/dwh"')
@@ -258,7 +258,7 @@ def test_passwords_from_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @posix
-def test_a_password_that_others_can_read_is_told(home: Path) -> None:
+def test_readable_password_file_is_warned_of(home: Path) -> None:
     own_file = user(home, 'url = "postgresql://etl:secret@127.0.0.1:1/dwh"', 0o644)
     (warning,) = config.resolve().warnings
     assert f"chmod 600 {own_file}" in warning

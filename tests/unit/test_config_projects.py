@@ -201,7 +201,7 @@ def test_file_that_has_changed_is_not_followed(home: Path) -> None:
     assert "was not allowed" in call("config", "deny").stdout
 
 
-def test_allowing_a_pyproject_is_of_its_own_table(home: Path) -> None:
+def test_allow_of_a_pyproject_covers_the_sqlsem_table(home: Path) -> None:
     text = '[tool.sqlsem]\nurl = "sqlite:///p.db"\n'
     path = project(home, text, name="pyproject.toml")
     allow(path)
@@ -247,7 +247,7 @@ def test_record_of_another_user_is_not_believed(home: Path, changed: str) -> Non
 
 
 @posix
-def test_record_that_is_a_link_is_not_believed(home: Path) -> None:
+def test_linked_record_of_allowed_files_is_refused(home: Path) -> None:
     allow(project(home, HARMFUL["url"]))
     (record,) = (home / "state" / "allowed").iterdir()
     moved = record.rename(home / "moved")

@@ -64,7 +64,7 @@ def test_pause_holds_back_the_next_waiter():
     ]
 
 
-def test_releasing_a_holder_tells_it_and_lets_in_the_next():
+def test_revoke_of_a_holder_names_the_next_waiter():
     entries = [entry(3, "holds", limit=1, note="orders"), entry(4, limit=1), entry(5, limit=1)]
     assert told(overview(entries), "revoke", position=3) == [
         "Revoke 3 of 'etl' (db1:803)?",
@@ -105,7 +105,7 @@ def test_revoke_on_a_paused_resource_grants_nothing():
     assert told(snapshot, "revoke", position=1)[-1] == "The resource is paused: this grants nothing."
 
 
-def test_retrying_the_task_that_holds_up_its_queue():
+def test_retry_of_a_blocking_task_names_its_queue():
     snapshot = overview(queues=[QueueCounts("nightly", 12, 0, 3, 1, 0, 0, 60.0, 1.0, 17)])
     assert told(snapshot, "retry", task_id=17) == [
         "Retry task 17?",
@@ -132,14 +132,14 @@ def test_impossible_actions_are_reported(action, why):
     assert (result.possible, result.question) == (False, why)
 
 
-def test_names_of_others_steer_nothing():
+def test_consequences_escape_foreign_names():
     snapshot = overview([entry(1, "holds", "a\u202eb", host="\x1b[2J", note="\x07")], [])
     for action in (Action("revoke", position=1), Action("pause", resource="a\u202eb")):
         result = consequence(snapshot, action)
         assert all(text.isprintable() for text in (result.question, *result.lines, action.command)), result
 
 
-def test_the_same_as_a_command():
+def test_each_action_names_its_command():
     assert Action("pause", resource="a b").command == "sqlsem pause 'a b'"
     assert Action("cap", resource="etl", cap=2).command == "sqlsem set etl --limit 2"
     assert Action("uncap", resource="etl").command == "sqlsem set etl --no-limit"
@@ -173,6 +173,6 @@ def test_predicted_grants_match_the_rule(rows, cap):
     assert grantable(queue, cap, True) == []
 
 
-def test_a_long_queue_is_gone_through_once():
+def test_consequence_reads_a_long_queue_once():
     queue = [entry(position, access="read", limit=None, requested_at=NOW) for position in range(1, 20_001)]
     assert len(grantable(queue, None, False)) == 20_000

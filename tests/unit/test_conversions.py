@@ -106,20 +106,20 @@ def upgrade(world, timeout=None):
         coordinator.close()
 
 
-def test_alone_at_once():
+def test_lone_upgrade_is_done_at_once():
     world = World()
     assert upgrade(world) is True
     assert [operation.what for operation in world.done] == ["upgrade"]
 
 
-def test_after_a_wait():
+def test_upgrade_is_done_after_a_wait():
     world = World([Upgrading.NOT_YET, Upgrading.BEGUN], [False, False, True])
     assert upgrade(world, 60) is True
     kinds = [type(operation) for operation in world.done]
     assert kinds == [effects.Call, effects.Sleep, *[effects.Call, effects.WaitFor] * 3]
 
 
-def test_the_time_is_up():
+def test_timed_out_upgrade_is_rolled_back():
     world = World([Upgrading.BEGUN], [False] * 90)
     assert upgrade(world, 10) is False
     assert world.access == "read"
@@ -127,13 +127,13 @@ def test_the_time_is_up():
 
 
 @pytest.mark.parametrize("begun", [Upgrading.NOT_YET, Busy])
-def test_the_time_is_up_before_it_began(begun):
+def test_expired_upgrade_remains_a_reader(begun):
     world = World([begun] * 999)
     assert upgrade(world, 2) is False
     assert world.access == "read"
 
 
-def test_a_try_asks_once():
+def test_upgrade_try_asks_once():
     world = World([Upgrading.BEGUN])
     assert upgrade(world, 0) is False
     assert [operation.what for operation in world.done] == ["upgrade"]
@@ -142,7 +142,7 @@ def test_a_try_asks_once():
 
 @pytest.mark.parametrize(("begins", "waits"), [([Upgrading.GONE], []), ([Upgrading.BEGUN], [False, None])])
 @pytest.mark.parametrize("timeout", [None, 0.0, 60.0])
-def test_a_row_that_is_gone(begins, waits, timeout):
+def test_upgrade_of_a_removed_row_raises_lock_lost(begins, waits, timeout):
     if waits and timeout == 0:
         timeout = 5.0
     with pytest.raises(sqlsem.LockLost, match="7"):

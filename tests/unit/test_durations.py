@@ -18,7 +18,7 @@ def coordinator(tmp_path):
 
 
 @pytest.mark.parametrize("value", HOUR, ids=str)
-def test_the_same_everywhere(coordinator, tmp_path, value):
+def test_durations_are_read_alike_everywhere(coordinator, tmp_path, value):
     assert check_duration("It", value) == 3600.0
     lock = coordinator.mutex("a", timeout=value)
     assert lock.terms.timeout == 3600.0
@@ -54,7 +54,7 @@ def test_the_same_everywhere(coordinator, tmp_path, value):
 
 
 @pytest.mark.parametrize("value", ["0.05", "50ms", timedelta(milliseconds=50), 0.05], ids=str)
-def test_times_that_are_over(coordinator, value):
+def test_short_timeouts_expire_everywhere(coordinator, value):
     queue = coordinator.queue("q")
     queue.put(1)
     with next(queue.claim(wait=value)):
@@ -87,7 +87,7 @@ def test_invalid_duration_is_refused(coordinator, value):
             coordinator.queue("q").join(value)
 
 
-def test_a_task_may_wait_for_longer_than_a_lock(coordinator):
+def test_tasks_accept_longer_times_than_locks(coordinator):
     coordinator.queue("q").put(1, after=timedelta(days=365))
     with pytest.raises(sqlsem.ConfigurationError):
         coordinator.mutex("a", timeout="365d")

@@ -26,7 +26,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_pickling(kind, protocol):
+def test_errors_can_be_pickled(kind, protocol):
     error = kind("what happened to 'etl'; do this", resource="etl")
     back = pickle.loads(pickle.dumps(error, protocol))
     assert type(back) is kind
@@ -41,7 +41,7 @@ def test_attributes_of_errors():
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-def test_copying(kind):
+def test_errors_can_be_copied(kind):
     error = kind("text")
     for back in (copy.copy(error), copy.deepcopy(error)):
         assert (type(back), str(back), back.resource) == (kind, "text", None)

@@ -82,7 +82,7 @@ def test_each_hold_and_each_exit_counts_once(locks):
         state._releases.clear()
 
 
-def test_why_it_cannot_be_used(locks):
+def test_unusable_grant_names_the_reason(locks):
     with locks.mutex("a") as grant:
         state = grant.state
         state.require_held()
@@ -111,7 +111,7 @@ def test_why_it_cannot_be_used(locks):
         assert repr(grant) == f"<Grant 'a' at {grant.position}, held>"
 
 
-def test_a_grant_is_not_pickled(locks):
+def test_grant_cannot_be_pickled(locks):
     with locks.mutex("a") as grant, pytest.raises(sqlsem.NotHeld, match="cannot be pickled") as caught:
         pickle.dumps(grant)
     assert caught.value.resource == "a"
@@ -120,7 +120,7 @@ def test_a_grant_is_not_pickled(locks):
 # -- all of them
 
 
-def test_whether_there_are_any(locks, registry):
+def test_registry_is_true_while_a_grant_is_held(locks, registry):
     assert not registry
     with locks.mutex("a"):
         assert registry
@@ -180,7 +180,7 @@ def test_self_wait_is_described(locks, registry):
             assert "would wait for itself" in str(caught.value)
 
 
-def test_a_reader_is_told_to_become_the_writer(locks, registry):
+def test_reader_is_advised_to_upgrade(locks, registry):
     with locks.read("a"):
         assert not refusing(registry, Request("a", READ, None))
         with pytest.raises(sqlsem.Deadlock, match=r"grant\.upgrade\(\)"):
@@ -190,7 +190,7 @@ def test_a_reader_is_told_to_become_the_writer(locks, registry):
     assert "upgrade" not in str(caught.value)
 
 
-def test_all_that_it_acquisitions_is_looked_at(locks, registry):
+def test_every_acquisition_of_a_grant_is_checked(locks, registry):
     """Its last acquisition may allow the request, and an earlier one exclude it."""
     with locks.limit("a", 3), mock.patch.object(Request, "excludes", lambda held, request: held.note == "first"):
         first, last = Request("a", limit=3, note="first"), Request("a", limit=3, note="last")
@@ -230,7 +230,7 @@ def test_own_rows_blocking_an_own_request(locks, registry):
         assert registry.blocker_of(Request("a"), reader.position + 1).position == reader.position
 
 
-def test_of_much_only_a_part_is_looked_at(locks, registry):
+def test_registry_checks_a_bounded_number_of_rows(locks, registry):
     """A holder of thousands of rows on one resource does not pay for each of them at each request."""
     held = [locks.limit("a", 10_000) for _ in range(MAX_AHEAD + 5)]
     grants = []
@@ -270,7 +270,7 @@ def test_released_grants_leave_no_state(locks, registry):
     assert registry._by_resource == {}
 
 
-def test_it_is_another_threads_from_now_on(locks, registry):
+def test_reassigned_grant_belongs_to_the_new_caller(locks, registry):
     grant = locks.all_of(locks.mutex("a"), locks.mutex("b"))
     assert grant.acquire()
     other = Caller("thread", new_number(), "other")
@@ -326,7 +326,7 @@ def test_failed_release_is_left_to_the_heartbeat(locks, registry):
     assert not registry
 
 
-def test_it_is_given_back_for_as_long_as_it_is_ours():
+def test_release_is_retried_until_the_lease_ends():
     with sqlsem.testing.memory(lease=30) as locks:
         member, budgets = locks.client.member, []
         real = member.release
@@ -387,7 +387,7 @@ def test_grant_event_names_the_rows_waited_for(locks, registry):
         }
 
 
-def test_an_end_is_told_once_with_how_long_it_was_held(locks, registry):
+def test_end_event_is_published_once_with_its_duration(locks, registry):
     events = []
     for kind in ("released", "lost"):
         locks.on(kind, events.append)

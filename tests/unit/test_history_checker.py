@@ -38,10 +38,10 @@ def test_checker_finds_wrong_histories(wrong):
         check_history(wrong)
 
 
-def test_a_cap():
+def test_checker_respects_a_cap():
     with pytest.raises(AssertionError):
         check_history(stays((0, 9), (1, 9), limit=2), caps={"a": 1})
 
 
-def test_overlap():
+def test_overlap_counts_simultaneous_holders():
     assert overlap(stays((0, 3), (1, 2), (2, 4))) == 2

@@ -30,7 +30,7 @@ def coordinator():
         yield locks
 
 
-def test_the_block_is_left(coordinator):
+def test_sigterm_leaves_the_leaders_block(coordinator):
     stopped = []
     with pytest.raises(SystemExit) as ended, coordinator.leader("a", on_stopped=stopped.append) as term:
         strike()
@@ -41,7 +41,7 @@ def test_the_block_is_left(coordinator):
     assert term.ending.is_set()
 
 
-def test_leaders_inside_of_each_other(coordinator):
+def test_nested_leaders_stop_at_a_signal(coordinator):
     stopped = []
     with pytest.raises(SystemExit), coordinator.leader("a", on_stopped=lambda term: stopped.append(term.name)):
         with coordinator.leader("b", on_stopped=lambda term: stopped.append(term.name)):
@@ -77,7 +77,7 @@ def test_second_signal_changes_nothing(coordinator):
     assert coordinator.admin.entries("a") == []
 
 
-def test_a_handler_of_the_programs_own(coordinator):
+def test_programs_own_sigterm_handler_is_called(coordinator):
     struck = []
     own = lambda number, frame: struck.append(number)  # noqa: E731
     signal.signal(signal.SIGTERM, own)
@@ -89,7 +89,7 @@ def test_a_handler_of_the_programs_own(coordinator):
     assert signal.signal(signal.SIGTERM, signal.SIG_DFL) is own
 
 
-def test_a_handler_that_comes_inside_the_block_stays(coordinator):
+def test_handler_set_inside_the_block_stays(coordinator):
     struck = []
     with coordinator.leader("a"):
         handler = signal.getsignal(signal.SIGTERM)

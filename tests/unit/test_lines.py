@@ -222,7 +222,7 @@ def woken(*waiters):
     return positions
 
 
-def test_each_gets_its_own_answer(room):
+def test_poll_gives_each_waiter_its_answer(room):
     several = [room.waiter(number, f"r{number}") for number in range(10)]
     for waiter in several:
         room.lines.poll_delay(waiter)
@@ -289,7 +289,7 @@ def test_poll_leader_is_replaced_when_it_is_lost(room):
     assert len(woken(*several)) == 3, "the pulse sees that nobody looks"
 
 
-def test_a_look_that_fails_says_nothing_and_is_made_again(room):
+def test_failed_poll_is_repeated_silently(room):
     several = [room.waiter(number, f"r{number}") for number in range(3)]
     for waiter in several:
         room.lines.poll_delay(waiter)
@@ -383,7 +383,7 @@ def test_refused_wakeup_lock_change_is_retried(room, method):
         room.lines.grant_next_local("a", session, 1)
 
 
-def test_withdrawn_waiter_lets_the_next_come_forward(room):
+def test_removed_waiter_wakes_the_next(room):
     first, second, third = (room.waiter(number) for number in (1, 2, 3))
     room.lines.poll_delay(first)
     room.now += 1
@@ -399,7 +399,7 @@ def test_withdrawn_waiter_lets_the_next_come_forward(room):
     assert room.lines.waiters() == [second, third]
 
 
-def test_a_nudge_asks_for_a_look_now(room):
+def test_notify_polls_for_the_resource_at_once(room):
     several = [room.waiter(number, f"r{number}") for number in range(3)]
     for waiter in several:
         room.lines.poll_delay(waiter)
@@ -741,7 +741,7 @@ def test_removed_row_wakes_its_locally_blocked_waiter(pair, monkeypatch):
         assert first.result(PATIENCE)
 
 
-def test_struck_while_it_looks_the_others_go_on(pair, monkeypatch):
+def test_interrupted_poll_leader_is_replaced(pair, monkeypatch):
     """After any interrupt of the poll leader, its own row is removed, and the other waiters get their answers."""
     first, other = pair
     without_sessions(other, monkeypatch)

@@ -36,7 +36,7 @@ def second_place(orders):
     return told(orders, "b", "a")
 
 
-def test_opposite_orders(orders):
+def test_opposite_orders_are_reported(orders):
     assert first_place(orders) == []
     assert first_place(orders) == []
     (text,) = second_place(orders)
@@ -53,7 +53,7 @@ def test_opposite_orders(orders):
     assert second_place(orders) == first_place(orders) == []
 
 
-def test_it_is_an_error_where_warnings_are(orders):
+def test_opposite_orders_raise_if_warnings_are_errors(orders):
     first_place(orders)
     with warnings.catch_warnings(), pytest.raises(LockOrderWarning, match="'b' is held"):
         warnings.simplefilter("error")
@@ -61,7 +61,7 @@ def test_it_is_an_error_where_warnings_are(orders):
 
 
 @pytest.mark.parametrize("size", [3, 4, 5])
-def test_longer_circles(orders, size):
+def test_longer_circles_are_reported(orders, size):
     names = "abcde"[:size]
     for name, other in itertools.pairwise(names):
         assert told(orders, name, other) == []
@@ -88,7 +88,7 @@ def test_common_exclusive_lock_prevents_a_deadlock(orders):
     assert len(told(orders, "a", "b")) == 1
 
 
-def test_a_lock_that_others_share_guards_nothing(orders):
+def test_shared_common_lock_prevents_no_deadlock(orders):
     assert told(orders, "ga", "b", alone=False) == []
     assert len(told(orders, "gb", "a", alone=False)) == 1
 
@@ -98,7 +98,7 @@ def test_other_databases_have_other_locks(orders):
     assert told(orders, "b", "a", database="another") == []
 
 
-def test_other_threads(orders):
+def test_orders_of_other_threads_count(orders):
     thread = threading.Thread(target=first_place, args=(orders,), name="the loader")
     thread.start()
     thread.join()
@@ -106,7 +106,7 @@ def test_other_threads(orders):
     assert "'b' was asked for while 'a' was held, in thread the loader, here:" in text
 
 
-def test_many_names_are_forgotten(orders, monkeypatch):
+def test_oldest_names_are_forgotten(orders, monkeypatch):
     monkeypatch.setattr(lockorder, "MAXIMUM", 10)
     first_place(orders)
     for number in range(20):
@@ -116,7 +116,7 @@ def test_many_names_are_forgotten(orders, monkeypatch):
     assert second_place(orders) == []
 
 
-def test_off_nothing_is_kept():
+def test_disabled_search_keeps_no_orders():
     assert lockorder.current is None
     lockorder.configure(True)
     try:
@@ -148,7 +148,7 @@ def publish(coordinator):
         pass
 
 
-def test_two_places(debugging):
+def test_warning_names_both_places(debugging):
     load(debugging)
     with pytest.warns(LockOrderWarning) as caught:
         publish(debugging)
@@ -164,7 +164,7 @@ def test_two_places(debugging):
         load(debugging)
 
 
-def test_as_an_error_it_comes_before_anything_is_asked_for(debugging):
+def test_order_error_is_raised_before_any_request(debugging):
     load(debugging)
     with warnings.catch_warnings(), pytest.raises(LockOrderWarning):
         warnings.simplefilter("error")
@@ -174,7 +174,7 @@ def test_as_an_error_it_comes_before_anything_is_asked_for(debugging):
     assert len(debugging.admin.history()) == 3  # not a fourth
 
 
-def test_tasks(debugging):
+def test_orders_of_asyncio_tasks_count(debugging):
     async def fetch():
         async with debugging.mutex("a"):
             async with debugging.mutex("b"):
@@ -227,7 +227,7 @@ def test_other_threads_hold_something_else(debugging):
             pass
 
 
-def test_switched_off_nothing_is_told(tmp_path):
+def test_disabled_search_warns_of_nothing(tmp_path):
     with sqlsem.connect(f"sqlite:///{tmp_path / 'locks.db'}") as coordinator, warnings.catch_warnings():
         warnings.simplefilter("error")
         load(coordinator)

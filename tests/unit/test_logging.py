@@ -58,7 +58,7 @@ def test_wait_log_line_names_the_holders(coordinator: sqlsem.Coordinator, caplog
     assert levels[after] == "INFO"
 
 
-def test_attempts_to_look_are_told_in_words(
+def test_failed_read_attempts_are_logged(
     coordinator: sqlsem.Coordinator, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sqlsem.engines.base import Disconnected
@@ -78,7 +78,7 @@ def test_attempts_to_look_are_told_in_words(
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 @pytest.mark.parametrize("action", ["cancel", "retry", "work"])
-def test_a_dead_workers_task(coordinator: sqlsem.Coordinator, tmp_path: Path, action: str) -> None:
+def test_change_of_a_dead_workers_task_is_logged(coordinator: sqlsem.Coordinator, tmp_path: Path, action: str) -> None:
     """No client has polled it meanwhile."""
     queue = coordinator.queue("q")
     number = queue.put(sqlsem.Call("os:getpid"))

@@ -63,7 +63,7 @@ def of(samples, name, **sample_labels):
         ("dim_customer", "dim_*"),
     ],
 )
-def test_a_pattern_stands_for_a_name_and_its_like(name, pattern):
+def test_pattern_becomes_the_label_of_its_names(name, pattern):
     assert labels.Patterns(["dim_*"])(name) == pattern
 
 
@@ -77,7 +77,7 @@ def test_labels_are_printable_short_and_few(text, maximum):
     assert (labels.OTHER,) in shown
 
 
-def test_labels_that_are_there_no_more_make_room():
+def test_vanished_labels_make_room_for_new_labels():
     label_set = labels.Few(2)
     assert label_set.all_of({("a",): 1, ("b",): 5, ("c",): 3}) == {("a",): ("other",), ("b",): ("b",), ("c",): ("c",)}
     assert label_set.all_of({("a",): 9, ("c",): 1, ("d",): 1}) == {("a",): ("a",), ("c",): ("c",), ("d",): ("other",)}
@@ -227,7 +227,7 @@ def test_single_query_for_each_scrape(url):
         exporter.close()
 
 
-def test_a_database_that_is_away_and_comes_back(url, monkeypatch):
+def test_exporter_reports_an_outage_and_its_end(url, monkeypatch):
     with sqlsem.connect(url) as locks:
         exporter = Exporter(locks)
         assert of(values(exporter), "sqlsem_up") == 1
@@ -381,7 +381,7 @@ def test_uses_of_rates_are_counted(url):
 # -- the command
 
 
-def test_once(url, tmp_path):
+def test_metrics_once_prints_or_writes_a_file(url, tmp_path):
     with sqlsem.connect(url) as locks, locks.mutex("etl"):
         done = CliRunner().invoke(main, ["--url", url, "metrics", "--once"])
         assert done.exit_code == 0, done.output
@@ -405,7 +405,7 @@ def test_wrong_usage(url):
         assert words in done.output
 
 
-def test_over_http_on_loopback(url):
+def test_exporter_serves_http_on_loopback(url):
     import sys
 
     with sqlsem.connect(url) as locks, locks.mutex("etl"):
@@ -485,7 +485,7 @@ def test_dashboard_is_a_single_document():
             assert target["expr"].count("(") == target["expr"].count(")")
 
 
-def test_the_rules_are_rules(tmp_path):
+def test_alert_rules_have_the_required_fields(tmp_path):
     yaml = pytest.importorskip("yaml")
     text = CliRunner().invoke(main, ["metrics", "--alerts"]).output
     (group,) = yaml.safe_load(text)["groups"]
@@ -498,7 +498,7 @@ def test_the_rules_are_rules(tmp_path):
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool (on Debian: apt-get install prometheus)")
-def test_prometheus_takes_them(url, tmp_path):
+def test_promtool_accepts_rules_and_queries(url, tmp_path):
     rules = tmp_path / "alerts.yaml"
     rules.write_text(CliRunner().invoke(main, ["metrics", "--alerts"]).output)
     done = subprocess.run([PROMTOOL, "check", "rules", str(rules)], capture_output=True, text=True, check=False)

@@ -121,7 +121,7 @@ def test_half_scrapes_are_given_up(serve, connect, monkeypatch):
     until(lambda: not server._connections, "nothing is left of them")
 
 
-def test_an_answer_that_is_not_read_is_given_up(serve, monkeypatch, capfd, caplog):
+def test_unread_answer_times_out_at_the_exporter(serve, monkeypatch, capfd, caplog):
     monkeypatch.setattr(serving._Handler, "timeout", 0.2)
     server = serve()
     with socket.socket() as connection:

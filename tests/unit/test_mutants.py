@@ -13,7 +13,7 @@ ROOT = TESTS.parent
 MUTANTS = run_mutants.all_mutants()
 
 
-def test_there_are_enough_of_them():
+def test_mutants_are_numerous():
     assert len(MUTANTS) >= 30
     changed = {file.split("/")[2] for mutant in MUTANTS for file in mutant.files if file.startswith("sqlsem/sql/")}
     assert changed == {"postgresql", "mssql", "sqlite"}
@@ -41,12 +41,12 @@ def test_patch_names_the_test_that_finds_it(mutant):
         assert (ROOT / file).exists(), f"{mutant.name} shall be found by {file}, which is not there"
 
 
-def test_the_table_in_the_guarantees_has_them_all():
+def test_guarantees_page_lists_every_mutant():
     page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == [mutant.name for mutant in MUTANTS]
 
 
-def test_a_patch_that_does_not_apply_is_told(tmp_path):
+def test_patch_that_does_not_apply_is_reported(tmp_path):
     path = tmp_path / "one.patch"
     path.write_text(
         "bug: b\nseen: s\nfind: tests\n\n"

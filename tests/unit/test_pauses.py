@@ -16,18 +16,18 @@ def clock(monkeypatch):
     return passed
 
 
-def test_they_grow_up_to_the_longest():
+def test_backoff_delays_grow_up_to_the_longest():
     delays = list(islice(backoff_delays(first=0.001, longest=0.05), 20))
     assert delays[0] < 0.002
     assert 0.04 <= delays[-1] <= 0.06
     assert len(set(delays[-5:])) > 1, "nobody keeps in step with others"
 
 
-def test_they_end_with_the_timeout_and_not_after_it(clock):
+def test_backoff_delays_end_with_the_timeout(clock):
     for pause in backoff_delays(2.5):
         clock[0] += pause
     assert clock[0] == pytest.approx(2.5)
 
 
-def test_there_is_none_without_time():
+def test_backoff_has_no_delay_without_time():
     assert list(backoff_delays(0)) == []

@@ -75,7 +75,7 @@ def check(text: str, *, terminal: bool = False) -> None:
 
 @QUICK
 @given(st.text(st.characters(), max_size=50))
-def test_clean(text: str) -> None:
+def test_clean_removes_control_characters(text: str) -> None:
     cleaned = clean(text)
     check(cleaned)
     assert "\n" not in cleaned

@@ -86,7 +86,7 @@ HELD = {function.__name__: function for function in (a_lock, a_place_in_a_queue,
 
 
 @pytest.mark.parametrize("held", HELD.values(), ids=HELD)
-def test_it_does_not_rest_as_long_as_there_is(locks, pings, held):
+def test_heartbeat_never_idles_while_rows_are_held(locks, pings, held):
     with locks.mutex("before"):  # registered
         pass
     with held(locks):
@@ -111,7 +111,7 @@ def test_idle_heartbeat_wakes_for_deferred_calls(locks, pings):
     rests(pings)
 
 
-def test_pulse_pings_at_once_in_a_new_thread(pings):
+def test_replaced_heartbeat_thread_sends_at_once(pings):
     """The thread may have ended just as a heartbeat was due: after another pause, no grant is trusted."""
     with sqlsem.testing.memory("pulse", grace=3000) as locks, locks.mutex("a"):  # a heartbeat every 1000 s
         pulse = locks.client.member.heartbeat_thread
@@ -139,7 +139,7 @@ def test_heartbeat_with_a_lease_never_idles(pings):
         ({"lease": 3.0}, 1.0, 1.0),
     ],
 )
-def test_how_often_a_member_pings(options, every, rest):
+def test_heartbeat_interval_follows_grace_and_lease(options, every, rest):
     """Three heartbeats in each lease; and no heartbeat lasts until the next one."""
     with sqlsem.testing.memory(retry=3.0, **options) as locks:
         member = locks.client.member
@@ -152,7 +152,7 @@ def test_how_often_a_member_pings(options, every, rest):
 
 
 @pytest.mark.parametrize(("lease", "trust"), [(30.0, 29.0), (5.0, 4.0), (3.0, 2.4)])
-def test_a_lease_is_trusted_for_a_margin_less(lease, trust):
+def test_grant_expires_a_margin_before_its_lease(lease, trust):
     with sqlsem.testing.memory(lease=lease) as locks, locks.mutex("a"):
         assert locks.client.member.trust == pytest.approx(trust)
         assert locks.client.member.seconds_until_loss() <= trust

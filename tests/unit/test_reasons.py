@@ -52,7 +52,7 @@ def why(entries, *settings, at=None, **more):
 # -- each rule has its words
 
 
-def test_behind_a_mutex():
+def test_reason_behind_a_mutex():
     holder = entry(1, "holds", program="load.py", note="orders", seconds=723.0)
     reason = why([holder, entry(2), entry(3)])
     assert (reason.code, reason.behind, reason.waiters, reason.head) == ("limit", (holder,), 1, holder)
@@ -61,18 +61,18 @@ def test_behind_a_mutex():
     assert json.dumps(reason.as_dict())
 
 
-def test_a_full_limit():
+def test_reason_behind_a_full_limit():
     reason = why([entry(n, "holds", limit=3) for n in (1, 2, 3)] + [entry(4, limit=3)])
     assert (reason.code, len(reason.behind)) == ("limit", 3)
     assert reason.words == "the limit of 3 is full: h1:1, h2:2 and h3:3"
 
 
-def test_the_limit_of_another_binds():
+def test_reason_behind_a_lower_limit_of_another():
     reason = why([entry(1, "holds", limit=2), entry(2, "holds", limit=2), entry(3, limit=5)])
     assert reason.words.startswith("the limit of 2 is full")
 
 
-def test_a_cap():
+def test_reason_behind_a_cap():
     rows = [entry(1, "holds", limit=3), entry(2, limit=3)]
     reason = why(rows, setting(cap=1, cap_by="anna"))
     assert reason.code == "cap"
@@ -80,20 +80,20 @@ def test_a_cap():
     assert reason.short == "cap 1 by anna"
 
 
-def test_a_cap_below_a_weight():
+def test_reason_for_a_weight_above_the_cap():
     reason = why([entry(1, limit=3, weight=3)], setting(cap=2))
     assert (reason.code, reason.behind) == ("cap", ())
     assert "its weight of 3 is above the operator's cap of 2" in reason.words
 
 
-def test_two_of_a_weight_above_the_cap():
+def test_reasons_for_two_weights_above_the_cap():
     by_position = reasons(overview([entry(1, limit=3, weight=3), entry(2, limit=3, weight=3)], setting(cap=2)))
     assert (by_position[1].code, by_position[1].behind) == ("cap", ())
     assert (by_position[2].code, [cause.position for cause in by_position[2].behind]) == ("limit", [1])
     assert "its weight of 3 is above the operator's cap of 2" in by_position[2].words
 
 
-def test_a_pause():
+def test_reason_on_a_paused_resource():
     reason = why([entry(1, limit=3)], setting(paused=True, paused_by="bob"))
     assert (reason.code, reason.behind, reason.head) == ("paused", (), None)
     assert reason.words.startswith("the resource is paused by bob since 2026-0")
@@ -101,7 +101,7 @@ def test_a_pause():
     assert "; then it is still behind h1:1" in behind.words
 
 
-def test_readers_and_writers():
+def test_reasons_of_readers_and_writers():
     reader, writer = entry(1, "holds", "read"), entry(2)
     by_position = reasons(overview([reader, writer, entry(3, access="read")]))
     assert by_position[2].code == "readers_ahead"
@@ -113,14 +113,14 @@ def test_readers_and_writers():
     )
 
 
-def test_stages():
+def test_reason_behind_a_stage():
     reason = why([entry(n, "holds", "stage:100") for n in (1, 2)] + [entry(3, access="stage:200")])
     assert reason.code == "stage"
     assert reason.short == "stage 100"
     assert reason.words.startswith("all of stage 100 that came before it have to leave")
 
 
-def test_an_upgrade():
+def test_reason_of_an_upgrade():
     rows = [entry(1, "holds", "upgrade"), entry(2, "holds", "read")]
     by_position = reasons(overview(rows))
     assert set(by_position) == {1}
@@ -129,7 +129,7 @@ def test_an_upgrade():
     assert reasons(overview(rows[:1]))[1].words == "it is alone and becomes the writer in a moment"
 
 
-def test_its_own_earlier_row():
+def test_reason_behind_an_own_row():
     reason = why([entry(1, "holds", member=7), entry(2, member=7)])
     assert reason.code == "own_earlier"
     assert reason.words.startswith("it waits for its own earlier row at 1")
@@ -138,7 +138,7 @@ def test_its_own_earlier_row():
     assert other.code == "limit"
 
 
-def test_its_turn():
+def test_reason_of_a_waiter_that_may_enter():
     assert why([entry(1)]).code == "turn_now"
 
 
@@ -150,7 +150,7 @@ def test_its_turn():
         ({"state": "holds", "missing_for": 2.0}, "and cannot be found for 2.0s of its grace of 5.0s"),
     ],
 )
-def test_a_holder_in_trouble(more, words):
+def test_reason_behind_a_holder_in_trouble(more, words):
     assert words in why([replace(entry(1, "holds"), **more), entry(2)]).words
 
 
@@ -210,7 +210,7 @@ def ahead(rows, row):
 
 @settings(deadline=None)
 @given(queues())
-def test_every_waiter_has_the_reason_that_the_rule_gives(made):
+def test_every_reason_follows_the_rule(made):
     rows, set_ = made
     by_position = reasons(overview(rows, *set_))
     assert set(by_position) == {row.position for row in rows if row.state == "waits"}, "and nobody else has one"
@@ -259,7 +259,7 @@ def test_chains_end_at_a_root_blocker(made):
     )
 
 
-def test_a_chain_across_resources():
+def test_chain_is_followed_across_resources():
     """1 holds a; 2 holds b and waits for a; 3 waits for b, and 4 behind it."""
     rows = [
         entry(1, "holds", resource="a", member=1),
@@ -278,7 +278,7 @@ def test_a_chain_across_resources():
     assert "; in the end for h1:1, which has held it for 1m00s (a)" in by_position[5].words
 
 
-def test_a_circle_has_no_head():
+def test_cycle_has_no_root_blocker():
     rows = [
         entry(1, "holds", resource="a", member=1),
         entry(2, "holds", resource="b", member=2),
@@ -308,7 +308,7 @@ def test_bare_row_hides_no_other_holder():
     assert set(reasons(overview(rows))) == {2, 3}
 
 
-def test_many():
+def test_reasons_of_a_long_queue_are_counted():
     """Each of a thousand waiters behind one another has a reason, in time that grows with their number."""
     rows = [entry(1, "holds")] + [entry(n) for n in range(2, 1002)]
     by_position = reasons(overview(rows, holds={"r": [10.0] * 20}))
@@ -326,13 +326,13 @@ def test_estimate_of_a_regular_mutex():
     assert by_position[2].words == "usually about 100 s, in about 01:00"
 
 
-def test_a_limit():
+def test_estimates_behind_a_limit():
     rows = [entry(1, "holds", limit=2, seconds=90.0), entry(2, "holds", limit=2, seconds=10.0)]
     by_position = estimates(overview([*rows, *(entry(n, limit=2) for n in (3, 4, 5))], holds={"r": [100.0] * 50}))
     assert [round(by_position[n].likely, -1) for n in (3, 4, 5)] == [10, 90, 110]
 
 
-def test_a_reader_does_not_wait_for_readers():
+def test_estimates_of_readers_ignore_readers():
     rows = [entry(1, "holds", seconds=90.0), entry(2, access="read"), entry(3, access="read"), entry(4)]
     by_position = estimates(overview(rows, holds={"r": [100.0] * 50}))
     assert round(by_position[2].likely, -1) == round(by_position[3].likely, -1) == 10
@@ -361,7 +361,7 @@ def test_missing_holder_is_gone_after_its_grace():
     assert estimates(overview(rows, holds={"r": [100.0] * 50}))[2].high == 0
 
 
-def test_a_note_tells_more_than_all_holds_together():
+def test_estimate_prefers_holds_with_the_same_note():
     holds = [Hold(10.0, 0.0, f"quick {n}", None) for n in range(20)] + [
         Hold(500.0, 0.0, "slow", None) for _ in range(20)
     ]
@@ -372,7 +372,7 @@ def test_a_note_tells_more_than_all_holds_together():
     assert estimates(other)[2].likely > 400
 
 
-def test_it_says_the_same_twice():
+def test_reasons_are_deterministic():
     snapshot = overview([entry(1, "holds"), entry(2), entry(3)], holds={"r": [float(n) for n in range(50, 150)]})
     assert estimates(snapshot) == estimates(snapshot)
     assert reasons(snapshot)[3].enters == estimates(snapshot)[3]
@@ -381,7 +381,7 @@ def test_it_says_the_same_twice():
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), asked), max_size=12), asked, st.none() | st.integers(1, 4))
-def test_a_play_is_the_rule(rows, its, cap):
+def test_simulated_queue_follows_the_rule(rows, its, cap):
     """The request is granted at the first moment at which it fits beside the remaining rows."""
     simulation = SimulatedQueue(0.0)
     for leaves, (access, limit, weight) in rows:
@@ -418,7 +418,7 @@ def task(task_id, order=0, status="pending", queue="q", **more):
     return TaskEntry(task_id=task_id, queue=queue, order=order, status=status, **{**known, **more})
 
 
-def test_tasks():
+def test_reasons_of_tasks():
     failed, running = task(1, 1, "failed"), task(5, 1, "running", "other", host="h", pid=7, seconds=61.0)
     later = task(8, 3, "pending", "third", ready_at=NOW + timedelta(seconds=90), failures=1, attempt=1)
     tasks = [failed, task(2, 1), task(3, 2), running, task(6, 2, queue="other"), task(7, 3, queue="other"), later]
@@ -437,7 +437,7 @@ def test_tasks():
     assert json.dumps([reason.as_dict() for reason in by_task.values()])
 
 
-def test_a_failed_task_that_holds_nothing_up():
+def test_failed_task_with_continue_blocks_no_order():
     by_task = task_reasons([task(1, 1, "failed", on_failure="continue"), task(2, 2), task(3, 2)], NOW)
     assert by_task[2].code == by_task[3].code == "turn_now"
     assert by_task[3].words == "the next free worker takes it after 1 before it"
@@ -480,7 +480,7 @@ def test_tasks_wait_for_all_of_a_lower_order():
     assert starts(*night(), *running, task(3, 1), task(4, 1), task(5, 2)) == {3: 90, 4: 90, 5: 190}
 
 
-def test_a_task_that_is_due_later():
+def test_reason_of_a_task_due_later():
     late = task(2, ready_at=at(300))
     assert starts(*night(), runs(1, 40.0), late, task(3)) == {2: 300, 3: 60}
     # An idle worker starts it at once.
@@ -503,11 +503,11 @@ def test_task_of_a_dead_worker_comes_first():
     assert starts(*night(), runs(2, 40.0), task(1, status="lost"), task(3)) == {3: 160}
 
 
-def test_another_queue_tells_nothing():
+def test_estimate_ignores_other_queues():
     assert starts(*night(queue="other"), runs(1, 40.0), task(2)) == {}
 
 
-def test_kinds_of_tasks():
+def test_estimate_uses_tasks_of_the_same_kind():
     quick = night(10, 10.0, 100, worker="other", kind="shell", body='["./quick.sh", "--day", "3"]')
     slow = night(10, 500.0, 200, kind="shell", body='["./slow.sh", "--day", "3"]')
     running = runs(1, 0.0, kind="shell", body='["./quick.sh", "--day", "17"]')
@@ -541,7 +541,7 @@ def test_tasks_of_a_group_share_its_time():
     assert 1.5 < estimate.likely < 5, "two of a group are run one after the other"
 
 
-def test_tasks_are_told_of_in_words():
+def test_reasons_of_tasks_are_worded():
     tasks = [*night(), runs(1, 40.0), task(2), task(3, 7, ready_at=at(10))]
     by_task = task_reasons(tasks, NOW)
     usual = "such tasks usually take about 100 s: it starts in about 01:"
@@ -585,7 +585,7 @@ def test_simulated_queue_matches_workers(pending, running):
 # -- words
 
 
-def test_spans_and_clocks():
+def test_spans_and_clock_times_are_worded():
     assert span_in_words(660, 840) == "11\N{EN DASH}14 min"
     assert span_in_words(0.2, 3) == "0.2\N{EN DASH}3 s"
     assert span_in_words(100, 100) == "about 100 s"

@@ -81,7 +81,7 @@ def test_interrupted_release_ends_a_single_hold(coordinator, place, ending):
     assert rows(place) == []
 
 
-def test_the_last_end_that_is_interrupted_gives_it_back(coordinator, place):
+def test_interrupted_last_release_frees_the_lock(coordinator, place):
     def prepare(number):
         lock = coordinator.mutex(f"a{number}", reentrant=True)
         assert lock.acquire()

@@ -32,7 +32,7 @@ def test_every_public_name_is_there():
     assert {module.__name__ for module in MODULES} <= named(PAGE)
 
 
-def test_a_name_that_is_not_there_is_found():
+def test_missing_name_is_reported():
     assert lacking(PAGE.replace(".. autofunction:: queue\n", "")) == ["queue"]
 
 

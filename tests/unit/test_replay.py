@@ -24,7 +24,7 @@ limited = st.builds(
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(nights.asks, min_size=1, max_size=14))
-def test_the_same_terms_give_the_same_night(some):
+def test_replay_with_equal_terms_changes_nothing(some):
     result = replay(nights.lived(some))
     assert result.everything.would == result.everything.was
     for resource in result.resources.values():
@@ -34,7 +34,7 @@ def test_the_same_terms_give_the_same_night(some):
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(limited, min_size=1, max_size=14), st.integers(4, 9))
-def test_another_limit_gives_the_night_that_the_rule_makes(some, limit):
+def test_replay_with_another_limit_follows_the_rule(some, limit):
     """Beside a plain model of the rule, second by second."""
     would = replay(nights.lived(some), settings=ReplaySettings(limits={"a": limit})).everything.would
     other = replay(nights.lived([replace(row, limit=limit) for row in some])).everything.was
@@ -43,7 +43,7 @@ def test_another_limit_gives_the_night_that_the_rule_makes(some, limit):
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(limited, min_size=1, max_size=14))
-def test_another_weight_gives_the_night_that_the_rule_makes(some):
+def test_replay_with_another_weight_follows_the_rule(some):
     would = replay(nights.lived(some), settings=ReplaySettings(weights={"a": 2})).everything.would
     assert would == replay(nights.lived([replace(row, weight=2) for row in some])).everything.was
 
@@ -69,14 +69,14 @@ def test_replay_report():
 @pytest.mark.parametrize(
     ("order", "waits"), [("asked", 37), ("shortest", 8 + 10), ("longest", 37), ("lightest", 37), ("heaviest", 37)]
 )
-def test_another_order(order, waits):
+def test_replay_in_another_order(order, waits):
     assert order in ORDERS
     would = replay(three_after_one_another(), settings=ReplaySettings(order=order)).everything.would
     assert would.wait_total == waits
     assert would.end == nights.at(31)
 
 
-def test_the_light_and_the_heavy_first():
+def test_replay_with_light_or_heavy_requests_first():
     rows = [
         past("a", 1, 0, 0, 10, limit=3, weight=3),
         past("a", 2, 1, 10, 20, limit=3, weight=2),
@@ -91,7 +91,7 @@ def test_the_light_and_the_heavy_first():
     assert entered("heaviest") == 8 + 19 + 17
 
 
-def test_a_higher_limit_ends_earlier_and_uses_less_of_it():
+def test_replay_with_a_higher_limit_ends_earlier():
     rows = [past("etl", n, 0, 10 * (n - 1), 10 * n) for n in range(1, 7)]
     both = replay(rows, settings=ReplaySettings(limits={"etl": 3})).resources["etl"]
     assert (both.was.end, both.would.end) == (nights.at(60), nights.at(20))
@@ -100,13 +100,13 @@ def test_a_higher_limit_ends_earlier_and_uses_less_of_it():
     assert replay(rows, settings=ReplaySettings(limits={"etl": 4})).resources["etl"].would.use == 0.75
 
 
-def test_readers_and_stages_keep_their_limits():
+def test_replay_keeps_limits_of_readers_and_stages():
     rows = [past("a", 1, 0, 0, 10, "read"), past("a", 2, 1, 10, 20), past("a", 3, 2, 20, 30, "read")]
     assert replay(rows, settings=ReplaySettings(limits={"a": 5})).everything.would.end == nights.at(30)
     assert replay(rows).resources["a"].was.use == 10 / 30  # of the writer alone
 
 
-def test_a_weight_that_never_fits_is_refused():
+def test_replay_refuses_a_weight_that_never_fits():
     rows = [past("a", 7, 0, 0, 10, limit=4, weight=4)]
     with pytest.raises(ConfigurationError, match="position 7 of 'a' weighs 4"):
         replay(rows, settings=ReplaySettings(limits={"a": 3}))
@@ -127,7 +127,7 @@ def test_replay_grants_timed_out_requests():
     assert result.resources["a"].would.wait_total == 3
 
 
-def test_locks_taken_together_are_asked_for_and_had_together():
+def test_replay_grants_all_of_requests_together():
     both = {"requesting_id": "x"}
     rows = [
         past("a", 1, 0, 0, 10),
@@ -146,7 +146,7 @@ def test_locks_taken_together_are_asked_for_and_had_together():
     assert abs((result.resources["a"].would.end - nights.at(10)).total_seconds()) < 0.01
 
 
-def test_a_lock_inside_another_is_asked_for_when_that_is_had():
+def test_replay_requests_a_nested_lock_after_the_outer():
     shared = {"requesting_id": "x"}
     rows = [
         past("outer", 1, 0, 0, 50),
@@ -184,7 +184,7 @@ def test_replay_reports_deadlocks():
     assert replay(rows, settings=ReplaySettings(limits={"gate": 2})).stuck > 0
 
 
-def test_upgrades_and_downgrades():
+def test_replay_follows_upgrades_and_downgrades():
     rows = [
         past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"),
         past("a", 1, 0, 5, 8, outcome="downgraded"),
@@ -202,7 +202,7 @@ def test_upgrades_and_downgrades():
     assert replay(longer).resources["a"].would.end == nights.at(22)
 
 
-def test_a_second_upgrade_at_the_same_time_is_refused():
+def test_replay_refuses_a_concurrent_second_upgrade():
     rows = [past("a", 9, 0, 0, 30, "read")]
     for n in (1, 2):
         rows += [past("a", n, 1, 1, 5 + n, "read", None, outcome="upgraded"), past("a", n, 1, 5 + n, 9)]
@@ -218,7 +218,7 @@ def test_replay_counts_open_rows_until_now():
     assert (result.everything.was.let_in, result.everything.was.gave_up) == (1, 2)
 
 
-def test_nothing_at_all():
+def test_replay_of_an_empty_history():
     result = replay([])
     assert result.resources == {}
     assert (result.everything.would.requests, result.everything.would.end) == (0, None)

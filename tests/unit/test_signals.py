@@ -32,7 +32,7 @@ with sqlsem.testing.memory() as locks, locks.mutex("etl"):
     assert (done.stdout, done.stderr, done.returncode) == ("etl was released\n", "", 0)
 
 
-def test_a_callback_that_blocks_does_not_hold_up_the_end():
+def test_blocked_callback_does_not_delay_exit():
     done = run(
         """
 import threading, sqlsem, sqlsem.testing
@@ -45,7 +45,7 @@ with sqlsem.testing.memory() as locks, locks.mutex("etl"):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="fork")
-def test_a_forked_child_goes_on_to_listen(tmp_path):
+def test_forked_child_keeps_its_subscriptions(tmp_path):
     done = run(
         """
 import os, sys, threading, sqlsem
@@ -101,7 +101,7 @@ def test_holders_are_not_queried_without_a_listener(tmp_path, monkeypatch, caplo
             assert looks == ["etl"] * 2
 
 
-def test_a_tap_that_fails_harms_no_lock(caplog):
+def test_failing_subscriber_harms_no_lock(caplog):
     def fails(event):
         raise ValueError("no")
 

@@ -37,7 +37,7 @@ def struck(number, do, *files):
     return interrupted(trace, do)
 
 
-def test_a_lock_that_is_had_within_a_time_is_given_back():
+def test_interrupted_had_within_releases_the_lock():
     lock, inside = threading.Lock(), []
 
     def have():

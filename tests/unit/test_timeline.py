@@ -79,7 +79,7 @@ def test_bars_do_not_overlap(some):
     assert panel.lanes <= max(1, maximum)
 
 
-def test_a_night_with_everything_in_it():
+def test_timeline_draws_every_kind_of_row():
     rows = [
         past("etl", 1, 0, 0, 100, limit=3),
         past("etl", 2, 10, 10, 120, limit=3, weight=2),
@@ -110,7 +110,7 @@ def test_earlier_rows_are_cut_off():
     assert panel.use[0] == (at(20), 1)
 
 
-def test_a_converted_request_waits_once():
+def test_timeline_draws_a_converted_request_once():
     rows = [past("a", 1, 0, 50, 60, "read", None, outcome="upgraded"), past("a", 1, 0, 60, 90)]
     (panel,) = drawn(rows).panels
     assert [(nights.seconds(bar.asked), nights.seconds(bar.ended)) for bar in panel.bars] == [(0, 60), (60, 90)]
@@ -131,7 +131,7 @@ def test_omissions_are_named():
     )
 
 
-def test_nothing_at_all():
+def test_timeline_of_an_empty_history():
     picture = drawn([])
     assert (picture.panels, picture.left_out()) == ((), "")
 
@@ -165,7 +165,7 @@ class Parsed(html.parser.HTMLParser):
         self.texts[len(self.tags) - 1] = self.texts.get(len(self.tags) - 1, "") + data
 
 
-def test_a_page_needs_nothing_and_has_no_markup_of_others(page):
+def test_page_is_self_contained_and_escaped(page):
     parsed = Parsed(page)
     scripts = [number for number, (tag, _) in enumerate(parsed.tags) if tag == "script"]
     assert len(scripts) == 3
@@ -179,7 +179,7 @@ def test_a_page_needs_nothing_and_has_no_markup_of_others(page):
     assert not {"\x1b", "\u202e", "\u2028"} & set(parsed.texts[scripts[1]])
 
 
-def test_an_svg_is_text_and_shapes(odd_night):
+def test_svg_has_text_and_shapes_only(odd_night):
     text = picture(odd_night, ".svg").decode()
     root = ET.fromstring(text)
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}
@@ -190,7 +190,7 @@ def test_an_svg_is_text_and_shapes(odd_night):
     assert not {"\x1b", "\u202e", "\u2028"} & set(text)
 
 
-def test_a_png_and_a_night_of_nothing(odd_night):
+def test_png_is_written_also_of_an_empty_night(odd_night):
     assert picture(odd_night, ".png").startswith(b"\x89PNG")
     assert ET.fromstring(picture(drawn([]), ".svg")) is not None
 
@@ -243,7 +243,7 @@ _DRIVE = """<script>
 
 
 @pytest.mark.skipif(browser() is None, reason="a page is tried in Chromium, which is not there")
-def test_a_page_in_a_browser(page, tmp_path):
+def test_page_works_in_a_browser(page, tmp_path):
     """Zoom by the wheel in any view, back by a double click, search, and a text that stays text."""
     file = tmp_path / "night.html"
     file.write_text(page.rpartition("</body>")[0] + _DRIVE, encoding="utf-8")
@@ -289,7 +289,7 @@ def call(*arguments: str):
     return result
 
 
-def test_the_command(url: str, tmp_path: Path) -> None:
+def test_timeline_command_writes_each_format(url: str, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert", reason="to draw a timeline vl-convert-python is needed")
     file = tmp_path / "night.svg"
     with sqlsem.connect(url) as coordinator:
@@ -307,7 +307,7 @@ def test_wrong_usage(url: str, wrong: list[str]) -> None:
     assert call("timeline", *wrong).exit_code == 64
 
 
-def test_a_file_that_cannot_be_written(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeline_reports_an_unwritable_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlsem.cli.nights.picture", lambda *_: b"")
     monkeypatch.setattr("sqlsem.cli.nights.library", lambda: None)
     result = call("timeline", "-o", str(tmp_path / "there is none" / "night.svg"))
@@ -315,7 +315,7 @@ def test_a_file_that_cannot_be_written(url: str, tmp_path: Path, monkeypatch: py
     assert "cannot be written to" in result.output
 
 
-def test_without_the_library(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeline_without_its_library_names_the_extra(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     result = call("timeline", "-o", "night.svg")
     assert result.exit_code == 78

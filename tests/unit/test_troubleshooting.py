@@ -103,7 +103,7 @@ def part(piece):
     return piece.strip(" :;(|'\"").removeprefix("(")[:24].rstrip().lower()
 
 
-def test_every_error_is_there():
+def test_every_error_is_on_the_page():
     assert list(lacking(PAGE)) == []
 
 

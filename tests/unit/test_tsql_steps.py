@@ -165,13 +165,13 @@ RELEASE: Holds = {"@next IS NULL AND @mark": ALWAYS, "@code = 0 AND APPLOCK_MODE
 ANSWERED: Holds = {"@answer = 1": ALWAYS}
 
 
-def test_a_pair_of_a_program() -> None:
+def test_steps_of_a_programs_pair() -> None:
     """At most 30 statements."""
     counts = counted("register", "release", register=REGISTER | ANSWERED, release=RELEASE)
     assert counts == {"statements": 30, "calls": 4, "locks": 4, "transactions": 2, "tables": 4}
 
 
-def test_a_pair_of_a_session() -> None:
+def test_steps_of_a_sessions_pair() -> None:
     """A later hand-off: the session has a member and a name. At most 60 statements."""
     counts = counted(
         *("acquire", "release"),
@@ -202,7 +202,7 @@ def woken(**conditions: Iterable[bool]) -> Counter[str]:
     return walk.counted()
 
 
-def test_a_hand_off() -> None:
+def test_steps_of_a_hand_off() -> None:
     """The release grants the next row as well, in its transaction; the waiter reads that when it wakes up."""
     grants: Holds = {"@code = 0 AND @next": ALWAYS, "@@VERSION LIKE": ALWAYS, "@code = 0 AND APPLOCK_MODE": ALWAYS}
     counts = counted("release", release=grants)
@@ -211,7 +211,7 @@ def test_a_hand_off() -> None:
     assert counts == {"statements": 12, "tables": 1}
 
 
-def test_a_hand_off_to_a_waiter_that_grants_itself() -> None:
+def test_steps_of_a_hand_off_to_a_polling_waiter() -> None:
     """As a session does, or a program behind a removed row."""
     counts = woken(**{"@result IS NULL": ALWAYS, "@@ROWCOUNT > 0": ALWAYS, "@result = 0": (True, False)})
     assert counts == {"statements": 15, "tables": 2}

@@ -89,7 +89,7 @@ def test_no_aggregate_meets_null(name):
     assert places == []
 
 
-def test_the_test_for_null_finds_it():
+def test_search_for_null_aggregates_finds_a_fault():
     assert may_be_null("CASE WHEN conflict = 1 THEN weight END")
     assert may_be_null("o.cap")
     assert not may_be_null("CASE WHEN conflict = 1 THEN weight ELSE 0 END")
@@ -175,7 +175,7 @@ def test_bare_participants_decide_on_committed_rows():
     assert not re.search(r"sqlsem\.(entries|standing|status)\b", PROCEDURES["may_enter"])
 
 
-def test_everything_that_is_made_is_dropped():
+def test_every_created_object_is_dropped():
     """Procedures and functions are by their kind."""
     dropped = set(re.findall(r"DROP \w+ IF EXISTS sqlsem\.\[?(\w+)", text_of("drop")))
     created = set(re.findall(r"CREATE TRIGGER sqlsem\.(\w+)", text_of("routines")))
@@ -183,7 +183,7 @@ def test_everything_that_is_made_is_dropped():
     assert created <= dropped
 
 
-def test_every_role_that_is_made_is_dropped():
+def test_every_created_role_is_dropped():
     created = set(re.findall(r"N'sqlsem_(\w+)', N'[upwor]'", text_of("permissions"))) | {"locks"}
     assert len(created) == 6
     assert created == set(re.findall(r"DROP ROLE IF EXISTS sqlsem_(\w+)", text_of("drop")))

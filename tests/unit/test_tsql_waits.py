@@ -75,7 +75,7 @@ def test_each_sleep_has_a_slot_or_a_reason() -> None:
     assert unslotted(PROCEDURES) == []
 
 
-def test_the_tables_name_no_sleep_that_is_not_there() -> None:
+def test_tables_of_sleeps_name_existing_sleeps_only() -> None:
     assert {(name, wait) for name, wait, _ in sleeps(PROCEDURES)} == WITH_A_SLOT | set(WITHOUT)
 
 

@@ -27,7 +27,7 @@ from sqlsem.model import (
 
 
 @given(st.text(max_size=300))
-def test_a_name_is_taken_as_it_is_or_refused(text):
+def test_name_is_kept_unchanged_or_refused(text):
     try:
         assert check_name("The name", text) == text
     except sqlsem.ConfigurationError:
@@ -76,13 +76,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fields", TAKEN.values(), ids=TAKEN)
-def test_a_request_that_is_taken(fields):
+def test_valid_request_is_accepted(fields):
     request = Request(**{"resource": "a", **fields})
     assert {name: getattr(request, name) for name in fields} == fields
 
 
 @pytest.mark.parametrize("fields", REFUSED.values(), ids=REFUSED)
-def test_a_request_that_is_refused(fields):
+def test_invalid_request_is_refused(fields):
     with pytest.raises(sqlsem.ConfigurationError):
         Request(**{"resource": "a", **fields})
 
@@ -105,7 +105,7 @@ def test_the_longest_duration():
 
 
 @given(st.one_of(st.integers(), st.none(), st.floats(), st.booleans(), st.text(max_size=3)), st.integers(-3, 2**33))
-def test_a_request_keeps_the_rule_possible(limit, weight):
+def test_accepted_request_fits_its_limit(limit, weight):
     try:
         request = Request("a", limit=limit, weight=weight)
     except sqlsem.ConfigurationError:

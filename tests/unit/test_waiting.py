@@ -13,7 +13,7 @@ def client(tmp_path):
         yield coordinator.client
 
 
-def test_where_there_is_no_room_idle_sessions_stay(client, monkeypatch):
+def test_full_wait_pool_keeps_idle_connections(client, monkeypatch):
     room = client.wait_pool
     with room.connection(1.0) as connection:
         pass
@@ -25,7 +25,7 @@ def test_where_there_is_no_room_idle_sessions_stay(client, monkeypatch):
         assert session is connection
 
 
-def test_few_are_kept(client):
+def test_wait_pool_keeps_few_connections(client):
     room, connections = client.wait_pool, []
     with room.connection(1.0) as connection, room.connection(1.0) as second, room.connection(1.0) as three:
         connections += [connection, second, three]

@@ -76,7 +76,7 @@ def test_check_fails_over_the_number(monkeypatch, capsys):
     assert words.check([]) == 0
 
 
-def test_every_allowed_folder_is_there():
+def test_every_allowed_folder_exists():
     assert [folder for folder in ALLOWED if not (ROOT / folder).is_dir()] == []
 
 
