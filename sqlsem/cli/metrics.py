@@ -96,7 +96,7 @@ def metrics(
 ) -> None:
     """Serve metrics for Prometheus of everything in the database: holders, waiters, blockers, tasks.
 
-    Each scrape takes two statements, on a connection of its own; the role sqlsem_reader is enough. With --once, the
+    Each scrape takes a few statements, on a connection of its own; the role sqlsem_reader is enough. With --once, the
     exit code is 69 if the database is out of reach; otherwise sqlsem_up is 0 until it is back.
     """
     if shown is not None:

@@ -262,7 +262,7 @@ def _json_value(text: str) -> Any:
 def tasks_(
     options: Connecting, queue: str | None, also: str | None, status: str | None, maximum: int, page: int, as_json: bool
 ) -> None:
-    """Show the tasks of one queue or all: open ones in the order in which they will run, then those that have ended,
+    """Show the tasks of one queue or all: open ones by queue, order, priority and number, then those that have ended,
     the newest first.
 
     PRIORITY is shown if any task has one: among tasks of the same order, higher priorities come first. FOR is how long

@@ -44,9 +44,9 @@ MAX_ENDS = 1000
 
 #: The database's counters of each window of a rate: the metric's name, its help text, and its attribute.
 RATE_COUNTERS: tuple[tuple[str, str, Callable[[RateEntry], int]], ...] = (
-    ("rate_taken", "What was taken from rates, also by adjusting more.", lambda rate: rate.taken),
-    ("rate_returned", "What was given back of that, by adjusting less.", lambda rate: rate.returned),
-    ("rate_waits", "How often it was not there at once, and was had after waiting.", lambda rate: rate.waits),
+    ("rate_taken", "What was taken from rates, with what `adjust` added.", lambda rate: rate.taken),
+    ("rate_returned", "What `adjust` returned of that.", lambda rate: rate.returned),
+    ("rate_waits", "How often a caller waited before it could take.", lambda rate: rate.waits),
 )
 
 #: A metric's name, its help text, its labels, and its values by these.
