@@ -29,7 +29,7 @@ def listed(server: str) -> list[str]:
 @pytest.mark.parametrize(
     ("server", "engine", "other"), [("PostgreSQL", "postgresql", "mssql"), ("SQL Server", "mssql", "postgresql")]
 )
-def test_routines_of_one_server_are_listed_with_a_reason(server: str, engine: str, other: str) -> None:
+def test_routines_of_a_single_server_are_listed_with_a_reason(server: str, engine: str, other: str) -> None:
     assert sorted(listed(server)) == sorted(routines(engine) - routines(other))
 
 

@@ -65,6 +65,6 @@ def test_documented_errors_contain_every_raised_code() -> None:
 
 
 @pytest.mark.parametrize(("words", "numbers", "states"), rows(), ids=lambda value: str(value)[:30])
-def test_both_servers_raise_one_class_for_an_error(words: str, numbers: list[int], states: list[str]) -> None:
+def test_both_servers_raise_the_same_class(words: str, numbers: list[int], states: list[str]) -> None:
     classes = {class_of_number(number) for number in numbers} | {class_of_state(state) for state in states}
     assert len(classes) == 1, (words, classes)

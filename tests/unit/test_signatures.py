@@ -50,7 +50,7 @@ def test_signature_binds_a_call_as_the_function_does():
         inspect.signature(sqlsem.limit).bind("etl", 3, timout=5)
 
 
-def test_signature_defaults_are_those_of_the_call():
+def test_signature_defaults_match_the_call():
     with sqlsem.testing.memory() as locks:
         for make in (locks.mutex, locks.read, locks.write):
             defaults = {

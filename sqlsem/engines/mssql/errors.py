@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"\((\d{2,9})\)")
 _LAST_NUMBER = re.compile(r"\((\d{2,9})\)\s*\(SQL\w+\)")
 #: The numbers that sqlsem's routines raise.
 OURS = range(50000, 50100)
-#: Those that name a mistake of the caller, which a retry repeats. clients/dotnet/SqlSem.cs has the same ones.
+#: The numbers of mistakes of the caller: a retry fails again. clients/dotnet/SqlSem.cs has the same ones.
 CONFIGURATION_NUMBERS = frozenset({50001, 50003, 50006, 50008, 50009})
 #: The beginnings of their messages, for drivers without numbers.
 OUR_WORDS = (
