@@ -28,28 +28,28 @@ class Admin(BaseAdmin):
         return self.client.with_connection(lambda session: session.list_schedules(None, queue), ScheduleSession)
 
     def pause_schedule(self, name: str) -> None:
-        """Put nothing of a schedule until `resume_schedule`. Raises `NotHeld` when there is none."""
+        """Put no tasks of a schedule until `resume_schedule`. Raises `NotHeld` if there is no such schedule."""
         self._set_schedule(name, "pause")
 
     def resume_schedule(self, name: str) -> None:
-        """Undo `pause_schedule`; the times that were due meanwhile are left out. Errors as there."""
+        """Undo `pause_schedule`; the due times since then are left out. Errors as for `pause_schedule`."""
         self._set_schedule(name, "resume")
 
     def remove_schedule(self, name: str) -> None:
         """Remove a schedule; tasks that it has put stay. Errors as for `pause_schedule`."""
         self._set_schedule(name, "remove")
 
-    def _set_schedule(self, name: str, what: str) -> None:
+    def _set_schedule(self, name: str, action: str) -> None:
         check_name("The schedule's name", name)
 
         def change(session: Session) -> bool:
             due = None
-            if what == "resume":
-                found = session.list_schedules(name, None)
-                if not found:
+            if action == "resume":
+                schedules = session.list_schedules(name, None)
+                if not schedules:
                     return False
-                due = tasks.next_due(found[0].cron, found[0].time_zone, found[0].taken_at)
-            return session.set_schedule(name, what, due)
+                due = tasks.next_due(schedules[0].cron, schedules[0].time_zone, schedules[0].taken_at)
+            return session.set_schedule(name, action, due)
 
         if not self.client.with_connection(change, ScheduleSession):
-            raise NotHeld(f"There is no schedule {name!r} that you may {what}; see: sqlsem schedules")
+            raise NotHeld(f"There is no schedule {name!r} that you may {action}; see: sqlsem schedules")

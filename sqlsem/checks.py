@@ -32,10 +32,10 @@ MAX_LABEL = 64
 MAX_NOTE = 1000
 MAX_INT = 2**31 - 1
 MAX_ID = 2**63 - 1
-#: Characters of a value that is refused, in the message.
+#: How many characters of a refused value its message quotes.
 MAX_QUOTED = 80
 
-# The codec is loaded now: a child that is forked while another thread imports a module could never load it.
+# Load the codec now: a child that is forked while another thread imports a module could never load it.
 codecs.lookup("utf-16-le")
 
 
@@ -45,7 +45,7 @@ def utf16_length(text: str) -> int:
 
 
 def check_name(what: str, value: object, longest: int = MAX_NAME) -> str:
-    """Return ``value`` when it can serve as a name on every engine, else raise `ConfigurationError`."""
+    """Return ``value`` if it can serve as a name on every engine, else raise `ConfigurationError`."""
     if not isinstance(value, str):
         raise ConfigurationError(f"{what} must be a string, not {type(value).__name__}: {short(value)}")
     if not value:
@@ -83,7 +83,7 @@ def check_some(what: str, value: object, longest: int = MAX_NAME) -> None:
 
 
 def check_id(what: str, value: object) -> int:
-    """Return ``value`` when a database can have given it as a number, else raise `ConfigurationError`."""
+    """Return ``value`` if it can be a number that a database has given to a row, else raise `ConfigurationError`."""
     return check_count(what, value, 0, MAX_ID)
 
 
@@ -94,7 +94,7 @@ def check_call(what: str, value: object) -> None:
 
 
 def short(value: object) -> str:
-    """Return ``repr(value)``, or its beginning. (That of a number may be refused by Python itself.)"""
+    """Return ``repr(value)``, or its beginning. (Python refuses the ``repr`` of a very long number.)"""
     try:
         text = repr(value)
     except ValueError:
@@ -103,7 +103,7 @@ def short(value: object) -> str:
 
 
 def check_count(what: str, value: object, minimum: int = 1, maximum: int = MAX_INT) -> int:
-    """Return ``value`` when it is a whole number from ``least`` to ``most``, else raise `ConfigurationError`."""
+    """Return ``value`` if it is a whole number from ``minimum`` to ``maximum``, else raise `ConfigurationError`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"{what} must be a whole number, not {type(value).__name__}: {short(value)}")
     if not minimum <= value <= maximum:
@@ -113,13 +113,13 @@ def check_count(what: str, value: object, minimum: int = 1, maximum: int = MAX_I
 
 #: A length of time, as every call takes it: seconds, text such as ``"10s"`` or ``"1h30m"``, or a `timedelta`.
 Duration = float | str | timedelta
-#: The longest one that a database's milliseconds can hold.
+#: The longest duration that a database can store, in milliseconds, as an integer.
 MAX_SECONDS = MAX_INT // 1000
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def check_duration(what: str, value: object, *, zero: bool = True, maximum: float = MAX_SECONDS) -> float:
-    """Return ``value`` as seconds, or raise `ConfigurationError`. It is one kind everywhere: a number of seconds
+    """Return ``value`` as seconds, or raise `ConfigurationError`. All calls take durations alike: a number of seconds
     (``5``, ``0.5``), text (``"90"``, ``"1.5s"``, ``"250ms"``, ``"1h30m"``; units ms, s, m, h, d, w) or a `timedelta`.
 
     >>> check_duration("The window", "1h30m")

@@ -74,16 +74,16 @@ def configure(
         lockorder.configure(debug)
         if url is None and profile is None and not options:
             return
-    fresh = _connect(url, profile, options)  # finds faults at once; connects only when used
+    new = _connect(url, profile, options)  # finds faults at once; connects only when used
     with _guard:
-        old, _coordinator = _coordinator, fresh
+        replaced, _coordinator = _coordinator, new
         _configured = (url, profile, options)
-    if old is not None:
-        old.close()
+    if replaced is not None:
+        replaced.close()
 
 
 def default() -> Coordinator:
-    """Return the coordinator of the module-level functions; made on first use, and again after it was closed."""
+    """Return the coordinator of the module-level functions; make it at the first use, and again after it was closed."""
     global _coordinator
     current = _coordinator
     if current is not None and not current.closed:

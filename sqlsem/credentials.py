@@ -1,6 +1,6 @@
-"""Secrets in database URLs and ODBC strings: which keywords hold one, and how a URL is shown without them.
+"""Secrets in database URLs and ODBC strings: the keywords that hold one, and the URL without them.
 
-This is the one table of such keywords. Every place that prints, logs, withholds or refuses a URL goes by it.
+All code that prints, logs, withholds or refuses a URL uses this one table of keywords.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECRETS = frozenset(
         *("pwd", "accesstoken", "clientsecret", "keystoresecret", "clientcertificate", "clientkey", "proxypassword"),
     }
 )
-#: Names of further keywords, of drivers to come, that are taken for secrets.
+#: Matches further keywords, such as those of future drivers, whose values are treated as secrets.
 SUSPECT = re.compile(r"password|passwd|passphrase|pwd|secret|token|credential|apikey|privatekey")
 #: A keyword and its value in an ODBC string. (A brace that is never closed takes all of the rest.)
 _WORD = re.compile(r"([A-Za-z][\w .-]*?)(\s*=\s*)(\{(?:[^}]|\}\})*\}|\{.*|[^;]*)", re.DOTALL)
@@ -29,20 +29,20 @@ _CONNINFO = re.compile(r"((?:^|(?<=\s))\w+)(\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s;]+)"
 
 
 def is_secret(keyword: str) -> bool:
-    """True if the value of a keyword, in a URL's query or an ODBC string, is a secret."""
+    """Return True if the value of a keyword, in a URL's query or an ODBC string, is a secret."""
     plain = re.sub(r"[\s_.-]", "", keyword).lower()
     return plain in SECRETS or SUSPECT.search(plain) is not None
 
 
 def has_secret(url: str) -> bool:
-    """True if a URL or an ODBC string holds a secret, such as a password."""
+    """Return True if a URL or an ODBC string holds a secret, such as a password."""
     _, separator, rest = url.partition("://")
     if not separator:
         words = [*_WORD.finditer(url), *_CONNINFO.finditer(url)]
         return any(match[3].strip() and is_secret(match[1]) for match in words)
     place, _, query = rest.partition("?")
     _, colon, password = place.rpartition("@")[0].partition(":")
-    if colon and password and not rest.startswith("/"):  # that is a path: there is no user in it
+    if colon and password and not rest.startswith("/"):  # (such a URL has a path, and no user)
         return True
     return any(
         is_secret(keyword) or (keyword.lower() == "odbc_connect" and has_secret(value))

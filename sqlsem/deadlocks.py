@@ -52,7 +52,7 @@ class Row:
 
     @property
     def waits(self) -> bool:
-        """True if its owner waits for something."""
+        """True if its owner waits for a lock."""
         return not self.granted or self.access == UPGRADE
 
     def is_in_the_way_of(self, row: Row) -> bool:
@@ -67,7 +67,7 @@ class Row:
 
 
 Node = tuple[int, str, int]
-#: A row that waits, and one that is in its way.
+#: A row that waits, and a row that is in its way.
 Edge = tuple[Row, Row]
 
 
@@ -97,29 +97,31 @@ class Cycle:
         for row in self.blocked:
             waiting[row.node].append(row)
         # For each queue, by labels, the rows of nodes that are not reached yet: each row is visited once.
-        left: dict[str, dict[str, deque[Row]]] = defaultdict(lambda: defaultdict(deque))
+        unreached: dict[str, dict[str, deque[Row]]] = defaultdict(lambda: defaultdict(deque))
         for row in self.rows:
-            left[row.resource][row.access].append(row)
-        came: dict[Node, Edge] = {}
+            unreached[row.resource][row.access].append(row)
+        edge_to: dict[Node, Edge] = {}
         frontier = [victim]
-        while start not in came:
-            found: dict[Node, Edge] = {}
+        while start not in edge_to:
+            new_edges: dict[Node, Edge] = {}
             for row in sorted(frontier, key=lambda row: row.position):
-                for blocker in sorted(_taken(left[row.resource], row), key=lambda blocker: blocker.position):
-                    if blocker.node is not None and blocker.node not in came:
-                        found.setdefault(blocker.node, (row, blocker))
-            assert found, "in a cycle, each node reaches each other node"
-            came.update(found)
-            frontier = [row for node in found for row in waiting[node]]
-        path = [came[start]] if start is not None else []
+                for blocker in sorted(
+                    _take_blockers(unreached[row.resource], row), key=lambda blocker: blocker.position
+                ):
+                    if blocker.node is not None and blocker.node not in edge_to:
+                        new_edges.setdefault(blocker.node, (row, blocker))
+            assert new_edges, "in a cycle, each node reaches each other node"
+            edge_to.update(new_edges)
+            frontier = [row for node in new_edges for row in waiting[node]]
+        path = [edge_to[start]] if start is not None else []
         while path[0][0] != victim:
             source = path[0][0].node
             assert source is not None
-            path.insert(0, came[source])
+            path.insert(0, edge_to[source])
         return path
 
 
-def _taken(queue: Mapping[str, deque[Row]], row: Row) -> list[Row]:
+def _take_blockers(queue: Mapping[str, deque[Row]], row: Row) -> list[Row]:
     """Remove from a queue the rows that block ``row``, and return them."""
     if row.access == UPGRADE:
         found = [entry for rows in queue.values() for entry in rows if entry.is_in_the_way_of(row)]
@@ -157,7 +159,7 @@ class _Group:
                 if not self.limits[row.limit]:
                     del self.limits[row.limit]
 
-    def lets_in(self, row: Row, cap: int | None) -> bool:
+    def fits(self, row: Row, cap: int | None) -> bool:
         limits = [*self.limits, *([] if row.limit is None else [row.limit])]
         if cap is not None and cap >= row.weight:  # a lower cap blocks the row until the operator changes it
             limits.append(cap)
@@ -165,13 +167,13 @@ class _Group:
 
 
 class _Queue:
-    """The rows of one resource, by position, of nodes that wait."""
+    """The rows of one resource, by position; only rows of nodes that wait."""
 
     def __init__(self, cap: int | None) -> None:
         self.cap = cap
         self.rows: list[Row] = []
         self.nodes: list[Node] = []
-        self.kept_out: list[bool] = []
+        self.is_blocked: list[bool] = []
         self.groups: dict[object, _Group] = {}
         self.upgrades: list[int] = []
         self.inside = 0
@@ -185,35 +187,35 @@ class _Queue:
             self.groups.setdefault((row.access, kind), _Group(row.access)).waiting.append(len(self.rows))
         self.rows.append(row)
         self.nodes.append(node)
-        self.kept_out.append(row.waits)
+        self.is_blocked.append(row.waits)
         self.inside += row.granted
 
-    def leave(self, place: int) -> None:
-        """Remove a row, as its owner is not stuck."""
-        self.inside -= self.rows[place].granted
+    def leave(self, index: int) -> None:
+        """Remove a row, as its node is not stuck: the node can finish and release."""
+        self.inside -= self.rows[index].granted
         for group in self.groups.values():
-            if place < group.counted:
-                group.count(self.rows[place], -1)
+            if index < group.counted:
+                group.count(self.rows[index], -1)
 
-    def let_in(self, stuck: Mapping[Node, int]) -> Iterator[int]:
-        """Yield the places of the rows that can be granted now. A node may leave between two of them."""
+    def grantable(self, stuck: Mapping[Node, int]) -> Iterator[int]:
+        """Yield the indexes of the rows that can be granted now. The caller may remove rows between two of them."""
         for group in self.groups.values():
             while group.next < len(group.waiting):
-                place = group.waiting[group.next]
-                for number in range(group.counted, place):
+                index = group.waiting[group.next]
+                for number in range(group.counted, index):
                     if self.nodes[number] in stuck:
                         group.count(self.rows[number], 1)
-                group.counted = place
-                if self.nodes[place] in stuck:
-                    if not group.lets_in(self.rows[place], self.cap):
+                group.counted = index
+                if self.nodes[index] in stuck:
+                    if not group.fits(self.rows[index], self.cap):
                         break
-                    self.kept_out[place] = False
-                    yield place
+                    self.is_blocked[index] = False
+                    yield index
                 group.next += 1
-        for place in self.upgrades:
-            if self.kept_out[place] and self.nodes[place] in stuck and self.inside == 1:
-                self.kept_out[place] = False
-                yield place
+        for index in self.upgrades:
+            if self.is_blocked[index] and self.nodes[index] in stuck and self.inside == 1:
+                self.is_blocked[index] = False
+                yield index
 
 
 def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Cycle]:
@@ -222,45 +224,45 @@ def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Cyc
     owners = [row.node for row in rows]
     stuck = Counter(node for row, node in zip(rows, owners, strict=True) if row.waits and node is not None)
     queues: dict[str, _Queue] = {}
-    places: dict[Node, list[tuple[_Queue, int]]] = defaultdict(list)
+    indexes: dict[Node, list[tuple[_Queue, int]]] = defaultdict(list)
     for row, node in zip(rows, owners, strict=True):
         if node in stuck:
             assert node is not None
             queue = queues.get(row.resource)
             if queue is None:
                 queue = queues[row.resource] = _Queue((caps or {}).get(row.resource))
-            places[node].append((queue, len(queue.rows)))
+            indexes[node].append((queue, len(queue.rows)))
             queue.add(row, node)
 
     # A node that is granted everywhere releases; in the queues that it leaves, other rows may be granted.
     changed = dict.fromkeys(queues.values())
     while changed:
         queue, _ = changed.popitem()
-        for place in queue.let_in(stuck):
-            node = queue.nodes[place]
+        for index in queue.grantable(stuck):
+            node = queue.nodes[index]
             stuck[node] -= 1
             if not stuck[node]:
                 del stuck[node]
-                for its_queue, its_place in places[node]:
-                    its_queue.leave(its_place)
-                    changed[its_queue] = None
+                for other_queue, other_index in indexes[node]:
+                    other_queue.leave(other_index)
+                    changed[other_queue] = None
 
     graph = _graph(queues.values(), stuck)
     cycles = []
     for part in _components(graph):
         if all(target in part for vertex in part for target in graph[vertex]):
-            theirs = [
-                (queue.rows[place], queue.kept_out[place])
+            cycle_rows = [
+                (queue.rows[index], queue.is_blocked[index])
                 for vertex in part
                 if vertex in stuck
-                for queue, place in places[cast("Node", vertex)]
+                for queue, index in indexes[cast("Node", vertex)]
             ]
-            theirs.sort(key=lambda one: one[0].position)
+            cycle_rows.sort(key=lambda pair: pair[0].position)
             cycles.append(
                 Cycle(
                     frozenset(cast("Node", vertex) for vertex in part if vertex in stuck),
-                    tuple(row for row, _ in theirs),
-                    tuple(row for row, kept_out in theirs if kept_out),
+                    tuple(row for row, _ in cycle_rows),
+                    tuple(row for row, is_blocked in cycle_rows if is_blocked),
                 )
             )
     return cycles
@@ -277,22 +279,22 @@ def _graph(queues: Iterable[_Queue], stuck: Mapping[Node, int]) -> dict[Vertex, 
     graph: dict[Vertex, list[Vertex]] = {node: [] for node in stuck}
     for queue in queues:
         last: dict[str, Vertex] = {}
-        for place, (row, node) in enumerate(zip(queue.rows, queue.nodes, strict=True)):
+        for index, (row, node) in enumerate(zip(queue.rows, queue.nodes, strict=True)):
             if node not in stuck:
                 continue
-            if queue.kept_out[place] and row.access == UPGRADE:
+            if queue.is_blocked[index] and row.access == UPGRADE:
                 graph[node] += [
                     other
                     for other, entry in zip(queue.nodes, queue.rows, strict=True)
                     if other in stuck and entry.is_in_the_way_of(row)
                 ]
-            elif queue.kept_out[place]:
+            elif queue.is_blocked[index]:
                 graph[node] += [vertex for label, vertex in last.items() if row.access == WRITE or label != row.access]
                 if row.access == WRITE:
                     last = {}
-            here = (row.resource, row.access, place)
-            graph[here] = [node, last[row.access]] if row.access in last else [node]
-            last[row.access] = here
+            vertex_here = (row.resource, row.access, index)
+            graph[vertex_here] = [node, last[row.access]] if row.access in last else [node]
+            last[row.access] = vertex_here
     return graph
 
 

@@ -1,4 +1,4 @@
-"""Runs ``sqlsem demo``: several processes share a limit, on the screen.
+"""Runs ``sqlsem demo``: several processes share a limit, and the screen shows their queue.
 
 It works on an SQLite file of its own, in a folder that is removed afterwards, so that no real queue is disturbed. Each
 worker, once granted, leaves a file in that folder while it works, and counts the files: a check that does not depend on
@@ -39,12 +39,12 @@ RESOURCE = "demo"
 LOOK_SECONDS = 0.1
 #: Seconds that a worker works after its grant: from, to.
 WORK_SECONDS = (0.2, 0.9)
-#: For workers to get ready, on a machine that is busy; and to come to an end by themselves.
+#: How long workers may take to get ready on a busy machine, and to end by themselves.
 START_SECONDS, END_SECONDS = 60.0, 10.0
 
 
 @dataclass
-class _Seen:
+class _Reports:
     """The reports of the workers."""
 
     ready: int = 0
@@ -52,7 +52,7 @@ class _Seen:
     maximum: int = 0
     waited: float = 0.0
     longest: float = 0.0
-    most_looked: int = 0
+    most_read: int = 0
     killed: str | None = None
     reclaimed: float | None = None
     guard: threading.Lock = field(default_factory=threading.Lock)
@@ -60,7 +60,7 @@ class _Seen:
 
 def demo(console: Console, *, seconds: float, workers: int, limit: int) -> int:
     """Run the demo. Return 0 if the limit was kept and 1 if not. Draws on ``console`` if that is a terminal."""
-    seen = _Seen()
+    reports = _Reports()
     with tempfile.TemporaryDirectory(prefix="sqlsem-demo-", ignore_cleanup_errors=True) as folder:
         inside = Path(folder, "inside")
         inside.mkdir()
@@ -74,15 +74,15 @@ def demo(console: Console, *, seconds: float, workers: int, limit: int) -> int:
                 for number in range(workers):
                     process = _start(url, inside, limit)
                     processes.append(process)
-                    readers.append(spawn(partial(_read, process, seen), f"reader-{number}"))
-                _await(seen, processes)
-                _watch(console, coordinator, seen, seconds, limit, processes, inside)
+                    readers.append(spawn(partial(_read, process, reports), f"reader-{number}"))
+                _wait_until_ready(reports, processes)
+                _watch(console, coordinator, reports, seconds, limit, processes, inside)
         finally:
             _stop(processes)
             for reader in readers:
                 reader.join(END_SECONDS)
-    console.print(_summary(seen, seconds, workers, limit))
-    return 0 if seen.turns and max(seen.maximum, seen.most_looked) <= limit else 1
+    console.print(_summary(reports, seconds, workers, limit))
+    return 0 if reports.turns and max(reports.maximum, reports.most_read) <= limit else 1
 
 
 def _start(url: str, inside: Path, limit: int) -> subprocess.Popen[str]:
@@ -98,7 +98,7 @@ def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
     for process in processes:
         if process.stdin is not None:
             with contextlib.suppress(OSError):
-                process.stdin.close()  # which tells the worker
+                process.stdin.close()  # the worker then ends
     deadline = time.monotonic() + END_SECONDS
     for process in processes:
         try:
@@ -108,28 +108,28 @@ def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
             process.wait()
 
 
-def _read(process: subprocess.Popen[str], seen: _Seen) -> None:
+def _read(process: subprocess.Popen[str], reports: _Reports) -> None:
     """Read the reports of one worker, one line a turn. Runs in a thread."""
     assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:
             turn = json.loads(line)
-            with seen.guard:
+            with reports.guard:
                 if "ready" in turn:
-                    seen.ready += 1
+                    reports.ready += 1
                     continue
-                seen.turns += 1
-                seen.maximum = max(seen.maximum, turn["inside"])
-                seen.waited += turn["waited"]
-                seen.longest = max(seen.longest, turn["waited"])
+                reports.turns += 1
+                reports.maximum = max(reports.maximum, turn["inside"])
+                reports.waited += turn["waited"]
+                reports.longest = max(reports.longest, turn["waited"])
 
 
-def _await(seen: _Seen, processes: Sequence[subprocess.Popen[str]]) -> None:
+def _wait_until_ready(reports: _Reports, processes: Sequence[subprocess.Popen[str]]) -> None:
     """Wait until all workers are ready."""
     deadline = time.monotonic() + START_SECONDS
-    while seen.ready < len(processes) and time.monotonic() < deadline:
+    while reports.ready < len(processes) and time.monotonic() < deadline:
         if any(process.poll() is not None for process in processes):
-            break  # it has said why on stderr; the others can do without it
+            break  # (it has printed its error; the other workers continue without it)
         time.sleep(0.02)
     for process in processes:
         if process.stdin is not None:
@@ -141,7 +141,7 @@ def _await(seen: _Seen, processes: Sequence[subprocess.Popen[str]]) -> None:
 def _watch(
     console: Console,
     coordinator: sqlsem.Coordinator,
-    seen: _Seen,
+    reports: _Reports,
     seconds: float,
     limit: int,
     processes: Sequence[subprocess.Popen[str]],
@@ -149,7 +149,7 @@ def _watch(
 ) -> None:
     """Read and show the queue until the time is over; half way through, kill one of the holders."""
     began = time.monotonic()
-    told = began
+    printed_at = began
     victim: Entry | None = None
     killed_at = 0.0
     live = output.picture(console) if console.is_terminal else None
@@ -160,19 +160,19 @@ def _watch(
             entries = coordinator.admin.entries(RESOURCE)
             positions = {entry.position for entry in entries}
             holding = sum(entry.state == "holds" for entry in entries)
-            seen.most_looked = max(seen.most_looked, holding)
+            reports.most_read = max(reports.most_read, holding)
             if victim is None and elapsed > seconds / 2 and os.name == "posix":
                 victim = _kill_one(entries, processes, inside)
                 killed_at = time.monotonic()
-                seen.killed = f"{victim.host}:{victim.pid}" if victim else None
-            elif victim is not None and seen.reclaimed is None and victim.position not in positions:
-                seen.reclaimed = time.monotonic() - killed_at
+                reports.killed = f"{victim.host}:{victim.pid}" if victim else None
+            elif victim is not None and reports.reclaimed is None and victim.position not in positions:
+                reports.reclaimed = time.monotonic() - killed_at
             if live is not None:
-                live.update(_picture(entries, seen, console.width, limit, seconds - elapsed), refresh=True)
-            elif time.monotonic() - told >= 1:
-                told = time.monotonic()
+                live.update(_picture(entries, reports, console.width, limit, seconds - elapsed), refresh=True)
+            elif time.monotonic() - printed_at >= 1:
+                printed_at = time.monotonic()
                 console.print(
-                    f"{elapsed:4.0f} s: {holding} in, {len(entries) - holding} waiting, {seen.turns} turns so far"
+                    f"{elapsed:4.0f} s: {holding} in, {len(entries) - holding} waiting, {reports.turns} turns so far"
                 )
             time.sleep(min(LOOK_SECONDS, max(0.0, seconds - elapsed)))
     finally:
@@ -180,12 +180,14 @@ def _watch(
             live.stop()
 
 
-def _picture(entries: Sequence[Entry], seen: _Seen, width: int, limit: int, left: float) -> RenderableType:
+def _picture(entries: Sequence[Entry], reports: _Reports, width: int, limit: int, remaining: float) -> RenderableType:
     holding = sum(entry.state == "holds" for entry in entries)
     queue = Resource(RESOURCE, None, False, None, holding, len(entries) - holding)
-    foot = f"{seen.turns} turns so far, {left:.0f} s to go"
-    if seen.killed is not None:
-        foot += f"; {seen.killed} was killed" + ("" if seen.reclaimed is None else ", and its place is free again")
+    foot = f"{reports.turns} turns so far, {remaining:.0f} s to go"
+    if reports.killed is not None:
+        foot += f"; {reports.killed} was killed" + (
+            "" if reports.reclaimed is None else ", and its place is free again"
+        )
     return Group(
         Text(f"[{'#' * holding}{'.' * max(0, limit - holding)}]", style="bold green"),
         render_queues([(queue, entries)], width),
@@ -199,7 +201,8 @@ def _kill_one(entries: Sequence[Entry], processes: Sequence[subprocess.Popen[str
         process = next((candidate for candidate in processes if candidate.pid == entry.pid), None)
         if process is None or entry.state != "holds" or process.poll() is not None:
             continue
-        # A stopped worker works no more. Only then may its file be removed, and only then may another be granted.
+        # Stop the worker first: its file may be removed only when it no longer works, and before another one is
+        # granted.
         process.send_signal(signal.SIGSTOP)
         try:
             (inside / str(process.pid)).unlink()
@@ -211,24 +214,24 @@ def _kill_one(entries: Sequence[Entry], processes: Sequence[subprocess.Popen[str
     return None
 
 
-def _summary(seen: _Seen, seconds: float, workers: int, limit: int) -> Text:
-    maximum = max(seen.maximum, seen.most_looked)
+def _summary(reports: _Reports, seconds: float, workers: int, limit: int) -> Text:
+    maximum = max(reports.maximum, reports.most_read)
     kept = (
         f"never more than {limit} at a time"
         if maximum <= limit
         else f"{maximum} AT A TIME, MORE THAN THE LIMIT OF {limit}"
     )
     parts = [
-        f"In {seconds:g} s, {workers} processes took {seen.turns} turns: {kept}, as each counted while it was in "
-        f"(the most that any saw was {seen.maximum}). They waited {seen.waited / max(1, seen.turns):.1f} s on average, "
-        f"{seen.longest:.1f} s at most."
+        f"In {seconds:g} s, {workers} processes took {reports.turns} turns: {kept}, as each counted while it was in "
+        f"(the most that any saw was {reports.maximum}). They waited {reports.waited / max(1, reports.turns):.1f} s "
+        f"on average, {reports.longest:.1f} s at most."
     ]
-    if seen.killed is not None:
-        back = "as soon as somebody asks for it" if seen.reclaimed is None else f"{seen.reclaimed:.1f} s later"
+    if reports.killed is not None:
+        back = "for the next request" if reports.reclaimed is None else f"{reports.reclaimed:.1f} s later"
         parts.append(
             f"One was killed (SIGKILL) while it was in; its place was free again {back}, without any cleaning up."
         )
-    if not seen.turns:
+    if not reports.turns:
         parts = ["No worker took a turn; run it for longer (--seconds)."]
     return Text(" ".join(parts))
 

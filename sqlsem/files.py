@@ -1,7 +1,8 @@
 """Reads files with settings or secrets: opens each once, follows no links, and checks the open file itself.
 
 A path that is checked first and read later may lead to another file by then. So a `Folder` is opened, and files are
-opened in it; owner, mode and size are read from the open file. No other module reads settings, secrets and the like.
+opened in it; owner, mode and size are read from the open file. All code that reads settings or secrets uses this
+module.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def _user(number: int) -> str:
 
 
 def _is_private(gid: int, uid: int) -> bool:
-    """True if a group is a user's own, as many systems give one to each user."""
+    """Return True if a group has only this user: many systems give each user such a group."""
     import grp
 
     if gid == 0:

@@ -17,7 +17,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def is_address(host: str) -> bool:
-    """True if a host is given by its number: no name that could lead elsewhere."""
+    """Return True if a host is given by its address, not by a name, which could lead elsewhere."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -34,8 +34,8 @@ class Hosts:
     """The names of a server.
 
     Args:
-        names: Hosts by which it may be asked for, without ports.
-        addresses: Any address will do, too. (A page of another site has a name.)
+        names: The host names that requests may use, without ports.
+        addresses: Accept any address, too. (A page of another site can only use a name.)
     """
 
     def __init__(self, names: Collection[str], *, addresses: bool = False) -> None:
@@ -43,7 +43,7 @@ class Hosts:
         self._addresses = addresses
 
     def accept(self, named: Sequence[str]) -> bool:
-        """True if the ``Host`` headers of a request, of which there must be one, name this server."""
+        """Return True if a request has exactly one ``Host`` header, and that names this server."""
         host = _host_of(named[0]) if len(named) == 1 else None
         return host is not None and (host in self._names or (self._addresses and is_address(host)))
 
@@ -54,5 +54,5 @@ def _host_of(named: str) -> str | None:
         parts = urllib.parse.urlsplit(f"//{named}")
         plain = parts.hostname if not (parts.username or parts.path or parts.query or parts.fragment) else None
         return plain if parts.port is None or parts.port else None
-    except ValueError:  # as the port of host:x
+    except ValueError:  # an invalid port, for example
         return None

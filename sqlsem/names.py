@@ -21,17 +21,18 @@ RESERVED = {
 
 
 def check_free(name: str) -> None:
-    """Raise `ConfigurationError` when a resource's name is one that sqlsem uses itself, or a pattern of names."""
+    """Raise `ConfigurationError` if a resource's name has a prefix that sqlsem reserves, or is a pattern of names."""
     if name.endswith("*"):
         raise ConfigurationError(
             f"The name {name!r} ends with '*', and so is a pattern of names, for which limits are set (sqlsem set); "
             f"choose another name",
             resource=name,
         )
-    for prefix, (what, cure) in RESERVED.items():
+    for prefix, (purpose, remedy) in RESERVED.items():
         if name.startswith(prefix):
             raise ConfigurationError(
-                f"The name {name!r} begins with {prefix!r}, which sqlsem uses itself, for {what}: {cure}", resource=name
+                f"The name {name!r} begins with {prefix!r}, which sqlsem uses itself, for {purpose}: {remedy}",
+                resource=name,
             )
 
 

@@ -82,12 +82,12 @@ class _Acquired:
         self._tracer = tracer
         self._attributes = _attributes(requests, database, caller)
         self._context = context.get_current()
-        self._whole: Span | None = None
-        self._waiting: Span | None = None
-        self._holding: Span | None = None
+        self._lock_span: Span | None = None
+        self._wait_span: Span | None = None
+        self._hold_span: Span | None = None
         if not trace.get_current_span().get_span_context().is_valid:
-            self._whole = self._begin("sqlsem.lock")
-            self._context = trace.set_span_in_context(self._whole, self._context)
+            self._lock_span = self._begin("sqlsem.lock")
+            self._context = trace.set_span_in_context(self._lock_span, self._context)
         carrier: dict[str, str] = {}
         _propagator.inject(carrier, self._context)
         #: Appended to the row's ``requesting_id``.
@@ -101,14 +101,14 @@ class _Acquired:
             self._end_wait("granted")
             if event.access == "upgrade":
                 self._add_event("upgraded", event)
-            elif self._holding is None:
-                self._holding = self._begin("sqlsem.hold", {"sqlsem.waited": event.waited})
-            if self._holding is not None and event.position is not None:
-                self._holding.set_attribute("sqlsem.position", event.position)
+            elif self._hold_span is None:
+                self._hold_span = self._begin("sqlsem.hold", {"sqlsem.waited": event.waited})
+            if self._hold_span is not None and event.position is not None:
+                self._hold_span.set_attribute("sqlsem.position", event.position)
         elif isinstance(event, TimedOut | Deadlocked):
             self._end_wait(event.name, event.why if isinstance(event, Deadlocked) else "not granted in time")
             if event.access != "upgrade":
-                self._end_whole()
+                self._end_lock_span()
         elif isinstance(event, Released):
             self._end_hold(event.name)
         elif isinstance(event, Lost):
@@ -117,42 +117,42 @@ class _Acquired:
 
     def acquisition_ended(self) -> None:
         """End the spans of an acquisition without an outcome: it was cancelled or interrupted."""
-        if self._holding is None:
+        if self._hold_span is None:
             self._end_wait("cancelled")
-            self._end_whole()
+            self._end_lock_span()
 
     def _begin(
-        self, name: str, more: Mapping[str, AttributeValue] | None = None, links: Sequence[Link] | None = None
+        self, name: str, extra: Mapping[str, AttributeValue] | None = None, links: Sequence[Link] | None = None
     ) -> Span:
-        attributes = {**self._attributes, **(more or {})}
+        attributes = {**self._attributes, **(extra or {})}
         return self._tracer.start_span(name, self._context, attributes=attributes, links=links)
 
     def _wait(self, event: Waiting) -> None:
-        if self._waiting is not None:  # of `all_of`: the wait for the next lock
-            self._waiting.add_event("waiting", _behind(event))
+        if self._wait_span is not None:  # of `all_of`: the wait for the next lock
+            self._wait_span.add_event("waiting", _behind(event))
             return
         links = []
         match = None if event.behind is None else _TRACEPARENT.search(event.behind.requesting_id)
         if match is not None:
             holder = _propagator.extract({"traceparent": match[1]}, context=context.Context())
             links = [trace.Link(trace.get_current_span(holder).get_span_context(), {"sqlsem.role": "holder"})]
-        self._waiting = self._begin("sqlsem.wait", _behind(event), links)
+        self._wait_span = self._begin("sqlsem.wait", _behind(event), links)
 
     def _add_event(self, name: str, event: Event) -> None:
-        if self._holding is not None:
-            self._holding.add_event(name, {"sqlsem.resource": clean(event.resource)})
+        if self._hold_span is not None:
+            self._hold_span.add_event(name, {"sqlsem.resource": clean(event.resource)})
 
     def _end_wait(self, outcome: str, error: str | None = None) -> None:
-        span, self._waiting = self._waiting, None
+        span, self._wait_span = self._wait_span, None
         _end(span, outcome, error)
 
     def _end_hold(self, outcome: str, error: str | None = None) -> None:
-        span, self._holding = self._holding, None
+        span, self._hold_span = self._hold_span, None
         _end(span, outcome, error)
-        self._end_whole()
+        self._end_lock_span()
 
-    def _end_whole(self) -> None:
-        span, self._whole = self._whole, None
+    def _end_lock_span(self) -> None:
+        span, self._lock_span = self._lock_span, None
         if span is not None:
             span.end()
 

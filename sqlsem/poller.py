@@ -29,7 +29,7 @@ __all__ = ["Poller", "Snapshot", "one_line", "revoke_row"]
 
 log = logging.getLogger("sqlsem")
 
-#: The first timeout of a call, in seconds: some servers take long to compile a statement the first time.
+#: The first timeout of a call, in seconds: some servers take long to compile a new statement.
 TIMEOUT = 15.0
 #: How long `Poller.stop` waits for the thread, in seconds; it may be connecting.
 STOP_SECONDS = 1.0
@@ -60,7 +60,7 @@ class Poller:
     """Reads the overview every ``every`` seconds, in a thread of its own.
 
     Args:
-        coordinator: The database's.
+        coordinator: The coordinator of the database.
         every: Seconds between two polls.
     """
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["MARKS", "POSIX", "ProcessTree", "TreeKiller", "children", "end", "send"]
 
 POSIX = os.name == "posix"
-#: An environment variable: all processes that a command started are found by its value.
+#: The environment variable with the marks by which all processes that a command started are found.
 MARKS = "SQLSEM_RUN"
 #: The pause between two checks whether processes have ended.
 CHECK_SECONDS = 0.01
@@ -85,13 +85,13 @@ class ProcessTree:
             tree |= {pid for pid, (parent, _, _) in processes.items() if parent == me and pid not in self.others}
         grown = True
         while grown:
-            more = {
+            added = {
                 pid
                 for pid, (parent, session, _) in processes.items()
                 if parent in tree or (self.leads_session and session == self.root)
             }
-            grown = not more <= tree
-            tree |= more
+            grown = not added <= tree
+            tree |= added
         tree.discard(me)
         return {pid: processes[pid][2] for pid in tree if pid in processes}
 
@@ -245,7 +245,7 @@ class TreeKiller:
         self._send_line(f"watch {tree.mark} {tree.root} {int(tree.leads_session)} {kill_after}\n")
 
     def dismiss(self, tree: ProcessTree) -> None:
-        """Have the killer forget ``tree``, which has ended."""
+        """Have the killer discard ``tree``, which has ended."""
         self._send_line(f"dismiss {tree.mark}\n")
 
     def _send_line(self, line: str) -> None:

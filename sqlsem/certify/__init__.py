@@ -1,8 +1,8 @@
 """``sqlsem certify``: shows in minutes whether sqlsem works on a database server, in a schema of its own.
 
 Each check is a function (`sqlsem.certify.checks`), registered with its number and a title, that raises `Failed` or
-`NotPossible`; an error of the driver is a failure in the server's words. `certify` installs, runs them in order, and
-removes what was made, whatever happens.
+`NotPossible`. An error of the driver is a failure, with the server's message. `certify` installs the schema, runs the
+checks in order, and removes everything that it has created, whatever happens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlsem.certify.sessions import server_words
 
 __all__ = ["CHECKS", "Bench", "Check", "Report", "Result", "Wishes", "certify", "checks"]
 
-#: Behind a failure during which the server has ended a connection that did nothing.
+#: Added to a failure if the server has ended the idle connection meanwhile.
 CRASHED = "meanwhile the server has ended a connection that did nothing: it crashed or was restarted, see its log"
 
 
@@ -32,11 +32,11 @@ def certify(
     done: Callable[[Result], object] = lambda result: None,
     with_host: bool = False,
 ) -> Report:
-    """Install, run the checks of these numbers, and remove all that was made.
+    """Install the schema, run the checks of these numbers, and remove everything that was created.
 
     Args:
-        bench: Where.
-        numbers: The checks; an empty one runs all of them.
+        bench: The database, and the schema in it.
+        numbers: The numbers of the checks; if it is empty, all checks.
         began: Called with the facts, before the first check.
         done: Called with each result.
         with_host: Keep names of hosts and logins in the document.
@@ -58,7 +58,7 @@ def certify(
 
 
 def _installed(bench: Bench, report: Report, began: Callable[[Report], object], with_host: bool) -> Result | None:
-    """Install, once it is known where; a result where that fails."""
+    """Collect the facts, and install. Return the result of a failure; None if all succeeded."""
     since = time.monotonic()
     try:
         report.facts = facts(bench)

@@ -1,4 +1,4 @@
-"""The workplace of a certification: a schema of its own, the connections of its checks, and the removal of both."""
+"""The bench of a certification: its schema, the connections and processes of its checks, and their removal."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from sqlsem.errors import ConfigurationError, Unavailable
 
 __all__ = ["PATIENCE", "Bench", "Wishes"]
 
-#: Seconds in which anything must have happened that is only a matter of work: servers and hosts are slow at times.
+#: The timeout of everything that needs only work, in seconds: servers and hosts are slow at times.
 PATIENCE = 60.0
-#: For a server that restarts to answer again, when all is to be removed.
+#: How long the removal waits for a server that is restarting.
 RETURN_SECONDS = 30.0
-#: Between two looks at something that is awaited.
+#: The pause between two checks of a condition.
 LOOK_SECONDS = 0.02
-#: Seconds between two attempts to remove something.
+#: The pauses between attempts to remove an object, in seconds.
 REMOVAL_PAUSES = (0.5, 2.0, 5.0)
 
 
@@ -40,22 +40,24 @@ REMOVAL_PAUSES = (0.5, 2.0, 5.0)
 class Wishes:
     """The options of the operator."""
 
-    #: The length of each check that goes on for a time.
+    #: The duration of each check that runs for a time, in seconds.
     seconds: float = 5.0
-    #: For how long to soak, with kills.
+    #: The duration of the soak test with kills, in seconds; None: no soak test.
     long: float | None = None
-    #: Sessions that may be open at the same time.
+    #: The greatest number of sessions at the same time.
     max_sessions: int = 20
     #: True if databases of other collations and settings may be created, and dropped.
     databases: bool = False
     #: A login that may create databases and users, and end sessions.
     admin_url: str | None = None
-    #: For how long to wait until the operator has restarted the server, or has failed it over.
+    #: How long to wait for the operator to restart the server or to fail it over, in seconds; None: no such check.
     restart: float | None = None
 
 
 class Bench:
-    """The schema, and what is open there. Ends what a check has opened (`close_opened`), removes all (`remove`)."""
+    """The schema of a certification, with its open connections and processes. `close_opened` ends those of a check, and
+    `remove` removes everything.
+    """
 
     def __init__(self, url: str, options: dict[str, Any], wishes: Wishes, schema: str | None = None) -> None:
         self.wishes = wishes
@@ -66,7 +68,7 @@ class Bench:
         self.named: Engine = kind(self.url, Options())
         self.named.require(SchemaSession, "sqlsem certify")
         if self.named.local_file is not None:
-            # A file of its own in the same file system: many writers would hold up those of the named file.
+            # A new file in the same file system: many writers in the named file would block its users.
             place = self.named.local_file.parent
             try:
                 self.folder = Path(tempfile.mkdtemp(prefix=f"{self.schema}-", dir=place))
@@ -79,17 +81,19 @@ class Bench:
         self.engine: Engine = kind(self.url, Options(schema=self.schema))
         self._opened = contextlib.ExitStack()
         self._numbers = itertools.count(1)
-        self._made: list[tuple[str, str]] = []  # statements that remove what checks made, and its name
+        self._made: list[
+            tuple[str, str]
+        ] = []  # for each object that a check made: the statement that removes it, its name
         self._idle: Session | None = None
-        #: True while everything is removed: a signal must not interrupt that.
+        #: True during `remove`, which a signal must not interrupt.
         self.removing = False
-        #: Tells the operator what to do.
+        #: Prints a request to the operator.
         self.say: Callable[[str], object] = lambda words: None
 
     # -- the schema ---------------------------------------------------------------------------------------------
 
     def reinstall(self) -> None:
-        """Do what ``sqlsem init`` does."""
+        """Install as ``sqlsem init`` does."""
         session = self.engine.connect("look")
         try:
             session.install(self.engine.plan)
@@ -97,7 +101,7 @@ class Bench:
             session.close()
 
     def install(self) -> None:
-        """Install, and make the tables of certify.sql."""
+        """Install, and create the tables of certify.sql."""
         self.reinstall()
         with contextlib.closing(Session(self.engine)) as own:
             for name in ("create_inside", "create_dead", "create_counter", "begin_counter"):
@@ -105,13 +109,15 @@ class Bench:
 
     @property
     def drop_command(self) -> str:
-        """The command by which an operator removes it."""
+        """The command by which an operator removes the schema or the folder."""
         if self.folder is not None:
             return f"rm -r {self.folder}"
         return f"sqlsem --schema {self.schema} sql {self.engine.name} drop"
 
     def remove(self) -> str:
-        """Remove all that was made. Return the rest in words, with the statements that remove it; else nothing."""
+        """Remove everything. Return a text about what remains, with the statements that remove it; empty if nothing
+        does.
+        """
         self.removing = True
         failures: list[str] = []
         with contextlib.suppress(Exception):
@@ -124,7 +130,7 @@ class Bench:
                 failures.append(f"folder {self.folder}")
         else:
             try:
-                self._reached().close()
+                self._connect_patiently().close()
                 failures += self._drop()
             except Exception as exc:
                 failures.append(f"schema {self.schema} ({server_words(exc, self.engine)})")
@@ -133,8 +139,8 @@ class Bench:
         how = "Remove it with" if self.folder is not None else "Run what this prints"
         return f"Not removed: {'; '.join(failures)}. {how}: {self.drop_command}"
 
-    def _reached(self) -> Session:
-        """A connection, also where the server is just coming back."""
+    def _connect_patiently(self) -> Session:
+        """Return a connection; wait up to `RETURN_SECONDS` for a server that is restarting."""
         deadline = time.monotonic() + RETURN_SECONDS
         while True:
             try:
@@ -169,22 +175,24 @@ class Bench:
             yield f"the server refused: {' / '.join(dict.fromkeys(refusals))}"
 
     def engine_script(self, name: str) -> str:
-        """A script of this engine for the schema."""
+        """Return a script of this engine for the schema."""
         return sql.script(self.engine.name, name, schema=self.schema, table=self.engine.options.table)
 
     def made(self, statement: str, what: str) -> None:
-        """Remember how something is removed that a check is about to make."""
+        """Record the statement that removes an object which a check is about to make."""
         self._made.append((statement, what))
 
     # -- the server's own crashes -------------------------------------------------------------------------------
 
     def open_idle(self) -> None:
-        """Have a connection that does nothing while a check runs; waits for a server that starts again."""
+        """Open the idle connection, which does nothing during a check; wait for a server that is restarting."""
         if self.folder is None and (self._idle is None or self.idle_has_ended()):
-            self._idle = self._reached()
+            self._idle = self._connect_patiently()
 
     def idle_has_ended(self) -> bool:
-        """True if the connection that does nothing has ended: no check does that, so the server has ended all."""
+        """Return True if the idle connection has ended. No check ends it, so the server must have ended all
+        connections.
+        """
         if self._idle is None:
             return False
         try:
@@ -198,11 +206,11 @@ class Bench:
     # -- what checks open ---------------------------------------------------------------------------------------
 
     def name(self, word: str = "r") -> str:
-        """A resource that no other check uses."""
+        """Return the name of a resource that no other check uses."""
         return f"{word}-{next(self._numbers)}"
 
     def session(self, **words: str) -> Session:
-        """A connection with nothing set on it; closed after the check. ``words`` go into the connection string."""
+        """Return a new connection without settings; it is closed after the check. ``words`` are added to its URL."""
         engine = self.engine
         if words:
             url = of_words(self.url, words)
@@ -215,21 +223,21 @@ class Bench:
         return "acquire" in sql.queries(self.engine.name, file="certify")
 
     def coordinator(self, **options: Any) -> Coordinator:
-        """A coordinator of this process; closed after the check."""
+        """Return a coordinator of this process; it is closed after the check."""
         return self._opened.enter_context(connect(self.url, **{**self.options, **options}))
 
     def child(self, job: str, **arguments: Any) -> Child:
-        """A process that does a job of `sqlsem.certify.worker`; ended after the check."""
+        """Start a process that does a job of `sqlsem.certify.worker`; it is ended after the check."""
         order = {"url": self.url, "options": self.options, "job": job, "arguments": arguments}
         return self._opened.enter_context(contextlib.closing(Child(order)))
 
     def close_opened(self) -> None:
-        """Close and end all that was opened."""
+        """Close the connections and end the processes of a check."""
         opened, self._opened = self._opened, contextlib.ExitStack()
         opened.close()
 
     def until(self, condition: Callable[[], object], what: str, seconds: float | None = None) -> float:
-        """Wait for a condition; the seconds that took. Raises `Failed` when it does not come about in time."""
+        """Wait for a condition, and return the seconds that took. Raises `Failed` if it is not true in time."""
         began = time.monotonic()
         seconds = PATIENCE if seconds is None else seconds
         while not condition():
@@ -240,20 +248,21 @@ class Bench:
 
     @property
     def admin(self) -> Engine:
-        """The engine for what takes an administrator's rights: of ``--admin-url``, else the one that is certified."""
+        """The engine with an administrator's rights: that of ``--admin-url``, else the one that is certified."""
         if self.wishes.admin_url is None:
             return self.engine
         url = engines.plain(self.wishes.admin_url)
         return engines.of_url(url)(url, Options(schema=self.schema))
 
     def admin_session(self) -> Session:
-        """A connection of the administrator; closed after the check."""
+        """Return a connection of the administrator; it is closed after the check."""
         return self._opened.enter_context(contextlib.closing(Session(self.admin)))
 
     @contextlib.contextmanager
     def database(self, options: str, *changes: str) -> Iterator[Bench]:
-        """A database of its own, with these words behind its CREATE and changed by these statements, as another bench
-        that is installed; dropped in the end. `NotPossible` without the wish or the right to create one.
+        """Create a database, with these options of CREATE DATABASE and changed by these statements; install in it, and
+        give its bench. The database is dropped at the end. Raises `NotPossible` if databases must not or cannot be
+        created.
         """
         if not self.wishes.databases:
             raise NotPossible("databases are created only with --databases, or for the login of --admin-url")
@@ -279,7 +288,7 @@ class Bench:
         finally:
             other.close_opened()
             deadline = time.monotonic() + PATIENCE
-            while True:  # the server may still be ending our sessions there
+            while True:  # the server may still be ending the sessions of this process there
                 try:
                     admin.run(drop)
                     break
@@ -288,17 +297,17 @@ class Bench:
                         raise
                     time.sleep(0.5)
             self._made.remove((drop, f"database {name}"))
-            # The roles of PostgreSQL, which belong to the whole server.
+            # PostgreSQL's roles belong to the whole server.
             if admin.has("drop_roles"):
                 admin.run(sql.queries(self.engine.name, other.schema, file="certify")["drop_roles"])
 
     @property
     def inner(self) -> Wishes:
-        """The wishes for a database of its own."""
+        """The options for the bench of a database that a check creates."""
         return dataclasses.replace(self.wishes, seconds=min(self.wishes.seconds, 2.0), long=None, databases=False)
 
     def kill(self, number: int) -> None:
-        """End a session of this certification by the server's number; `NotPossible` without the right to."""
+        """End a session of this certification by its number. Raises `NotPossible` if this login may not."""
         try:
             self.admin_session().rows("kill", number)
         except Exception as exc:
@@ -309,7 +318,7 @@ class Bench:
 
 
 def of_database(url: str, name: str) -> str:
-    """The same server and login, another database: of a URL or an ODBC string."""
+    """Return a URL or an ODBC string for another database of the same server and login."""
     if "://" in url:
         parts = urllib.parse.urlsplit(url)
         return urllib.parse.urlunsplit((parts.scheme, parts.netloc, f"/{name}", parts.query, ""))
@@ -319,14 +328,16 @@ def of_database(url: str, name: str) -> str:
 
 
 def of_words(url: str, words: Mapping[str, str]) -> str:
-    """The same connection with more words: of a URL or an ODBC string."""
+    """Return a URL or an ODBC string with more keywords."""
     if "://" in url:
         return f"{url}{'&' if '?' in url else '?'}{urllib.parse.urlencode(words)}"
     return ";".join((url.rstrip(";"), *(f"{key}={value}" for key, value in words.items())))
 
 
 def _run_repeatedly(engine: Engine, text: str) -> str | None:
-    """Run a text that removes something, again when it fails. Return the words of the last failure; None: done."""
+    """Run a statement that removes an object; repeat it if it fails. Return the last error's text; None if it
+    succeeded.
+    """
     for pause in (*REMOVAL_PAUSES, None):
         try:
             with contextlib.closing(Session(engine)) as session:

@@ -1,4 +1,4 @@
-"""Processes that a certification starts, and may kill."""
+"""Processes that a certification starts, and may kill: each does a job of `sqlsem.certify.worker`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sqlsem.core.threads import spawn
 
 __all__ = ["Child"]
 
-#: Seconds for a process to begin, on a host that is busy; and to end by itself.
+#: How long a process may take to begin on a busy host, and to end by itself, in seconds.
 START_SECONDS, END_SECONDS = 60.0, 20.0
 
 
 class Child:
-    """A process that does a job of `sqlsem.certify.worker`. It ends when its standard input is closed: so also when
-    this process is killed.
+    """A process that does a job of `sqlsem.certify.worker`. It ends when its standard input is closed, and
+    therefore also when this process is killed.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -49,9 +49,9 @@ class Child:
         return self.process.pid
 
     def send(self, **command: Any) -> None:
-        """Tell it something."""
+        """Send a command to the process."""
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it has ended: the next event says so
+        with contextlib.suppress(OSError, ValueError):  # it has ended, as `next` will show
             self.process.stdin.write(json.dumps(command) + "\n")
             self.process.stdin.flush()
 
@@ -59,12 +59,12 @@ class Child:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
-                if line.endswith("\n"):  # not a part of one, when it was killed
+                if line.endswith("\n"):  # (a killed process may have written a part of a line)
                     self._events.put(json.loads(line))
         self._events.put(None)
 
     def next(self, seconds: float = START_SECONDS) -> dict[str, Any] | None:
-        """Return the next event of the process; None when it has ended."""
+        """Return the next event of the process; None if it has ended."""
         try:
             return self._events.get(timeout=seconds)
         except queue.Empty:
@@ -72,42 +72,42 @@ class Child:
 
     def expect(self, event: str, seconds: float = START_SECONDS) -> dict[str, Any]:
         """Return the next event of the process, which must be of that kind."""
-        found = self.next(seconds)
-        if found is None:
+        received = self.next(seconds)
+        if received is None:
             raise Failed(f"a process of the certification ended before it said {event!r}")
-        if found["event"] == "failed":
-            raise Failed(found["words"])
-        if found["event"] != event:
-            raise Failed(f"a process of the certification said {found}, not {event!r}")
-        return found
+        if received["event"] == "failed":
+            raise Failed(received["words"])
+        if received["event"] != event:
+            raise Failed(f"a process of the certification said {received}, not {event!r}")
+        return received
 
     def heard(self) -> list[dict[str, Any]]:
-        """All that it has said and that was not read yet, without waiting."""
-        found = []
+        """Return the events that were not read yet, without waiting."""
+        events = []
         with contextlib.suppress(queue.Empty):
             while (event := self._events.get_nowait()) is not None:
-                found.append(event)
-        return found
+                events.append(event)
+        return events
 
     def stop(self) -> None:
-        """Stop it (SIGSTOP), where the system can: it does nothing more until it is killed."""
+        """Stop the process (SIGSTOP) if the system can do that."""
         if os.name == "posix":
             self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it work on."""
+        """Continue the stopped process (SIGCONT)."""
         if os.name == "posix":
             self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> float:
-        """Kill it (SIGKILL): no word to the server. The time just before."""
+        """Kill the process (SIGKILL), without notice to the server. Return the time just before."""
         at = time.monotonic()
         self.process.kill()
         self.process.wait(END_SECONDS)
         return at
 
     def close(self) -> None:
-        """End it in order, or kill it."""
+        """End the process by closing its input; kill it if it does not end in time."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()

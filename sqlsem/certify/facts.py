@@ -1,4 +1,4 @@
-"""The first lines of a report: the server, the driver and this side."""
+"""The first lines of a report: the server, the driver and this client."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sqlsem.certify.sessions import Session
 
 __all__ = ["facts", "hidden_words"]
 
-#: Words that are no names, though a server, a login or a database is called so.
+#: Words that stay in a document although a server, a login or a database has that name.
 NO_NAMES = frozenset({*engines.SCHEMES, "sqlsem", "master", "public", "localhost"})
 
 
 def facts(bench: Bench) -> dict[str, Any]:
-    """Return the facts about the server, the driver and this side."""
+    """Return the facts about the server, the driver and this client."""
     found: dict[str, Any] = {"engine": bench.engine.name}
     with contextlib.closing(Session(bench.engine)) as session:
         found |= {str(name): None if value is None else _line(value) for name, value in session.rows("facts")}
@@ -38,7 +38,7 @@ def _line(value: object) -> str:
 
 
 def hidden_words(bench: Bench) -> dict[str, str]:
-    """Words that say where this is and by what login, and what stands for each in a document that is sent on."""
+    """Return words that would identify the server, the login or this host, each with the mark that replaces it."""
     hidden = {socket.gethostname(): "<client>", socket.getfqdn(): "<client>"}
     if "://" in bench.url:
         hidden[urllib.parse.urlsplit(bench.url).hostname or ""] = "<server>"

@@ -11,7 +11,7 @@ from sqlsem.certify.results import Notes
 
 __all__ = ["CHECKS", "Check", "check"]
 
-#: A check. It raises `Failed` or `NotPossible`; an error of the driver is a failure in the server's words.
+#: The function of a check. It raises `Failed` or `NotPossible`; an error of the driver is a failure, too.
 Run = Callable[[Bench, Notes], None]
 
 
@@ -22,13 +22,13 @@ class Check:
     number: int
     title: str
     run: Run
-    #: Statements of certify.sql: an engine that lacks one of them lacks what is checked.
+    #: The statements of certify.sql that it needs. On an engine that lacks one of them, the check does not apply.
     needs: tuple[str, ...]
-    #: Why it means nothing there.
+    #: The reason why the check does not apply to such an engine.
     elsewhere: str
 
     def applies(self, engine: str) -> bool:
-        """True if the check means something on an engine of that name."""
+        """Return True if the check applies to an engine."""
         return set(self.needs) <= set(sql.queries(engine, file="certify"))
 
 

@@ -18,11 +18,11 @@ STATES = ("ok", "failed", "not possible")
 
 
 class Failed(Exception):
-    """The server, or sqlsem on it, does not do what it must. The message says what was seen."""
+    """Raised if the server, or sqlsem on it, does not do what it must. The message says what the check has observed."""
 
 
 class NotPossible(Exception):
-    """This check cannot be made here. The message says why, and what would make it possible."""
+    """Raised if a check cannot run here. The message says why, and what would make it possible."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Notes:
         self.figures.update(figures)
 
     def skip(self, why: str) -> None:
-        """Say that a part of the check is not possible here."""
+        """Record that a part of the check is not possible here."""
         self.skipped.append(why)
 
     def require(self, condition: object, words: str) -> None:
@@ -50,7 +50,7 @@ class Notes:
 
     @property
     def detail(self) -> str:
-        """All of it in one line."""
+        """The findings and the skipped parts in one line."""
         skipped = [f"not possible here: {part}" for part in self.skipped]
         return "; ".join([*self.words, *skipped])
 
@@ -81,7 +81,7 @@ class Report:
     results: list[Result] = field(default_factory=list)
     #: The objects that could not be removed, with the command that removes them.
     left: str = ""
-    #: Words that are not sent on (names of hosts, of logins), and what stands for each.
+    #: Words that the document must not contain (names of hosts, of logins), and the mark that replaces each.
     hidden: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -90,23 +90,23 @@ class Report:
         return not self.left and all(result.state != "failed" for result in self.results)
 
     def count(self, state: str) -> int:
-        """The number of checks that ended so."""
+        """Return the number of checks that ended in a state."""
         return sum(result.state == state for result in self.results)
 
     @property
     def summary(self) -> str:
-        """The last line."""
+        """The last line of the output."""
         counts = f"{self.count('ok')} ok, {self.count('failed')} failed, {self.count('not possible')} not possible here"
         return f"{counts}. {self.left}" if self.left else counts + "."
 
     def head(self) -> Iterator[str]:
-        """The first lines: versions and settings."""
+        """Yield the first lines of the output: versions and settings."""
         width = max(map(len, self.facts), default=0)
         for name, value in self.facts.items():
             yield f"  {name.replace('_', ' '):<{width}}  {clean(shown(value))}"
 
     def document(self) -> dict[str, Any]:
-        """The report for programs, without what is hidden."""
+        """Return the report for programs, without the hidden words."""
         whole = {
             "format": FORMAT,
             "ok": self.ok,
@@ -125,7 +125,7 @@ class Report:
 
 
 def shown(value: Any) -> str:
-    """A fact in words."""
+    """Return a fact as text."""
     return {None: "not known", True: "on", False: "off"}.get(value, str(value)) if not isinstance(value, str) else value
 
 

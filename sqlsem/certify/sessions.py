@@ -1,4 +1,4 @@
-"""Connections of the certification's own: statements of certify.sql by their names, on a session as clients have it."""
+"""Connections of the certification: they run statements of certify.sql by name, on sessions like those of clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Answer(NamedTuple):
-    """The answer of a session's ``acquire`` or ``try``."""
+    """The result of the routine ``acquire`` or ``try``."""
 
     code: int
     position: int | None = None
@@ -37,8 +37,8 @@ class Session:
         self._running: Any = None
 
     def rows(self, name: str, *parameters: Any, **words: object) -> list[tuple[Any, ...]]:
-        """Run a statement of certify.sql; all rows of all of its results. ``words`` take the place of ``certify_…``:
-        names, or the `Path` of a file, inside of quotes.
+        """Run a statement of certify.sql, and return the rows of all of its results. Each of ``words`` replaces a word
+        ``certify_…``: by a name, or inside quotes by the `Path` of a file.
         """
         text = self.texts[name]
         for word, value in words.items():
@@ -47,8 +47,8 @@ class Session:
         return self.run(text, *parameters)
 
     def run(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Run a text."""
-        if hasattr(self.wire, "rows_of_text"):  # it has its connection to itself, and opens it when it is needed
+        """Run the text of a statement, and return the rows of all of its results."""
+        if hasattr(self.wire, "rows_of_text"):  # (this kind of session opens its connection at the first use)
             return [tuple(row) for row in self.wire.rows_of_text(text, parameters)]
         cursor = self._running = self.wire.connection.cursor()
         try:
@@ -56,28 +56,30 @@ class Session:
                 cursor.execute(text, parameters)
             else:
                 cursor.execute(text)
-            found: list[tuple[Any, ...]] = []
+            rows: list[tuple[Any, ...]] = []
             while True:
                 if cursor.description is not None:
-                    found += [tuple(row) for row in cursor.fetchall()]
+                    rows += [tuple(row) for row in cursor.fetchall()]
                 if not cursor.nextset():
-                    return found
+                    return rows
         finally:
             self._running = None
-            with contextlib.suppress(Exception):  # the line may be gone; the statement's own error says so
+            with contextlib.suppress(
+                Exception
+            ):  # the connection may be broken, as the error of the statement then says
                 cursor.close()
 
     def has(self, *names: str) -> bool:
-        """True if this engine has all of these statements."""
+        """Return True if this engine has all of these statements."""
         return all(name in self.texts for name in names)
 
     def value(self, name: str, *parameters: Any, **words: object) -> Any:
-        """The first value of the first row."""
+        """Run a statement, and return the first value of its first row."""
         return self.rows(name, *parameters, **words)[0][0]
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction, which is rolled back in the end."""
+        """Run the block in a transaction, which is rolled back at the end."""
         self.rows("begin")
         try:
             yield
@@ -90,7 +92,7 @@ class Session:
         return int(self.value("session_number"))
 
     def cancel(self) -> None:
-        """From another thread: have the server end the statement that runs."""
+        """Have the server end the running statement. Called from another thread."""
         running = self._running
         if hasattr(self.wire.connection, "cancel"):
             self.wire.connection.cancel()
@@ -98,12 +100,12 @@ class Session:
             running.cancel()
 
     def cut(self) -> None:
-        """Shut the line without a word to the server, as a crash of this host's network does."""
+        """Break the connection without notice to the server, as a network failure does."""
         self.closed = True
         self.wire.interrupt()
 
     def close(self) -> None:
-        """Close it; never raises."""
+        """Close the connection; raises nothing."""
         if not self.closed:
             self.closed = True
             self.wire.close()
@@ -115,12 +117,12 @@ class Session:
         return Answer(*self.rows("acquire", resource, limit, access, timeout_ms)[0])
 
     def release(self, resource: str) -> int:
-        """Call ``release`` for all that this session has on a resource."""
+        """Call ``release`` for all rows that this session has on a resource."""
         return int(self.value("release", resource))
 
 
 def later(call: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Call something in a thread of its own."""
+    """Make a call in a new thread, and return its future."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -141,7 +143,7 @@ def _origin(exc: BaseException) -> BaseException:
 
 
 def server_words(exc: BaseException, engine: Engine) -> str:
-    """Return the server's message, or that of an error of sqlsem, in one line and without secrets."""
+    """Return the message of an error (the server's, if there is one) in one line, without secrets."""
     origin = _origin(exc)
     text = " ".join(str(origin).split()) or type(origin).__name__
     hide: Callable[[str], str] = getattr(engine, "clean", str)
@@ -149,8 +151,10 @@ def server_words(exc: BaseException, engine: Engine) -> str:
 
 
 def code_of(session: Session, exc: BaseException) -> str:
-    """The server's number of an error (SQL Server) or its SQLSTATE (PostgreSQL); empty when it is none of its."""
+    """Return the server's number of an error (SQL Server) or its SQLSTATE (PostgreSQL); empty if the server raised
+    none.
+    """
     origin = _origin(exc)
-    if hasattr(session.wire, "told") and isinstance(origin, Exception):
+    if hasattr(session.wire, "server_details") and isinstance(origin, Exception):
         return str(session.wire.server_details(origin)[1])
     return str(getattr(origin, "sqlstate", None) or "")

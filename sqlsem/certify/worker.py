@@ -1,5 +1,5 @@
-"""A process of a certification (`sqlsem.certify.children`). Standard input says what to do, in lines of JSON.
-It answers in such lines, and ends when standard input is closed.
+"""A process of a certification (`sqlsem.certify.children`). It reads a job from standard input, writes events to
+standard output, both as lines of JSON, and ends when standard input is closed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sqlsem.engines.mssql.odbc import load_driver
 from sqlsem.errors import LockLost, SqlsemError
 from sqlsem.locks import Lock
 
-#: The limit of each kind of lock of a hammer.
+#: The limit of each kind of lock that `hammer` acquires.
 LIMITS = {"mutex": 1, "limit": 3, "read": 1, "write": 1}
-#: Seconds for one request of a hammer; then it asks again.
+#: The timeout of one request of `hammer`, in seconds; after it the next request follows.
 ASK_SECONDS = 5.0
 
 
 class Orders:
-    """The commands of the certification: the order, then the command to end."""
+    """The job that the certification has sent, and its command to end."""
 
     def __init__(self) -> None:
         line = sys.stdin.readline()
@@ -50,7 +50,7 @@ class Orders:
             os._exit(3)
 
     def emit(self, event: str, **data: Any) -> None:
-        """Write an event. ``at`` is on a clock that all processes of this host share."""
+        """Write an event. Its time ``at`` is that of a clock which all processes of this host share."""
         with self._guard:
             print(json.dumps({"event": event, "at": time.monotonic(), **data}), flush=True)
 
@@ -80,7 +80,7 @@ def hold_session(orders: Orders, coordinator: Coordinator, engine: Engine, resou
 
 
 class Inside:
-    """Writes into a table who is inside, and reads who else is: a witness that knows nothing of the protocol."""
+    """Records the present holders in a table of its own, so that violations are found without using the protocol."""
 
     def __init__(self, engine: Engine, resource: str, who: str) -> None:
         self.session = Session(engine)
@@ -88,7 +88,7 @@ class Inside:
         self.who = who
 
     def enter(self, access: str) -> str | None:
-        """Write down an entry. Return in words the entries that must not be there."""
+        """Record that this process holds the lock. Return a text about holders that must not hold it as well."""
         self.session.rows("enter", self.resource, self.who, access)
         others = [(str(who), str(kind)) for who, kind in self.session.rows("others", self.resource, self.who)]
         if access == "limit":
@@ -98,12 +98,12 @@ class Inside:
         return f"{access} of {self.who} was inside {self.resource} together with {bad}" if bad else None
 
     def count(self) -> None:
-        """Add 1 to the counter by a plain read and a write of what it said."""
+        """Add 1 to the counter by a plain read, and then a write of that number plus 1."""
         seen = int(self.session.value("read_counter"))
         self.session.rows("write_counter", seen + 1)
 
     def leave(self) -> None:
-        """Write it down."""
+        """Remove the record of this process."""
         self.session.rows("leave", self.resource, self.who)
 
 
@@ -118,7 +118,7 @@ def hammer(
     counts: bool = False,
     hold_seconds: float = 0.0,
 ) -> None:
-    """Take and give back locks of the kinds in turn. Says each hold, as it saw it by its own clock."""
+    """Acquire and release locks of these kinds in turn. Write an event for each hold, with its times by this clock."""
     session = Session(engine) if face == "session" else None
     who = f"{os.getpid()}.{0 if session is None else session.number}"
     inside = Inside(engine, resource, who)
@@ -131,10 +131,10 @@ def hammer(
         lock = _lock(coordinator, kind, resource)
         if session is not None:
             access = "write" if kind in ("mutex", "limit") else kind
-            had = session.acquire(resource, LIMITS[kind], access, int(ASK_SECONDS * 1000)).code >= 0
+            granted = session.acquire(resource, LIMITS[kind], access, int(ASK_SECONDS * 1000)).code >= 0
         else:
-            had = lock.acquire(timeout=ASK_SECONDS)
-        if not had:
+            granted = lock.acquire(timeout=ASK_SECONDS)
+        if not granted:
             continue
         since = time.monotonic()
         bad = inside.enter(kind)
@@ -163,7 +163,9 @@ def _lock(coordinator: Coordinator, kind: str, resource: str) -> Lock:
 
 
 def pooled(orders: Orders, coordinator: Coordinator, engine: Engine, resource: str) -> None:
-    """Hold in a connection of the driver's own pool, close it, open it again; and say what another session is told."""
+    """Hold a lock in a connection of the driver's own pool, close that and open it again. Write an event with the
+    results of another session's requests meanwhile.
+    """
     module = load_driver("pyodbc")
     text = getattr(engine, "odbc_string", None)
     if module is None or text is None:
@@ -199,4 +201,4 @@ def main() -> None:
     except Exception as exc:
         orders.emit("failed", words=server_words(exc, engine))
     orders.emit("end")
-    os._exit(0)  # the thread that listens stands in a read
+    os._exit(0)  # a normal exit would wait for the listening thread, which is blocked in a read

@@ -142,7 +142,7 @@ class Sessions:
             )
 
     def too_many_failures(self) -> bool:
-        """True if more wrong tokens than usual were shown within the last minute."""
+        """Return True if more than `MAX_FAILURES` wrong tokens were shown within the last minute."""
         return len(self._failures) > MAX_FAILURES
 
     def log_in(self, token: str) -> str | None:

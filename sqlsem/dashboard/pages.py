@@ -42,7 +42,7 @@ class PageQuery:
 
     @classmethod
     def of(cls, query: Any) -> PageQuery:
-        """Make one from the query of a URL; unknown values are ignored."""
+        """Return the `PageQuery` of a URL's query; unknown values are ignored."""
         view = query.get("view", "")
         view = view if view in VIEWS else next(iter(VIEWS))
         sort = query.get("sort", "")

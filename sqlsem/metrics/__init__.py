@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Collector", "register"]
 
-#: Upper bounds in seconds: from a free mutex to a night.
+#: The upper bounds of the histograms, in seconds: from a free mutex to a job of a night.
 BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
 
 
@@ -38,12 +38,12 @@ class Collector:
     """Counts the events of this process's locks for a registry of prometheus_client, from its creation on.
 
     Args:
-        coordinator: Count the locks of this one only; left out, those of all databases.
+        coordinator: Count only the locks of this coordinator; left out, those of all databases.
         patterns: Resources that share a label (``load:*``). In other names, numbers become ``*``. See `Patterns`.
-        most: At most this many patterns have a label of their own. The rest is ``other``, and
-            ``sqlsem_client_other_events_total`` counts its events.
-        blame: Count for which holder others waited. This costs a query at the beginning of a wait, unless the log asks
-            for the holder anyhow (INFO).
+        maximum: At most this many patterns have a label of their own. The others share ``other``, and
+            ``sqlsem_client_other_events_total`` counts their events.
+        blame: Count the waiting time by holder. This costs a query at the beginning of each wait, unless the log (at
+            INFO) needs that query, too.
 
     >>> REGISTRY.register(sqlsem.metrics.Collector(patterns=["dim_*"]))  # doctest: +SKIP
     """
@@ -61,22 +61,20 @@ class Collector:
         self._few, self._few_blamed = Few(maximum), Few(maximum)
         by_resource = ("resource",)
         self._grants = _counter("grants", "Locks that were granted.", by_resource)
-        self._waited = _histogram("wait_seconds", "Seconds between asking and being let in.", by_resource)
-        self._held = _histogram("hold_seconds", "Seconds between being let in and giving back.", by_resource)
+        self._waited = _histogram("wait_seconds", "Seconds from a request to its grant.", by_resource)
+        self._held = _histogram("hold_seconds", "Seconds from a grant to its release.", by_resource)
         self._failures = {
             "timeout": _counter("timeouts", "Requests that were not granted in time.", by_resource),
-            "deadlock": _counter(
-                "deadlocks", "Requests that were given up, as they would have waited for ever.", by_resource
-            ),
-            "lost": _counter("lost", "Locks, and places in a queue, that were lost.", by_resource),
+            "deadlock": _counter("deadlocks", "Requests that were chosen as the victims of deadlocks.", by_resource),
+            "lost": _counter("lost", "Locks, and rows of waiting requests, that were lost.", by_resource),
         }
         self._blamed = _counter(
             "blamed_seconds",
-            "Seconds waited, by whom the wait was behind when it began.",
+            "Seconds waited, by the holder that blocked the request when its wait began.",
             ("resource", "holder_program", "holder_note"),
         )
         self._other = _counter("other_events", "Events that were counted under the label 'other'.", ())
-        self._taps: dict[str, Subscriber] = {
+        self._subscribers: dict[str, Subscriber] = {
             "granted": self._granted,
             "released": self._released,
             "timeout": self._timed_out,
@@ -84,15 +82,15 @@ class Collector:
             "lost": self._failed,
         }
         if blame:
-            self._taps["waiting"] = self._ignored
+            self._subscribers["waiting"] = self._ignored
         self._event_bus: EventBus = global_bus if self._client is None else self._client.event_bus
-        for kind, tap in self._taps.items():
-            self._event_bus.add(kind, tap)
+        for kind, subscriber in self._subscribers.items():
+            self._event_bus.add(kind, subscriber)
 
     def close(self) -> None:
         """Stop counting."""
-        for kind, tap in self._taps.items():
-            self._event_bus.remove(kind, tap)
+        for kind, subscriber in self._subscribers.items():
+            self._event_bus.remove(kind, subscriber)
 
     def describe(self) -> Sequence[Metric]:
         """Return no metrics in advance; without this method, a registry would collect at once."""
@@ -105,7 +103,9 @@ class Collector:
             yield from metric.collect()
 
     def _now(self) -> Iterator[Metric]:
-        """Yield the number of holders and waiters: read from the locks, not counted, so it cannot drift."""
+        """Yield the numbers of holders and waiters. (Read from the present locks: a count of events could become
+        wrong.)
+        """
         holding: Counter[str] = Counter()
         waiting: Counter[str] = Counter()
         for client in open_clients() if self._client is None else [self._client]:
@@ -139,7 +139,7 @@ class Collector:
     # -- events (called by the thread or task that acquires, so they must be quick) ----------------------------------
 
     def _ignored(self, event: Event) -> None:
-        """Do nothing: a listener alone makes sqlsem ask for the holder that a wait is behind."""
+        """Do nothing. If the event has a subscriber, sqlsem queries the holder that blocks a request."""
 
     def _granted(self, event: Event) -> None:
         event = cast("Granted", event)

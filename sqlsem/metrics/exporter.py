@@ -28,28 +28,28 @@ __all__ = ["Exporter"]
 
 T = TypeVar("T")
 
-#: Seconds for which scrapes get the same answer, so that frequent scrapes do not load the database.
+#: How long scrapes get the same metrics, so that frequent scrapes do not load the database.
 FRESH_SECONDS = 1.0
-#: Seconds that the first answer may take. (Prometheus itself waits for 10 s.)
+#: The first timeout of a read, in seconds. (Prometheus itself waits for 10 s.)
 PATIENCE_SECONDS = 8.0
-#: A wait that began longer ago than this before a look was not seen, so no holder is blamed for it.
+#: At most so many seconds between two overviews count as waiting time: longer ago, the waits are unknown.
 LONGEST_GAP_SECONDS = 300.0
 
-#: Outcomes that no owner wanted: the owner was dead; an operator revoked the row; the lock was lost.
+#: The outcomes of requests that their owners did not end: the owner died, an operator revoked the row, or it was lost.
 ENDS = ("reaped", "revoked", "lost")
-#: Outcomes of waits for rates: the waiter gave up.
+#: The outcome of a request for a rate that was not granted in time.
 TIMEOUT = "timeout"
-#: Count at most this many of each.
+#: The most requests of each outcome that are counted.
 MAX_ENDS = 1000
 
 #: The database's counters of each window of a rate: the metric's name, its help text, and its attribute.
 RATE_COUNTERS: tuple[tuple[str, str, Callable[[RateEntry], int]], ...] = (
-    ("rate_taken", "What was taken from rates, with what `adjust` added.", lambda rate: rate.taken),
-    ("rate_returned", "What `adjust` returned of that.", lambda rate: rate.returned),
-    ("rate_waits", "How often a caller waited before it could take.", lambda rate: rate.waits),
+    ("rate_taken", "The use taken from rates, including what `adjust` added.", lambda rate: rate.taken),
+    ("rate_returned", "The use that `adjust` returned to rates.", lambda rate: rate.returned),
+    ("rate_waits", "Requests for rates that were granted after a wait.", lambda rate: rate.waits),
 )
 
-#: A metric's name, its help text, its labels, and its values by these.
+#: A metric's name, its help text, the names of its labels, and its values by labels.
 _Rows = tuple[str, str, tuple[str, ...], Mapping[tuple[str, ...], float]]
 
 
@@ -61,9 +61,9 @@ class Exporter:
     Args:
         coordinator: The database. The exporter only reads; it does not become a member.
         patterns: Resources (and queues) that share a label; see `Patterns`.
-        most: At most this many patterns, queues and blamed holders have a label of their own. The rest is ``other``,
-            and ``sqlsem_other`` says how many names that are.
-        once: Collect only once; then there are no counters, which add up from scrape to scrape.
+        maximum: At most this many patterns, queues and blamed holders have a label of their own. The others share
+            ``other``; ``sqlsem_other`` is their number.
+        once: Collect only once; then there are no counters, which grow from scrape to scrape.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Exporter:
         coordinator.engine.require(AdminSession, "An exporter")
         self._coordinator = coordinator
         self._session: Session | None = None
-        self._allowance = AdaptiveTimeout(PATIENCE_SECONDS)
-        self._asking = threading.Lock()  # one scrape at a time; guards all fields below
-        self._answer: tuple[float, list[Metric]] | None = None
+        self._timeout = AdaptiveTimeout(PATIENCE_SECONDS)
+        self._scrape_lock = threading.Lock()  # one scrape at a time; guards all fields below
+        self._last_metrics: tuple[float, list[Metric]] | None = None
         self._once = once
         self._maximum = maximum
         self._pattern = Patterns(patterns)
@@ -90,20 +90,20 @@ class Exporter:
         self._before: float | None = None  # time of the last overview, by this host's clock
         self._ends: Counter[tuple[str, str]] | None = None  # within the last hour
         self._known_ends: set[tuple[str, int, str]] | None = (
-            None  # the ends that are counted, or were there at the start
+            None  # the ends that are counted, or are from before the start
         )
-        #: The database's counters of each window, at the last look.
+        #: The database's counters of each window, at the last read.
         self._known_rates: Mapping[tuple[str, float], RateEntry] | None = None
         # By metric and labels, since this exporter began.
         self._counted: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         self._started_counters: set[tuple[str, ...]] = set()
-        #: Why the last look failed.
+        #: The error of the last read, if it failed.
         self.trouble: SqlsemError | None = None
 
     def close(self) -> None:
         """Close its connection."""
-        with self._asking:
-            self._drop()
+        with self._scrape_lock:
+            self._close_session()
 
     def describe(self) -> Sequence[Metric]:
         """Return no metrics in advance; without this method, a registry would collect at once."""
@@ -111,21 +111,21 @@ class Exporter:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all current values."""
-        with self._asking:
+        with self._scrape_lock:
             now = monotonic()
-            if self._answer is None or now - self._answer[0] >= FRESH_SECONDS:
-                self._answer = monotonic(), self._metrics(self._read_overview(), now)
-            return iter(self._answer[1])
+            if self._last_metrics is None or now - self._last_metrics[0] >= FRESH_SECONDS:
+                self._last_metrics = monotonic(), self._metrics(self._read_overview(), now)
+            return iter(self._last_metrics[1])
 
     def count_ends(self) -> None:
-        """Count the bad ends of the last hour, for the next scrapes: four statements. The server calls this once a
-        minute. If it fails, the next scrapes leave these metrics out.
+        """Count the requests of the last hour that their owners did not end, for the next scrapes: four statements. The
+        server calls this once a minute. If it fails, the next scrapes leave these metrics out.
         """
-        with self._asking:
+        with self._scrape_lock:
             ends: dict[tuple[str, int, str], tuple[str, str]] = {}
             try:
                 for outcome in (*ENDS, TIMEOUT):
-                    for past in self._ask(partial(_ended, outcome=outcome)):
+                    for past in self._read_on_session(partial(_ended, outcome=outcome)):
                         if outcome in ENDS or past.resource.startswith(RATE_PREFIX):
                             ends[past.resource, past.position, outcome] = self._pattern(past.resource), outcome
             except SqlsemError as exc:
@@ -146,30 +146,30 @@ class Exporter:
     def _read_overview(self) -> Overview | None:
         self.trouble = None
         try:
-            overview, self._rates, self._ageing = self._ask(_read)
+            overview, self._rates, self._ageing = self._read_on_session(_read)
             return overview
         except SqlsemError as exc:
             self.trouble = exc
             return None
 
-    def _ask(self, call: Callable[[Session], T]) -> T:
-        """Read on a session that is kept; reconnect at once if it was lost."""
+    def _read_on_session(self, call: Callable[[Session], T]) -> T:
+        """Read on the open session; reconnect at once if it was lost."""
         if self._session is not None:
             try:
-                with time_limited(self._session, self._allowance):
+                with time_limited(self._session, self._timeout):
                     return call(self._session)
             except SqlsemError:
-                self._drop()
+                self._close_session()
         try:
             self._session = self._coordinator.engine.connect("look")
-            with time_limited(self._session, self._allowance):
+            with time_limited(self._session, self._timeout):
                 self._session.check_schema()
                 return call(self._session)
         except BaseException:
-            self._drop()
+            self._close_session()
             raise
 
-    def _drop(self) -> None:
+    def _close_session(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -177,7 +177,7 @@ class Exporter:
     # -- metrics ----------------------------------------------------------------------------------------------------
 
     def _metrics(self, overview: Overview | None, began: float) -> list[Metric]:
-        metrics = [_gauge("up", "Whether the database could be looked at.", (), {(): float(overview is not None)})]
+        metrics = [_gauge("up", "1 if the database could be read, else 0.", (), {(): float(overview is not None)})]
         if overview is not None:
             for name, help_text, labels, values in self._rows(overview):
                 metrics.append(_gauge(name, help_text, labels, values))
@@ -185,7 +185,9 @@ class Exporter:
                 self._add_blame(root_blockers(overview), began)
                 self._add_rates()
                 metrics += [self._blame_metric(), *self._counter_metrics()]
-        metrics.append(_gauge("scrape_seconds", "Seconds that this look took.", (), {(): monotonic() - began}))
+        metrics.append(
+            _gauge("scrape_seconds", "Seconds that this read of the database took.", (), {(): monotonic() - began})
+        )
         return metrics
 
     def _rows(self, overview: Overview) -> Iterator[_Rows]:
@@ -200,12 +202,12 @@ class Exporter:
         yield from _used(self._rates, labels)
         yield (
             "ageing_seconds",
-            "The seconds of waiting that a step of priority is worth, where requests wait by priority; the most.",
+            "The waiting time that a step of priority is worth, on resources with priorities; the longest.",
             ("resource",),
             _max((labels[name], seconds) for name, seconds in self._ageing.items()),
         )
         yield from _times(overview, labels)
-        yield from self._told_ends()
+        yield from self._ends_last_hour()
         yield from self._root_blockers(root_blockers(overview))
         yield from _members(overview)
         queue_few = self._few["queue"].all_of(
@@ -215,7 +217,7 @@ class Exporter:
         yield from _tasks(overview.queues, queues)
         yield (
             "other",
-            "How many resources and queues are under the label 'other'.",
+            "Resources and queues that share the label 'other'.",
             ("kind",),
             {
                 ("resource",): sum(own == (OTHER,) for own in labels.values()),
@@ -223,11 +225,11 @@ class Exporter:
             },
         )
 
-    def _told_ends(self) -> Iterator[_Rows]:
+    def _ends_last_hour(self) -> Iterator[_Rows]:
         if self._ends is not None and self._once:
             yield (
                 "ended_last_hour",
-                f"Requests that ended as they should not within the last hour, {MAX_ENDS} of a kind at the most.",
+                f"Requests that died, were revoked or lost within the last hour, up to {MAX_ENDS} of each outcome.",
                 ("resource", "outcome"),
                 _sum(
                     [
@@ -245,7 +247,7 @@ class Exporter:
         return self._pattern(entry.resource), label(entry.program), label(entry.note)
 
     def _root_blockers(self, blockers: Iterable[RootBlocker]) -> Iterator[_Rows]:
-        """Yield the holders that others wait for, and how long these have waited."""
+        """Yield the root blockers: the number of their waiters, and how long these have waited."""
         waiters: Counter[tuple[str, ...]] = Counter()
         seconds: Counter[tuple[str, ...]] = Counter()
         for blocker in blockers:
@@ -254,13 +256,13 @@ class Exporter:
         few = self._few["holder"].all_of(seconds)
         labels = ("resource", "holder_program", "holder_note")
         for name, help_text, values in (
-            ("blocked", "Requests that wait for this holder, also behind others, on any resource.", waiters),
-            ("blocked_seconds", "Seconds that those who wait for this holder now have waited so far.", seconds),
+            ("blocked", "Requests that wait for this holder, directly or through others, on any resource.", waiters),
+            ("blocked_seconds", "Seconds that the present waiters for this holder have waited so far.", seconds),
         ):
             yield name, help_text, labels, _sum((few[holder], number) for holder, number in values.items())
 
     def _add_blame(self, blockers: Iterable[RootBlocker], now: float) -> None:
-        """Add the time since the last look, or since its request, that each waiter has waited for its holder."""
+        """Add to each root blocker the time that its waiters have waited since the last read or their requests."""
         gap = 0.0 if self._before is None else min(now - self._before, LONGEST_GAP_SECONDS)
         self._before = now
         for blocker in blockers:
@@ -271,7 +273,7 @@ class Exporter:
     def _blame_metric(self) -> Metric:
         family = CounterMetricFamily(
             "sqlsem_blamed_seconds",
-            "Seconds waited, by the holder at the head of what was waited for; since this exporter began.",
+            "Seconds waited, by the root blocker of the wait; since this exporter began.",
             labels=["resource", "holder_program", "holder_note"],
         )
         for labels, seconds in self._blamed.items():
@@ -279,7 +281,7 @@ class Exporter:
         return family
 
     def _count(self, name: str, pattern: str, number: int, *more: str) -> None:
-        """Return a bounded set of labels for counters, whatever names have come and gone."""
+        """Add to a counter. The number of its labels stays bounded, however many names come and go."""
         counted = self._counted[name]
         labels = *self._few["resource"].of(pattern), *more
         if labels not in counted and len({first for first, *_ in counted} - {OTHER}) >= self._maximum:
@@ -287,8 +289,8 @@ class Exporter:
         counted[labels] += number
 
     def _add_rates(self) -> None:
-        """Add the use since the last look. (The database forgets an unused window and counts it from 0 later; our
-        counters must not decrease with it.)
+        """Add the use since the last read. (The database deletes an unused window, and later counts it from 0; the
+        exporter's counters must not decrease then.)
         """
         known = {(rate.resource, rate.window): rate for rate in self._rates}
         for name, _, number in RATE_COUNTERS:
@@ -308,14 +310,14 @@ class Exporter:
             self._counted["ended"].setdefault((OTHER, outcome), 0)
         yield self._counter(
             "ended",
-            "Requests that ended as they should not, since this exporter began; counted once a minute.",
+            "Requests that died, were revoked or were lost, since this exporter began; counted once a minute.",
             ("resource", "outcome"),
         )
         for name, help_text, _ in RATE_COUNTERS:
             yield self._counter(name, f"{help_text} Since this exporter began.", ("resource",))
         yield self._counter(
             "rate_timeouts",
-            "Takes that gave up waiting in the line of a rate, since this exporter began; counted once a minute.",
+            "Requests for rates that were not granted in time, since this exporter began; counted once a minute.",
             ("resource",),
         )
 
@@ -375,35 +377,35 @@ def _queues(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterat
     def oldest(rows: Iterable[tuple[Entry, tuple[str, ...]]]) -> dict[tuple[str, ...], float]:
         return _max([*zero, *((name, entry.seconds) for entry, name in rows)])
 
-    yield "holding", "Requests that are inside.", by_resource, count(inside)
+    yield "holding", "Requests that hold.", by_resource, count(inside)
     yield "waiting", "Requests that wait.", by_resource, count(waiting)
     yield (
         "dead",
-        "Rows whose owner is dead; the next who looks and may, removes them.",
+        "Rows whose owner is dead; the next waiter that checks removes them.",
         by_resource,
         count((entry, name) for entry, name in entries if entry.state == "dead"),
     )
     yield (
         "missing",
-        "Rows whose owner cannot be found; it is still believed to live, for its grace.",
+        "Rows whose owner cannot be found, but counts as alive until its grace is over.",
         by_resource,
         count((entry, name) for entry, name in entries if entry.missing_for is not None and entry.state != "dead"),
     )
     yield (
         "held_weight",
-        "The weight of those inside.",
+        "The total weight of the holders.",
         by_resource,
         _sum((name, entry.weight) for entry, name in inside),
     )
     yield (
         "longest_wait_seconds",
-        "For how long the oldest of those has waited who wait now.",
+        "Seconds that the oldest present waiter has waited.",
         by_resource,
         oldest(waiting),
     )
     yield (
         "longest_hold_seconds",
-        "For how long the oldest of those has been inside who are.",
+        "Seconds that the oldest present holder has held.",
         by_resource,
         oldest(inside),
     )
@@ -421,11 +423,15 @@ def _queues(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterat
 def _used(rates: Sequence[RateEntry], labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
     """Yield the use of rates."""
     numbers: tuple[tuple[str, str, Callable[[RateEntry], float]], ...] = (
-        ("rate_limit", "How much of a rate may be used in a window, as it was declared last.", lambda rate: rate.limit),
-        ("rate_used", "How much of it counts now, what is promised for soon included.", lambda rate: rate.used),
+        ("rate_limit", "The limit of a rate in a window, as declared last.", lambda rate: rate.limit),
+        (
+            "rate_used",
+            "The use that counts in the window now, including reservations for soon.",
+            lambda rate: rate.used,
+        ),
         (
             "rate_debt",
-            "How much more than the limit was used, as it cost more in the end than was taken.",
+            "The use above the limit, by costs that were raised later.",
             lambda rate: max(0, rate.used - rate.limit),
         ),
     )
@@ -435,7 +441,7 @@ def _used(rates: Sequence[RateEntry], labels: Mapping[str, tuple[str, ...]]) -> 
 
 
 def _times(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
-    """Yield the waits and holds that ended of late, for resources that are in use now."""
+    """Yield the recent times of holds and waits, for resources that are in use now."""
     holds: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     waits: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for resource, times in overview.holds.items():
@@ -443,8 +449,8 @@ def _times(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterato
         holds[name] += [hold.held for hold in times.holds]
         waits[name] += [hold.waited for hold in times.holds]
     for name_of_metric, help_text, samples in (
-        ("recent_hold_seconds", "For how long locks were held of late, where somebody is now.", holds),
-        ("recent_wait_seconds", "For how long these were waited for.", waits),
+        ("recent_hold_seconds", "Recent times for which locks were held, of resources that are in use now.", holds),
+        ("recent_wait_seconds", "Recent waiting times of the same locks.", waits),
     ):
         values: dict[tuple[str, ...], float] = {}
         for names, seconds in samples.items():
@@ -460,10 +466,10 @@ def _members(overview: Overview) -> Iterator[_Rows]:
     kinds.update((member.kind,) for member in overview.members)
     yield "members", "Processes and sessions that take part.", ("kind",), kinds
     missing = sum(member.is_missed for member in overview.members)
-    yield "members_missing", "Those of them that cannot be found: within their grace, or with rows.", (), {(): missing}
+    yield "members_missing", "Members that cannot be found, within their grace or with rows.", (), {(): missing}
     states: Counter[tuple[str, ...]] = Counter({("open",): 0, ("failed",): 0})
     states.update((batch.status,) for batch in overview.batches)
-    yield "batches", "Batches that have not ended well.", ("status",), states
+    yield "batches", "Batches that are open or have failed.", ("status",), states
     yield (
         "batches_overdue",
         "Open batches whose window is over.",
@@ -483,25 +489,25 @@ def _tasks(queues: Sequence[QueueCounts], labels: Mapping[str, tuple[str, ...]])
     )
     yield (
         "tasks",
-        "Tasks of a work queue; of those that ended, as many as are kept.",
+        "Tasks of a work queue; ended tasks as long as the database keeps them.",
         ("queue", "state"),
         _sum(((*labels[queue.queue], state), count(queue)) for queue in queues for state, count in states),
     )
     yield (
         "oldest_pending_seconds",
-        "For how long the oldest task that waits could have been started.",
+        "Seconds for which the oldest pending task could have been started.",
         ("queue",),
         _max((labels[queue.queue], queue.oldest or 0.0) for queue in queues),
     )
     yield (
         "task_rate",
-        "Attempts at tasks that ended in the last five minutes, a minute.",
+        "Attempts at tasks that ended in the last five minutes, per minute.",
         ("queue",),
         _sum((labels[queue.queue], queue.rate) for queue in queues),
     )
     yield (
         "queues_blocked",
-        "Work queues that a failed task holds up.",
+        "Work queues in which a failed task blocks later orders.",
         ("queue",),
         _sum((labels[queue.queue], float(queue.blocked_by is not None)) for queue in queues),
     )

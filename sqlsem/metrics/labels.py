@@ -1,6 +1,4 @@
-"""Turn names into labels: few of them, however many resources there are, and none that could harm a page or
-terminal.
-"""
+"""Turn names into labels: few, however many resources there are, and none that could harm a page or a terminal."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ class Few:
         self._known: dict[tuple[str, ...], None] = {}
 
     def of(self, *labels: str) -> tuple[str, ...]:
-        """Return the labels, or as many times ``other``."""
+        """Return the labels if they have a place among the known ones; else ``other`` for each."""
         if labels in self._known:
             return labels
         if len(self._known) < self._maximum:

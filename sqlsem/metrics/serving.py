@@ -24,7 +24,7 @@ log = logging.getLogger("sqlsem")
 
 #: Connections at the same time, each of which has a thread.
 MAX_CONNECTIONS = 16
-#: Seconds between two pieces of a request, and of its answer.
+#: How long the next piece of a request, or of its answer, may take.
 PATIENCE_SECONDS = 10.0
 
 
@@ -35,11 +35,11 @@ class _Handler(WSGIRequestHandler):
     timeout = PATIENCE_SECONDS
 
     def parse_request(self) -> bool:
-        """Know that the request has come whole: it is our turn."""
+        """Parse the request, and mark its connection as being answered. Return False if that has been closed."""
         return super().parse_request() and self.server.begin_answer(self.connection)
 
     def get_stderr(self) -> io.StringIO:
-        """Return where errors of writing the answer go: nowhere, as any client can cause them."""
+        """Return a buffer that is never read, for errors of writing the answer: any client can cause them."""
         return io.StringIO()
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -66,7 +66,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self._hosts = hosts
         self._metrics: Any = prometheus_client.make_wsgi_app(registry)
         self._guard = threading.Lock()
-        # in the order of arrival; True: its request is being answered
+        # in the order of arrival; True while its request is answered
         self._connections: dict[socket.socket, bool] = {}
         super().__init__(place, _Handler)
         self.set_app(self._answer)
@@ -94,7 +94,9 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
     # -- its connections ------------------------------------------------------------------------------------------
 
     def begin_answer(self, connection: socket.socket) -> bool:
-        """Keep this connection, as its request has come; False if it had to make room already."""
+        """Mark the connection as being answered, as its request has arrived. Return False if it has been closed
+        already.
+        """
         with self._guard:
             is_open = connection in self._connections
             if is_open:

@@ -36,10 +36,10 @@ FEATURES = {
     "conversions": Feature("readers that become writers, and writers that become readers"),
     "handovers": Feature("locks that go to another process, or end with a transaction"),
     "guards": Feature("tables that can be written only under a lock"),
-    "rates": Feature("so much in so long"),
-    "once": Feature("what runs once per period"),
+    "rates": Feature("limits on use in a window of time"),
+    "once": Feature("jobs that run once per period"),
     "queue": Feature("the work queue: tasks, tasks with locks, schedules", ("rates",), ("putter", "worker")),
-    "batches": Feature("parts that run side by side, and what follows them"),
+    "batches": Feature("batches: parts that run side by side, and their callback"),
 }
 #: Setting ``features`` of a database that has all features, also those of later versions.
 EVERYTHING = "all"
@@ -52,17 +52,17 @@ def chosen(names: Iterable[str]) -> frozenset[str]:
 
     Raises `ConfigurationError` for an unknown name.
     """
-    found, left = {CORE}, list(names)
-    while left:
-        name = left.pop()
+    features, pending = {CORE}, list(names)
+    while pending:
+        name = pending.pop()
         if name == EVERYTHING:
-            left.extend(FEATURES)
+            pending.extend(FEATURES)
         elif name not in FEATURES:
             raise ConfigurationError(f"There is no feature {name!r}; features: {', '.join(FEATURES)}, {EVERYTHING}")
-        elif name not in found or name == CORE:
-            found.add(name)
-            left.extend(FEATURES[name].needs)
-    return frozenset(found)
+        elif name not in features or name == CORE:
+            features.add(name)
+            pending.extend(FEATURES[name].needs)
+    return frozenset(features)
 
 
 def listed(features: Collection[str]) -> str:
@@ -90,7 +90,7 @@ def compose(text: str, features: Collection[str], feature: str = CORE) -> str:
 
 
 def fits(needed: Collection[str], unwanted: Collection[str], features: Collection[str]) -> bool:
-    """True if a line with these sections (see `sections`) belongs into a database with these features."""
+    """Return True if a line with these sections (see `sections`) belongs into a database with these features."""
     return set(needed) <= set(features) and not set(unwanted) & set(features)
 
 

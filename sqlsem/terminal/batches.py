@@ -15,12 +15,12 @@ from sqlsem.terminal.tasks import shortened
 __all__ = ["render_batches"]
 
 
-def render_batches(found: Sequence[BatchEntry], width: int, only: str | None = None) -> RenderableType:
+def render_batches(batches: Sequence[BatchEntry], width: int, only: str | None = None) -> RenderableType:
     """Return the output of ``sqlsem batches``, at most ``width`` columns wide."""
-    if not found:
+    if not batches:
         return Text("There are no batches." if only is None else f"There are no batches {only!r}.")
     parts: list[RenderableType] = []
-    for batch in found:
+    for batch in batches:
         if parts:
             parts.append(Text(""))
         title = Text(no_wrap=True, overflow="ellipsis")
@@ -52,11 +52,11 @@ def render_batches(found: Sequence[BatchEntry], width: int, only: str | None = N
 
 
 def _callback_in_words(batch: BatchEntry) -> Text:
-    what = {"local": "a function", "session": "a session's own code"}.get(batch.callback_kind or "") or shortened(
+    kind = {"local": "a function", "session": "a session's own code"}.get(batch.callback_kind or "") or shortened(
         batch.callback_kind or "", batch.callback_body or "", None
     )
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f"  callback {clean(what)}: ")
+    text.append(f"  callback {clean(kind)}: ")
     text.append(
         batch.callback_status, style={"failed": "red", "finished": "green"}.get(batch.callback_status, "yellow")
     )

@@ -28,8 +28,8 @@ def _exact(moment: datetime | None) -> str:
     return "-" if moment is None else moment.astimezone().strftime("%m-%d %H:%M:%S.%f")
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _asked(row: Past | Entry) -> str:

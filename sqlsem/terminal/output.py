@@ -188,18 +188,18 @@ def console() -> CleanConsole:
     return result
 
 
-def picture(on: Console, **options: Any) -> Live:
+def picture(target: Console, **options: Any) -> Live:
     """Return an area of the terminal that is drawn again and again."""
     from rich.live import Live  # most commands need not load it
 
-    return Live(console=on, auto_refresh=False, **options)
+    return Live(console=target, auto_refresh=False, **options)
 
 
-def show(on: Console, what: RenderableType) -> None:
+def show(target: Console, renderable: RenderableType) -> None:
     """Print a renderable; for a pipe, without blanks at the ends of lines."""
-    if on.is_terminal:
-        on.print(what)
+    if target.is_terminal:
+        target.print(renderable)
         return
-    with on.capture() as captured:
-        on.print(what)
+    with target.capture() as captured:
+        target.print(renderable)
     echo(*(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))

@@ -67,7 +67,7 @@ def _why(reason: Reason | None) -> str:
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
-    who = process_name(entry.host, entry.pid, entry.requesting_id)
+    process = process_name(entry.host, entry.pid, entry.requesting_id)
     note = entry.note or ""
     if entry.missing_for is not None:
         note = f"[not found for {seconds_in_words(entry.missing_for)}] {note}".rstrip()
@@ -76,7 +76,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
         entry.state,
         seconds_in_words(entry.seconds),
         access_in_words(entry.access, entry.limit, entry.weight),
-        who,
+        process,
         f"{entry.program or ''}{_owner(entry.owner)}".strip(),
         note,
     )
@@ -104,8 +104,10 @@ def render_queues(
     if reasons:
         heads = (*heads, "WHY")
         for resource, entries in queues:
-            told = (_why(reasons.get(entry.position)) for entry in entries)
-            rows[resource.resource] = [(*row, why) for row, why in zip(rows[resource.resource], told, strict=True)]
+            reason_texts = (_why(reasons.get(entry.position)) for entry in entries)
+            rows[resource.resource] = [
+                (*row, why) for row, why in zip(rows[resource.resource], reason_texts, strict=True)
+            ]
         if width < NARROW:
             heads = _without_program(heads)
             rows = {name: [_without_program(row) for row in own] for name, own in rows.items()}
@@ -180,9 +182,9 @@ def _done(operation: Operation) -> str:
     return operation.action if operation.old is None else f"{operation.action} ({operation.old})"
 
 
-def render_operations(done: Sequence[Operation], width: int) -> RenderableType:
+def render_operations(operations: Sequence[Operation], width: int) -> RenderableType:
     """Return the output of ``sqlsem history --operations``, at most ``width`` columns wide."""
-    if not done:
+    if not operations:
         return Text("No operator has done anything yet.")
     heads = ("WHEN", "LOGIN", "WHAT", "TO", "WHERE", "PROGRAM")
     rows = [
@@ -198,6 +200,6 @@ def render_operations(done: Sequence[Operation], width: int) -> RenderableType:
             process_name(operation.host, operation.pid),
             operation.program or "",
         )
-        for operation in done
+        for operation in operations
     ]
     return table(heads, rows, fit(heads, rows, width, elastic=(1, 2, 3, 4, 5)), right=())

@@ -14,10 +14,10 @@ __all__ = ["render_rates"]
 
 
 def render_rates(
-    found: Sequence[RateEntry], waiting: Mapping[str, int], width: int, only: str | None = None
+    windows: Sequence[RateEntry], waiting: Mapping[str, int], width: int, only: str | None = None
 ) -> RenderableType:
     """Return the windows of rates, at most ``width`` columns wide. ``waiting``: the number of waiters by resource."""
-    if not found:
+    if not windows:
         return Text("There are no rates." if only is None else f"Nothing was ever used of a rate {only!r}.")
     heads = ("RATE", "WINDOW", "LIMIT", "USED", "LEFT", "ROOM IN", "WAITING", "LAST")
     rows = [
@@ -26,6 +26,6 @@ def render_rates(
             *(f"{max(0, rate.limit - rate.used):,}", seconds_in_words(rate.free_in) if rate.free_in else ""),
             *(str(waiting[rate.resource]), seconds_in_words(rate.idle)),
         )
-        for rate in found
+        for rate in windows
     ]
     return table(heads, rows, fit(heads, rows, width, elastic=(0,)), right=range(1, 8))

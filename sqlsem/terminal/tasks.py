@@ -54,34 +54,34 @@ def shortened(kind: str, body: str, note: str | None) -> str:
 
 def ready_in(entry: TaskEntry) -> str:
     """Return the time until a pending task may start, as text; by this host's clock."""
-    left = (entry.ready_at - datetime.now(timezone.utc)).total_seconds()
-    return f"in {seconds_in_words(left)}" if left > 0 else ""
+    seconds = (entry.ready_at - datetime.now(timezone.utc)).total_seconds()
+    return f"in {seconds_in_words(seconds)}" if seconds > 0 else ""
 
 
-def counted(found: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
+def counted(tasks: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
     """Return the number of tasks of each queue in each state, a line for each queue."""
     numbers: dict[str, dict[str, int]] = {}
-    for task in found:
+    for task in tasks:
         states = numbers.setdefault(task.queue, {})
         states[task.status] = states.get(task.status, 0) + 1
     lines = []
     for name, states in numbers.items():
         order = dict.fromkeys(("running", "lost", *STATES, *states))
-        told = [f"{states[state]} {state}" for state in order if state in states]
-        lines.append(f"{name}: {'at least ' if at_least else ''}{', '.join(told)}")
+        counts = [f"{states[state]} {state}" for state in order if state in states]
+        lines.append(f"{name}: {'at least ' if at_least else ''}{', '.join(counts)}")
     return lines
 
 
 def describe_limits(limits: Iterable[QueueLimit]) -> Iterator[str]:
     """Return the limits, rates and weights of work queues, a line for each queue or key."""
     for limit in limits:
-        told = [] if limit.task_limit is None else [f"at most {limit.task_limit} running"]
-        told += [] if limit.key_limit is None else [f"at most {limit.key_limit} of each key"]
-        told += [f"at most {rate} started{whose}" for rate, whose in _rates(limit, " of each key")]
-        told += [] if limit.weight is None else [f"weight {limit.weight}"]
-        if told:
+        texts = [] if limit.task_limit is None else [f"at most {limit.task_limit} running"]
+        texts += [] if limit.key_limit is None else [f"at most {limit.key_limit} of each key"]
+        texts += [f"at most {rate} started{whose}" for rate, whose in _rates(limit, " of each key")]
+        texts += [] if limit.weight is None else [f"weight {limit.weight}"]
+        if texts:
             whose = f"key {limit.task_key!r} of {limit.queue!r}" if limit.task_key is not None else repr(limit.queue)
-            yield f"{whose}: {', '.join(told)} (set by {limit.set_by})"
+            yield f"{whose}: {', '.join(texts)} (set by {limit.set_by})"
 
 
 def _rates(limits: QueueLimit, of_keys: str) -> Iterator[tuple[str, str]]:
@@ -93,17 +93,17 @@ def _rates(limits: QueueLimit, of_keys: str) -> Iterator[tuple[str, str]]:
 
 def _limit(limits: QueueLimit | None) -> str:
     """Return the limits and rates of a queue, as in ``10, 2 a key, 100/1m a key``."""
-    told = [] if limits is None or limits.task_limit is None else [str(limits.task_limit)]
-    told += [] if limits is None or limits.key_limit is None else [f"{limits.key_limit} a key"]
-    told += [] if limits is None else [rate + whose for rate, whose in _rates(limits, " a key")]
-    return ", ".join(told)
+    texts = [] if limits is None or limits.task_limit is None else [str(limits.task_limit)]
+    texts += [] if limits is None or limits.key_limit is None else [f"{limits.key_limit} a key"]
+    texts += [] if limits is None else [rate + whose for rate, whose in _rates(limits, " a key")]
+    return ", ".join(texts)
 
 
 def render_counts(
-    found: Sequence[QueueCounts], width: int, only: str | None = None, limits: Sequence[QueueLimit] = ()
+    queues: Sequence[QueueCounts], width: int, only: str | None = None, limits: Sequence[QueueLimit] = ()
 ) -> RenderableType:
     """Return the output of ``sqlsem queues``, at most ``width`` columns wide."""
-    if not found:
+    if not queues:
         return Text("There are no tasks." if only is None else f"There are no tasks in {only!r}.")
     heads = (
         "QUEUE",
@@ -133,11 +133,11 @@ def render_counts(
             *(f"{counts.rate:.1f}", "" if counts.blocked_by is None else f"task {counts.blocked_by}"),
             *([_limit(of_queue.get(counts.queue))] if limits else []),
         )
-        for counts in found
+        for counts in queues
     ]
     widths = fit(heads, rows, width, elastic=(0, 4, 6, 8, 9, *([10] if limits else [])))
     parts: list[RenderableType] = [table(heads, rows, widths, right=range(1, 9))]
-    for counts in found:
+    for counts in queues:
         if counts.blocked_by is not None:
             words = (
                 f"{clean(counts.queue)}: pending tasks are held up by task {counts.blocked_by}, which has failed; see "
@@ -150,9 +150,9 @@ def render_counts(
     return Group(*parts)
 
 
-def render_schedules(found: Sequence[Schedule], width: int) -> RenderableType:
+def render_schedules(schedules: Sequence[Schedule], width: int) -> RenderableType:
     """Return the output of ``sqlsem schedules``, at most ``width`` columns wide."""
-    if not found:
+    if not schedules:
         return Text("There are no schedules.")
     heads = ("NAME", "QUEUE", "EVERY", "ZONE", "NEXT", "LAST", "WHAT")
     rows = [
@@ -163,7 +163,7 @@ def render_schedules(found: Sequence[Schedule], width: int) -> RenderableType:
             else local_time(schedule.next_due) or "never",
             *(local_time(schedule.last_due), shortened(schedule.kind, schedule.body, schedule.options.get("note"))),
         )
-        for schedule in found
+        for schedule in schedules
     ]
     return table(heads, rows, fit(heads, rows, width, elastic=(0, 1, 3, 4, 6)), right=())
 
@@ -188,24 +188,24 @@ def _cells(
 
 
 def render_tasks(
-    found: Sequence[TaskEntry], width: int, only: str | None = None, why: Mapping[int, TaskReason] | None = None
+    tasks: Sequence[TaskEntry], width: int, only: str | None = None, why: Mapping[int, TaskReason] | None = None
 ) -> RenderableType:
     """Return the output of ``sqlsem tasks``, at most ``width`` columns wide. ``why``: why pending tasks do not run."""
-    if not found:
+    if not tasks:
         return Text("There are no such tasks." if only is None else f"There are no such tasks in {only!r}.")
-    told = why or {}
-    keyed = any(task.key is not None for task in found)
-    ranked = any(task.priority for task in found)
+    reasons = why or {}
+    keyed = any(task.key is not None for task in tasks)
+    ranked = any(task.priority for task in tasks)
     rows = [
-        _cells(task, told.get(task.task_id), with_priority=ranked, with_queue=only is None, with_key=keyed)
-        for task in found
+        _cells(task, reasons.get(task.task_id), with_priority=ranked, with_queue=only is None, with_key=keyed)
+        for task in tasks
     ]
     held_up = Counter(
-        told[task.task_id].behind[0].task_id
-        for task in found
-        if task.task_id in told and any(other.status == "failed" for other in told[task.task_id].behind)
+        reasons[task.task_id].behind[0].task_id
+        for task in tasks
+        if task.task_id in reasons and any(other.status == "failed" for other in reasons[task.task_id].behind)
     )
-    also = [*(["QUEUE"] if only is None else []), *(["KEY"] if keyed else [])]
+    extra_heads = [*(["QUEUE"] if only is None else []), *(["KEY"] if keyed else [])]
     heads = [
         "ID",
         "ORDER",
@@ -214,7 +214,7 @@ def render_tasks(
         "TRIES",
         "FOR",
         "WHEN",
-        *also,
+        *extra_heads,
         "WHY",
         "WHO",
         "WHAT",
@@ -223,7 +223,7 @@ def render_tasks(
     widths = fit(heads, rows, width, elastic=range(state + 4, len(heads)))
     right = (*range(state), heads.index("FOR"))
     parts: list[RenderableType] = [table(heads, rows, widths, right=right, state=state)]
-    failures = [task for task in found if task.status in ("failed", "pending", "cancelled") and task.error]
+    failures = [task for task in tasks if task.status in ("failed", "pending", "cancelled") and task.error]
     if failures:
         parts.append(Text(""))
     for failure in failures:

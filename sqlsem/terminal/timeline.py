@@ -133,7 +133,7 @@ def _stretches(bar: Bar) -> list[dict[str, Any]]:
     outcome = row.outcome if isinstance(row, Past) else row.state
     who = process_name(row.host, row.pid, row.requesting_id)
     inside = row.granted_at
-    told = {
+    fields = {
         "lane": bar.lane,
         "who": clean(who),
         "what": clean(" ".join(filter(None, (row.program, row.note)))),
@@ -144,16 +144,16 @@ def _stretches(bar: Bar) -> list[dict[str, Any]]:
         "waited": seconds_in_words(max(0.0, ((inside or bar.ended) - row.requested_at).total_seconds())),
         "held": "" if inside is None else seconds_in_words(max(0.0, (bar.ended - inside).total_seconds())),
     }
-    found = []
+    parts = []
     entered = bar.ended if inside is None else min(max(inside, bar.asked), bar.ended)
     if entered > bar.asked:
         gave_up = inside is None and isinstance(row, Past)
         state = "gave up" if gave_up else "waits"
-        found.append({**told, "from": _ms(bar.asked), "to": _ms(entered), "state": state})
+        parts.append({**fields, "from": _ms(bar.asked), "to": _ms(entered), "state": state})
     if inside is not None:
         state = "ended badly" if outcome in BADLY else "holds"
-        found.append({**told, "from": _ms(entered), "to": _ms(bar.ended), "state": state})
-    return found
+        parts.append({**fields, "from": _ms(entered), "to": _ms(bar.ended), "state": state})
+    return parts
 
 
 def _bars(panel: Panel, search: bool) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _specification(timeline: Timeline, *, search: bool) -> dict[str, Any]:
     for number, view in enumerate(views):
         # All views zoom together, as they share a scale and the name of its field.
         (view["layer"][0] if "layer" in view else view)["name"] = f"view{number}"
-    found: dict[str, Any] = {
+    specification: dict[str, Any] = {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "vconcat": views,
         "spacing": 6,
@@ -250,11 +250,11 @@ def _specification(timeline: Timeline, *, search: bool) -> dict[str, Any]:
     }
     if search:
         zoomed = [f"view{number}" for number in range(len(views))] if timeline.panels else []
-        found["params"] = [
+        specification["params"] = [
             {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales", "views": zoomed}
         ] * bool(zoomed) + [
             {"name": "search", "value": "", "bind": {"input": "search", "placeholder": "who, what, how it ended"}}
         ]
     else:
-        found["title"] = {"text": _title(timeline), "subtitle": timeline.left_out(), "anchor": "start"}
-    return found
+        specification["title"] = {"text": _title(timeline), "subtitle": timeline.left_out(), "anchor": "start"}
+    return specification

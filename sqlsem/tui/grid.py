@@ -42,7 +42,7 @@ class Grid(ScrollView, can_focus=True):
     def __init__(self) -> None:
         super().__init__()
         self._listing: Listing | None = None
-        self._at = 0
+        self._cursor = 0
         self._columns: list[int] = []
         self._widths: list[int] = []
 
@@ -50,7 +50,7 @@ class Grid(ScrollView, can_focus=True):
     def row(self) -> Row | None:
         """The row under the cursor."""
         rows = self._listing.rows if self._listing is not None else ()
-        return rows[self._at] if self._at < len(rows) else None
+        return rows[self._cursor] if self._cursor < len(rows) else None
 
     def show(self, listing: Listing, *, new_view: bool = False) -> None:
         """Show other rows. ``new_view``: put the cursor on the first one."""
@@ -58,9 +58,9 @@ class Grid(ScrollView, can_focus=True):
         self._listing = listing
         keys = {row.key: number for number, row in enumerate(listing.rows)}
         if new_view:
-            self._at = 0
+            self._cursor = 0
         elif before is not None:
-            self._at = keys.get(before.key, min(self._at, max(0, len(keys) - 1)))
+            self._cursor = keys.get(before.key, min(self._cursor, max(0, len(keys) - 1)))
         self._lay_out()
         self._follow()
 
@@ -82,10 +82,10 @@ class Grid(ScrollView, can_focus=True):
         """Scroll to the cursor. (The heads in the first line do not scroll.)"""
         room = max(1, self.size.height - 1)
         top = round(self.scroll_y)
-        if self._at < top or (self._at == 1 and top == 1):
-            self.scroll_to(y=0 if self._at <= 1 else self._at, animate=False, force=True)
-        elif self._at >= top + room:
-            self.scroll_to(y=self._at - room + 1, animate=False, force=True)
+        if self._cursor < top or (self._cursor == 1 and top == 1):
+            self.scroll_to(y=0 if self._cursor <= 1 else self._cursor, animate=False, force=True)
+        elif self._cursor >= top + room:
+            self.scroll_to(y=self._cursor - room + 1, animate=False, force=True)
         self.post_message(self.Moved())
 
     def on_resize(self, event: Resize) -> None:
@@ -100,11 +100,11 @@ class Grid(ScrollView, can_focus=True):
 
     def action_move(self, by: int) -> None:
         """Move the cursor by rows."""
-        self._go_to(self._at + by)
+        self._go_to(self._cursor + by)
 
     def action_page(self, by: int) -> None:
         """Move the cursor by screens."""
-        self._go_to(self._at + by * max(1, self.size.height - 1))
+        self._go_to(self._cursor + by * max(1, self.size.height - 1))
 
     def action_to(self, at: int) -> None:
         """Move the cursor to the first row, or to the last one (-1)."""
@@ -112,7 +112,7 @@ class Grid(ScrollView, can_focus=True):
 
     def _go_to(self, at: int) -> None:
         rows = self._listing.rows if self._listing is not None else ()
-        self._at = max(0, min(at, len(rows) - 1))
+        self._cursor = max(0, min(at, len(rows) - 1))
         self._follow()
         self.refresh()
 
@@ -131,7 +131,7 @@ class Grid(ScrollView, can_focus=True):
         if number >= len(listing.rows):
             return self._strip("", Style(), width)
         row = listing.rows[number]
-        is_current = number == self._at
+        is_current = number == self._cursor
         style = Style.parse(STYLES.get(row.state, "")) + Style(bold=row.heading or None, reverse=is_current or None)
         return self._strip((MARK if is_current else NO_MARK) + self._text(row), style, width)
 
