@@ -183,7 +183,7 @@ def test_waiting_is_attributed_to_holders(url):
                 thread.start()
             until(lambda: len(locks.admin.entries("load:7")) == 3, "two wait")
             values(exporter)
-            exporter._answer = None
+            exporter._last_metrics = None
             samples = values(exporter)
         for thread in waiting:
             thread.join(PATIENCE)
@@ -220,7 +220,7 @@ def test_single_query_for_each_scrape(url):
         session.overview = lambda: calls.append("overview") or type(session).overview(session)
         values(exporter)  # at once again: the same answer
         assert calls == []
-        exporter._answer = None
+        exporter._last_metrics = None
         values(exporter)
         assert exporter._session is session, "one connection"
         assert calls == ["overview"]
@@ -238,12 +238,12 @@ def test_exporter_reports_an_outage_and_its_end(url, monkeypatch):
 
         monkeypatch.setattr(type(locks.engine), "connect", refuses)
         exporter._drop()
-        exporter._answer = None
+        exporter._last_metrics = None
         samples = values(exporter)
         assert {name for name, _ in samples} == {"sqlsem_up", "sqlsem_scrape_seconds"}
         assert of(samples, "sqlsem_up") == 0
         monkeypatch.setattr(type(locks.engine), "connect", connect)
-        exporter._answer = None
+        exporter._last_metrics = None
         assert of(values(exporter), "sqlsem_up") == 1
         exporter.close()
 
@@ -273,7 +273,7 @@ def test_a_hundred_thousand_resources(url):
     with sqlsem.connect(url) as locks:
         exporter = Exporter(locks)
         for _ in range(4):  # each gets twice the time of the one before, on a machine that is too busy
-            exporter._answer = None
+            exporter._last_metrics = None
             samples = values(exporter)
             if of(samples, "sqlsem_up") == 1:
                 break
@@ -308,7 +308,7 @@ def test_abnormal_ends_are_counted(url):
         locks.admin.revoke(lock.grant.position, force=True)
 
     def look(exporter):
-        exporter._answer = None
+        exporter._last_metrics = None
         return values(exporter)
 
     with sqlsem.connect(url) as locks:
@@ -337,7 +337,7 @@ def test_uses_of_rates_are_counted(url):
     """Rates of one pattern share a counter, which never decreases: not even when a window is pruned."""
 
     def look():
-        exporter._answer = None
+        exporter._last_metrics = None
         samples = values(exporter)
         return [
             of(samples, f"sqlsem_rate_{use}_total", resource="rate:api-*")
@@ -370,7 +370,7 @@ def test_uses_of_rates_are_counted(url):
         for number in range(200):
             locks.rate(f"other{chr(97 + number // 26)}{chr(97 + number % 26)}", 10, per="1h").take()
         look()
-        exporter._answer = None
+        exporter._last_metrics = None
         samples = values(exporter)
         exporter.close()
     labels = [dict(key)["resource"] for name, key in samples if name == "sqlsem_rate_taken_total"]
