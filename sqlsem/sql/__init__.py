@@ -5,23 +5,23 @@ Each engine's folder holds the same scripts:
 ``schema-<n>.sql``
     creates version n from version n-1 (from nothing, for 1). Frozen once released.
 ``routines.sql``
-    functions and procedures; may be run again at any time, also while locks are held.
+    functions and procedures; may be run again at any time, also while locks are held ("rerunnable" below).
 ``public.sql``
-    the routines for sessions (T-SQL, psql), built on the above; rerunnable too. Not for SQLite, which has no routines.
+    the routines for sessions (T-SQL, psql), built on the above; rerunnable. Not for SQLite, which has no routines.
 ``priorities.sql``
     requests that wait by priority; rerunnable. Not for SQLite, where the client orders them.
 ``deadlocks.sql``
     finds owners that wait for each other; rerunnable. Not for SQLite, where the client finds them.
 ``rates.sql``
-    rates: limits of use in a window of time; rerunnable. Not for SQLite, where the client counts.
+    rates: limits of use in a window of time; rerunnable. Not for SQLite, where the client counts the use.
 ``tasks.sql``, ``batches.sql``
     the work queue and the batches; rerunnable. Not for SQLite.
 ``blocked_tasks.sql``
     tasks with locks, which wait for these without a process; rerunnable. Not for SQLite, where the client does it.
 ``conversions.sql``
-    readers that become writers and writers that become readers; rerunnable.
+    upgrades of readers to writers, and downgrades; rerunnable. Not for SQLite.
 ``handovers.sql``
-    locks that go from one process to another; rerunnable. Not for SQLite.
+    locks that a process hands over to another one; rerunnable. Not for SQLite.
 ``overview.sql``
     the whole state at one instant, for displays, and estimates; rerunnable. Not for SQLite.
 ``guards.sql``
@@ -41,15 +41,15 @@ Each engine's folder holds the same scripts:
 ``doctor.sql``
     the statements of ``sqlsem doctor``, in the same form.
 ``by_hand.sql``
-    only SQL Server: the statements before and after all scripts that a person runs.
+    only for SQL Server: the statements before and after all scripts, if a person runs them.
 ``certify.sql``
     the statements of ``sqlsem certify``, in a schema that it creates and drops; in the same form.
 ``simulated.sql``
-    only PostgreSQL: turns a database into one for simulations (`sqlsem.testing.simulate`). Never run it in any other.
+    only for PostgreSQL: turns a database into one for simulations (`sqlsem.testing.simulate`). Run it in no other.
 
 Two words are filled in: ``{schema}`` and ``{table}``, after a check that both are plain identifiers. A file may also
-abbreviate: after a line ``-- where {clock} is …`` the word ``{clock}`` stands for the text in that line. All other
-values are bound parameters.
+define abbreviations: after a line ``-- where {clock} is …`` the word ``{clock}`` stands for the text in that line. All
+other values are bound parameters.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ _WHERE_LINE = re.compile(r"^-- where (\{\w+\}) is (.+)\n", re.MULTILINE)
 _NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
 
-def check_identifier(what: str, value: str) -> str:
+def check_identifier(label: str, value: str) -> str:
     """Return ``value`` if the SQL of every engine takes it unquoted, else raise `ConfigurationError`."""
     if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
         raise ConfigurationError(
-            f"{what} must be a plain identifier (a letter or _, then letters, digits or _; at most 48), not {value!r}"
+            f"{label} must be a plain identifier (a letter or _, then letters, digits or _; at most 48), not {value!r}"
         )
     return value
 
@@ -140,9 +140,9 @@ def script(
     table: str = "ProcessControl",
     features: Collection[str] = ALL,
 ) -> str:
-    """Return the text of one script, ready to run, without the lines of features other than these.
+    """Return the text of one script, ready to run, without the lines of features that are not in ``features``.
 
-    ``schema`` is all schema versions after one another.
+    ``script(engine, "schema")`` is the scripts of all schema versions, one after the other.
 
     Raises `ConfigurationError` for an engine or script that does not exist.
     """
@@ -150,8 +150,8 @@ def script(
         return "\n".join(text for _, text in migrations(engine, 0, schema=schema, table=table, features=features))
     text = _read(engine, f"{name}.sql")
     if text is None:
-        there = [script for script in SCRIPTS if script == "schema" or _read(engine, f"{script}.sql") is not None]
-        raise ConfigurationError(f"There is no script {name!r} for engine {engine!r}; scripts: {', '.join(there)}")
+        scripts = [script for script in SCRIPTS if script == "schema" or _read(engine, f"{script}.sql") is not None]
+        raise ConfigurationError(f"There is no script {name!r} for engine {engine!r}; scripts: {', '.join(scripts)}")
     text = compose(text, features, FEATURE_OF.get(name, CORE)).replace("{features}", to_setting(features))
     return _fill(text, schema, table)
 
@@ -169,19 +169,19 @@ def migrations(
     table: str = "ProcessControl",
     features: Collection[str] = ALL,
 ) -> list[tuple[int, str]]:
-    """Return the schema scripts from ``version`` to `LATEST`, oldest first, as far as they belong to these features."""
-    found = []
+    """Return number and text of each schema script after ``version``, without the lines of other features."""
+    scripts = []
     for number in range(version + 1, LATEST + 1):
         text = _read(engine, f"schema-{number}.sql")
         if text is None:
             raise ConfigurationError(f"There is no schema script {number} for engine {engine!r}")
-        found.append((number, _fill(compose(text, features), schema, table)))
-    return found
+        scripts.append((number, _fill(compose(text, features), schema, table)))
+    return scripts
 
 
 @functools.cache
 def queries(engine: str, schema: str = "sqlsem", table: str = "ProcessControl", file: str = "client") -> dict[str, str]:
-    """Return the client's statements by name; ``file="doctor"`` and ``"certify"``: the statements of these."""
+    """Return the statements of a file by name: of client.sql, or with ``file="doctor"`` of doctor.sql, and so on."""
     parts = _NAME_LINE.split(script(engine, file, schema=schema, table=table))
     return {name: body.strip().rstrip(";") for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
@@ -189,19 +189,19 @@ def queries(engine: str, schema: str = "sqlsem", table: str = "ProcessControl", 
 @functools.cache
 def query_features(engine: str) -> dict[str, str]:
     """Return the feature of each of the client's statements."""
-    found = {}
+    result = {}
     for line, needed, _ in sections(_read(engine, "client.sql") or ""):
         name = _NAME_LINE.match(line)
         if name is not None:
-            (found[name[1]],) = needed
-    return found
+            (result[name[1]],) = needed
+    return result
 
 
 def by_hand(engine: str) -> dict[str, str] | None:
-    """Return the statements ``begin`` and ``commit`` around all scripts that a person runs, or None without any."""
+    """Return the statements ``begin`` and ``commit`` for a person that runs all scripts; None if there are none."""
     return None if _read(engine, "by_hand.sql") is None else queries(engine, file="by_hand")
 
 
 def has_features(engine: str) -> bool:
-    """Return True if an engine's tables can be created for a part of the features."""
+    """Return True if a database of this engine can have a part of the features only."""
     return bool(set(query_features(engine).values()) - {CORE})

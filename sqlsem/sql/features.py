@@ -1,9 +1,9 @@
 """The features that a database can have, and the parts of the scripts that belong to each.
 
-In a script the lines from ``-- feature: queue`` to ``-- end of feature: queue`` belong to that feature, and are left
-out where it is not installed: tables of the schema's script, and in a routine the lines for another feature.
-Sections may be nested. Lines of ``-- feature: any`` belong to any feature, and lines of ``-- feature: not queue`` are
-included only where that feature is not installed.
+In a script the lines from ``-- feature: queue`` to ``-- end of feature: queue`` belong to that feature. They are left
+out of a database that does not have it: tables in the schema script, or a few lines in a routine of another feature.
+Sections may be nested. Lines of ``-- feature: any`` are never left out. Lines of ``-- feature: not queue`` are left out
+of a database that has the feature.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Feature(NamedTuple):
 CORE = "locks"
 FEATURES = {
     CORE: Feature("locks, limits, readers and writers, stages, deadlocks, the history", roles=("user", "reader")),
-    "operate": Feature("caps, pauses, revoking, reaping, and what goes on at one instant", roles=("operator",)),
+    "operate": Feature("caps, pauses, revoking, reaping, and all locks at one instant", roles=("operator",)),
     "priorities": Feature("requests that wait by priority", ("operate",)),
     "conversions": Feature("readers that become writers, and writers that become readers"),
-    "handovers": Feature("locks that go to another process, or end with a transaction"),
+    "handovers": Feature("locks that are handed over to another process, or end with a transaction"),
     "guards": Feature("tables that can be written only under a lock"),
     "rates": Feature("limits on use in a window of time"),
     "once": Feature("jobs that run once per period"),
@@ -90,12 +90,12 @@ def compose(text: str, features: Collection[str], feature: str = CORE) -> str:
 
 
 def fits(needed: Collection[str], unwanted: Collection[str], features: Collection[str]) -> bool:
-    """Return True if a line with these sections (see `sections`) belongs into a database with these features."""
+    """Return True if a line with these sections (see `sections`) belongs in a database with these features."""
     return set(needed) <= set(features) and not set(unwanted) & set(features)
 
 
 def sections(text: str, feature: str = CORE) -> Iterator[tuple[str, set[str], set[str]]]:
-    """Yield each line but the marks, with the features that it needs, and the features that exclude it."""
+    """Yield each line except the marks, with the features that it needs, and the features that exclude it."""
     inside: list[tuple[str, str]] = []
     for line in text.splitlines(keepends=True):
         mark = _MARK.fullmatch(line.rstrip())

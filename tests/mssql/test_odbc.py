@@ -58,7 +58,7 @@ def says(answer, last_error=0):
 MEANINGS = {
     50000: ("sqlsem: bad request: x", ConfigurationError),
     50001: ("sqlsem: register must not be called inside an open transaction", ConfigurationError),
-    50002: ("sqlsem: busy: somebody keeps the gate", Busy),
+    50002: ("sqlsem: busy: another session keeps the gate", Busy),
     50003: ("sqlsem: this connection changed sessions under its member", Disconnected),
     50004: ("sqlsem: not held", Unavailable),
     50005: ("sqlsem: this member is not known here", Disconnected),

@@ -413,7 +413,7 @@ BEGIN
             IF @code < 0
             BEGIN
                 ROLLBACK TRANSACTION;
-                THROW 50002, N'sqlsem: busy: somebody keeps the gate', 1;
+                THROW 50002, N'sqlsem: busy: another session keeps the gate', 1;
             END;
         END;
         IF @uid IS NULL

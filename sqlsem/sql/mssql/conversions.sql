@@ -62,7 +62,7 @@ BEGIN
             EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                 @LockTimeout = @patience, @DbPrincipal = @principal;
             IF @code < 0
-                THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+                THROW 50002, N'sqlsem: busy: another session keeps the gate of this resource in an open transaction', 1;
             SET @other = NULL;
             SELECT @other = t.queue_position,
                    @alive = CASE WHEN t.revoked_at IS NULL AND m.member_id IS NOT NULL AND m.missing_since IS NULL THEN 1 ELSE 0 END
@@ -178,7 +178,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
     IF @result = 0
@@ -364,7 +364,7 @@ BEGIN
         EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 60000, @DbPrincipal = @principal;
         IF @code < 0
-            THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+            THROW 50002, N'sqlsem: busy: another session keeps the gate of this resource in an open transaction', 1;
         SET @code = 0;
         SELECT @exists = 1, @access = t.access_type, @limit = t.concurrency_limit
         FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
@@ -393,7 +393,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
     IF @code = 0 AND @access <> N'read'

@@ -148,7 +148,7 @@ BEGIN
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
         IF @tries = 0
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     END CATCH;
     -- Release the wakeup locks: the waiters wake, find rows with a lease, and poll from then on.
     SET @position = -1;
@@ -269,7 +269,7 @@ BEGIN
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
             THROW;
         IF @tries = 0
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     END CATCH;
     SELECT @resource = resource_id FROM {schema}.handover WHERE token_hash = @hash;
     SELECT @lease = lease_ms FROM {schema}.member WHERE member_id = @member;
@@ -368,7 +368,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -427,7 +427,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO

@@ -79,7 +79,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
     IF @answer = 1
@@ -136,7 +136,7 @@ BEGIN TRY
 END TRY
 BEGIN CATCH
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -218,7 +218,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -251,7 +251,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO

@@ -337,7 +337,7 @@ BEGIN TRY
 END TRY
 BEGIN CATCH
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -479,7 +479,7 @@ BEGIN TRY
 END TRY
 BEGIN CATCH
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO

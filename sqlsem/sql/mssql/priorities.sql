@@ -130,7 +130,7 @@ BEGIN
             IF @code >= 0
                 EXEC @code = sys.sp_getapplock @other, N'Exclusive', N'Transaction', @patience, @principal;
             IF @code < 0
-                THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+                THROW 50002, N'sqlsem: busy: another session keeps the gate of this resource in an open transaction', 1;
             SELECT @position = queue_position, @granted = CASE WHEN revoked_at IS NULL THEN 1 ELSE 0 END FROM {schema}.entry
             WHERE request_uid = @uid AND resource_id = @resource AND member_id = @member;
             IF @position IS NOT NULL AND @granted = 0  -- the row was revoked since, and its owner has its grace
@@ -199,7 +199,7 @@ BEGIN
             EXEC {schema}.release_session_lock @name;
         END;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
     IF @freed IS NOT NULL

@@ -354,7 +354,7 @@ BEGIN
                 ROLLBACK TRANSACTION;
         END CATCH;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
     IF @result < 0
@@ -638,7 +638,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -737,7 +737,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -763,13 +763,13 @@ BEGIN TRY
     BEGIN
         SET @message = CONCAT(N'sqlsem: position ', COALESCE(CONVERT(nvarchar(20), @position), N'NULL'), N' on ',
             COALESCE(N'''' + @resource + N'''', N'NULL'),
-            N' is not held (any more) by this requester; roll back: somebody else may be inside');
+            N' is not held (any more) by this requester; roll back: another requester may hold it now');
         EXEC {schema}.raise_error 50004, @message;
     END;
 END TRY
 BEGIN CATCH
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -819,7 +819,7 @@ BEGIN TRY
 END TRY
 BEGIN CATCH
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -844,7 +844,7 @@ BEGIN TRY
     IF @limit < 1
     BEGIN
         SET @message = CONCAT(N'sqlsem: limit of ''', @resource, N''' must be 1 or more, or NULL for none, not ',
-            @limit, N'; to let nobody in, pause it');
+            @limit, N'; to grant no requests at all, pause it');
         EXEC {schema}.raise_error 50000, @message;
     END;
     SET IMPLICIT_TRANSACTIONS OFF;
@@ -854,7 +854,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -877,7 +877,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -899,7 +899,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO

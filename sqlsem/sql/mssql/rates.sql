@@ -362,7 +362,7 @@ BEGIN
             BEGIN TRANSACTION;
             EXEC @got = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', 1000, @principal;
             IF @got < 0
-                THROW 50002, N'sqlsem: busy: somebody keeps the gate of this rate in an open transaction', 1;
+                THROW 50002, N'sqlsem: busy: another session keeps the gate of this rate in an open transaction', 1;
             IF @position IS NOT NULL
                AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) JOIN {schema}.member AS m ON m.member_id = t.member_id
                                WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
@@ -397,7 +397,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
     -- (If this fails, the member's next heartbeat releases the row.)
@@ -434,7 +434,7 @@ BEGIN
         BEGIN TRANSACTION;
         EXEC @got = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', 1000, @principal;
         IF @got < 0
-            THROW 50002, N'sqlsem: busy: somebody keeps the gate of this rate in an open transaction', 1;
+            THROW 50002, N'sqlsem: busy: another session keeps the gate of this rate in an open transaction', 1;
         SET @us = {schema}.clock_us();
         SET @now = @us / 1000;
         IF EXISTS (SELECT 1 FROM {schema}.rate_window WHERE resource_id = @resource AND seen_ms > @now)
@@ -446,7 +446,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
 END;
@@ -473,7 +473,7 @@ BEGIN
         BEGIN TRANSACTION;
         EXEC @got = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', 10000, @principal;
         IF @got < 0
-            THROW 50002, N'sqlsem: busy: somebody keeps the gate of this rate in an open transaction', 1;
+            THROW 50002, N'sqlsem: busy: another session keeps the gate of this rate in an open transaction', 1;
         SELECT @used = MAX(COALESCE(u.used, 0)) FROM (SELECT SUM(used) AS used FROM {schema}.rate_slot WHERE resource_id = @resource GROUP BY window_ms) AS u;
         DELETE FROM {schema}.rate_slot WHERE resource_id = @resource;
         UPDATE {schema}.rate_window SET full_us = NULL, burst = NULL WHERE resource_id = @resource;
@@ -489,7 +489,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
     IF @answer = 1
@@ -521,7 +521,7 @@ BEGIN
         BEGIN TRANSACTION;
         EXEC @got = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', 10000, @principal;
         IF @got < 0
-            THROW 50002, N'sqlsem: busy: somebody keeps the gate of this rate in an open transaction', 1;
+            THROW 50002, N'sqlsem: busy: another session keeps the gate of this rate in an open transaction', 1;
         SELECT @before = cap FROM {schema}.rate_window WHERE resource_id = @resource AND window_ms = @window_ms;
         IF @limit IS NOT NULL AND @before IS NULL
            AND (SELECT COUNT(*) FROM {schema}.rate_window WHERE resource_id = @resource AND cap IS NOT NULL) >= 10
@@ -545,7 +545,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
     IF @answer = 1
@@ -682,7 +682,7 @@ BEGIN
                 ROLLBACK TRANSACTION;  -- (report the first error; the row ends with the session)
         END CATCH;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
 END;

@@ -186,7 +186,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         IF @forward = 0 OR @code < 0 OR @outside > 0  -- (with @outside the caller's changes are undone as well, so the caller must know)
             THROW;
         SET @done = 0;
@@ -736,7 +736,7 @@ BEGIN
     IF @code < 0
     BEGIN
         SET @name = NULL;
-        THROW 50002, N'sqlsem: busy: no beacon could be taken, as somebody else has a thousand of them', 1;
+        THROW 50002, N'sqlsem: busy: no beacon could be taken, as another session holds the locks of a thousand', 1;
     END;
 END;
 GO
@@ -811,7 +811,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -854,7 +854,7 @@ BEGIN
         IF @name IS NOT NULL
             EXEC {schema}.release_session_lock @name;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
     IF @exists = 0 AND @name IS NOT NULL  -- removed during this call
@@ -952,7 +952,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -989,7 +989,7 @@ BEGIN
         EXEC @code = sys.sp_getapplock @Resource = @limits, @LockMode = N'Shared', @LockOwner = N'Transaction', @LockTimeout = 10000,
             @DbPrincipal = @principal;
         IF @code < 0
-            THROW 50002, N'sqlsem: busy: somebody sets a limit in an open transaction', 1;
+            THROW 50002, N'sqlsem: busy: another session sets a limit in an open transaction', 1;
         IF NOT EXISTS (SELECT 1 FROM {schema}.effective_settings(@resource) WHERE cap IS NOT NULL)
         BEGIN
             SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N''', and the request names none; an operator sets one ',
@@ -1095,7 +1095,7 @@ BEGIN
             IF @foreign = 1
                 THROW 50001, N'sqlsem: register must not be called inside an open transaction; commit first and use autocommit', 1;
             IF @code < 0
-                THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+                THROW 50002, N'sqlsem: busy: another session keeps the gate of this resource in an open transaction', 1;
             IF @due = 1
             BEGIN
                 UPDATE {schema}.member
@@ -1167,12 +1167,12 @@ BEGIN
            AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position)
             EXEC {schema}.release_session_lock @entry;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         IF ERROR_NUMBER() <> 547  -- 547: entry_behind_check, as the new number is below the number of a row ahead
             THROW;
         DELETE FROM {schema}.low_water WHERE resource_id = @resource
         OPTION (KEEPFIXED PLAN);
-        THROW 50002, N'sqlsem: busy: the numbers of the queue went back (DBCC CHECKIDENT, or rows that were put in), so this request would not be behind those that came before; try again when they have left', 1;
+        THROW 50002, N'sqlsem: busy: the numbers of the queue went back (DBCC CHECKIDENT, or rows that were inserted by hand), so this request would not be behind earlier ones; try again when they have left', 1;
     END CATCH;
     IF @answer = 1
         SELECT @position AS queue_position, @granted AS granted;
@@ -1228,7 +1228,7 @@ BEGIN
                 EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                     @LockTimeout = @patience, @DbPrincipal = @principal;
                 IF @code < 0
-                    THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
+                    THROW 50002, N'sqlsem: busy: another session keeps the gate of a resource in an open transaction', 1;
                 SELECT @gate = MIN(gate) FROM @request_rows WHERE gate > @gate;
             END;
             SET @request_uid = CONCAT(@uid, N'.1');
@@ -1289,7 +1289,7 @@ BEGIN
                 EXEC {schema}.release_session_lock @name;
         END;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
     SELECT resource_id, queue_position, granted FROM @request_rows WHERE queue_position IS NOT NULL ORDER BY ordinal;
@@ -1548,7 +1548,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -1777,7 +1777,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -1952,7 +1952,7 @@ BEGIN TRY
 END TRY
 BEGIN CATCH
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -2026,7 +2026,7 @@ BEGIN TRY
 END TRY
 BEGIN CATCH
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -2081,7 +2081,7 @@ BEGIN
     IF @code < 0
     BEGIN
         ROLLBACK TRANSACTION;
-        THROW 50002, N'sqlsem: busy: somebody else sets a resource in an open transaction', 1;
+        THROW 50002, N'sqlsem: busy: another session sets a resource in an open transaction', 1;
     END;
     IF @what = N'cap' AND @value IS NULL
     BEGIN
@@ -2092,7 +2092,7 @@ BEGIN
         IF @code < 0
         BEGIN
             ROLLBACK TRANSACTION;
-            THROW 50002, N'sqlsem: busy: somebody registers in an open transaction', 1;
+            THROW 50002, N'sqlsem: busy: another session registers in an open transaction', 1;
         END;
     END;
     IF @prefix IS NOT NULL
@@ -2308,7 +2308,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -2438,7 +2438,7 @@ BEGIN
     DECLARE @gate nvarchar(255), @code int;
     -- A snapshot may be older than the gate: two sessions would each see no row ahead.
     IF EXISTS (SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = @@SPID AND transaction_isolation_level = 5)
-        THROW 50001, N'sqlsem: no row can be inserted under SNAPSHOT isolation, which does not see who came before; SET TRANSACTION ISOLATION LEVEL READ COMMITTED first', 1;
+        THROW 50001, N'sqlsem: no row can be inserted under SNAPSHOT isolation, which does not see all earlier requests; SET TRANSACTION ISOLATION LEVEL READ COMMITTED first', 1;
     IF EXISTS (SELECT 1 FROM inserted WHERE resource_id = N''
                OR DATALENGTH(resource_id) <> DATALENGTH(LTRIM(RTRIM(resource_id)))
                OR weight < 1 OR concurrency_limit < COALESCE(weight, 1))
@@ -2462,7 +2462,7 @@ BEGIN
         EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 60000, @DbPrincipal = @principal;
         IF @code < 0
-            THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
+            THROW 50002, N'sqlsem: busy: another session keeps the gate of a resource in an open transaction', 1;
         SELECT @gate = MIN(g.gate)
         FROM (SELECT LEFT(CONCAT(N'gate.sqlsem.{schema}.', COALESCE(resource_id, N'default')), 255)
                      COLLATE Latin1_General_100_BIN2 AS gate FROM inserted) AS g

@@ -1028,7 +1028,7 @@ BEGIN TRY
 END TRY
 BEGIN CATCH
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -1280,7 +1280,7 @@ BEGIN TRY
     IF @code < 0
     BEGIN
         ROLLBACK TRANSACTION;
-        THROW 50002, N'sqlsem: busy: somebody else sets a resource or a queue in an open transaction', 1;
+        THROW 50002, N'sqlsem: busy: another session sets a resource or a queue in an open transaction', 1;
     END;
     -- (The INSERT waits for the claims that saw no limit; later claims wait for this transaction.)
     INSERT INTO {schema}.queue_setting (queue_name)
@@ -1337,7 +1337,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND @outside = 0
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO
@@ -1560,7 +1560,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
 END;
@@ -1644,7 +1644,7 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
         THROW;
     END CATCH;
     SELECT @done AS done, @task_id AS task_id;
@@ -1752,7 +1752,7 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 AND @outside = 0
         ROLLBACK TRANSACTION;
     IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: others had locked what this needs; try again', 1;
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
 GO

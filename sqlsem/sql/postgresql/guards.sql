@@ -65,7 +65,7 @@ BEGIN
               HINT = CASE WHEN FOUND THEN 'Take the lock for writing.'
                           WHEN v_positions = '{}' THEN
                               'Assert it after BEGIN: grant.assert_held(cursor), grant.session(connection) or CALL {schema}.assert_holding(…).'
-                          ELSE 'ROLLBACK: somebody else may be inside. Then take the lock again.' END;
+                          ELSE 'ROLLBACK: another requester may hold it now. Then take the lock again.' END;
 END
 $$;
 

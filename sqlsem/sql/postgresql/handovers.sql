@@ -162,8 +162,8 @@ BEGIN
     WHERE member_id = p_member AND login = session_user
     RETURNING * INTO v_member;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
-            USING ERRCODE = 'P0002', HINT = 'Enrol again.';
+        RAISE EXCEPTION 'sqlsem: member % is not known: it was removed, or belongs to another login', p_member
+            USING ERRCODE = 'P0002', HINT = 'Register again (register_member).';
     END IF;
     IF v_given.adopted_at IS NULL THEN
         PERFORM {schema}.check_origin();

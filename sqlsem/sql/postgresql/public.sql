@@ -594,7 +594,7 @@ BEGIN
     IF NOT {schema}.pin(resource, queue_position, coalesce(requesting_id, {schema}.session_id())) THEN
         RAISE EXCEPTION 'sqlsem: position % on % is not held (any more) by this requester', coalesce(queue_position::pg_catalog.text, 'NULL'),
             coalesce(pg_catalog.quote_literal(resource), 'NULL')
-            USING ERRCODE = '55000', HINT = 'ROLLBACK: somebody else may be inside.';
+            USING ERRCODE = '55000', HINT = 'ROLLBACK: another requester may hold it now.';
     END IF;
 END
 $$;
@@ -644,7 +644,7 @@ BEGIN
     PERFORM {schema}.check_name('resource', resource);
     IF concurrency_limit < 1 THEN
         RAISE EXCEPTION 'sqlsem: concurrency_limit of % must be 1 or more, or NULL for none, not %', quote_literal(resource),
-            concurrency_limit USING ERRCODE = '22023', HINT = 'To let nobody in: SELECT {schema}.pause(…).';
+            concurrency_limit USING ERRCODE = '22023', HINT = 'To grant no requests at all: SELECT {schema}.pause(…).';
     END IF;
     PERFORM {schema}.set_resource(resource, 'cap', concurrency_limit);
 END

@@ -545,7 +545,7 @@ BEGIN
     END;
     COMMIT;
     IF v_cancelled IS NOT NULL THEN
-        RAISE EXCEPTION 'sqlsem: take from % was cancelled and has given back what it had been promised: %',
+        RAISE EXCEPTION 'sqlsem: take from % was cancelled, and its reservation was returned: %',
             pg_catalog.quote_literal(pg_catalog.substr(p_resource, 6)), v_cancelled USING ERRCODE = '57014';
     END IF;
 END
@@ -638,7 +638,7 @@ BEGIN
         taken_ms := NULL;
     END IF;
     IF v_cancelled IS NOT NULL THEN
-        RAISE EXCEPTION 'sqlsem: take from % was cancelled and has left the line: %', pg_catalog.quote_literal(rate), v_cancelled
+        RAISE EXCEPTION 'sqlsem: take from % was cancelled and has left the queue: %', pg_catalog.quote_literal(rate), v_cancelled
             USING ERRCODE = '57014';
     ELSIF code OPERATOR(pg_catalog.=) 0 THEN
         CALL {schema}.sleep_until_due(v_resource, cost, taken_ms, v_wait);

@@ -727,7 +727,7 @@ BEGIN
             RETURN v_beacon;
         END IF;
     END LOOP;
-    RAISE EXCEPTION 'sqlsem: somebody holds the locks of the next 100000 beacons' USING ERRCODE = '55P03',
+    RAISE EXCEPTION 'sqlsem: another session holds the locks of the next 100000 beacons' USING ERRCODE = '55P03',
         HINT = 'SELECT pid, count(*) FROM pg_locks WHERE locktype = ''advisory'' GROUP BY 1; shows whose session it is.';
 END
 $$;
@@ -1000,8 +1000,8 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF NOT {schema}.touch_member(p_member) THEN
-        RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
-            USING ERRCODE = 'P0002', HINT = 'Enrol again.';
+        RAISE EXCEPTION 'sqlsem: member % is not known: it was removed, or belongs to another login', p_member
+            USING ERRCODE = 'P0002', HINT = 'Register again (register_member).';
     END IF;
 END
 $$;
@@ -1102,11 +1102,11 @@ BEGIN
     IF NOT FOUND OR NOT v_fresh AND NOT {schema}.touch_member(p_member) THEN
         IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login <> session_user) THEN
             RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
-                USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
+                USING ERRCODE = '42501', HINT = 'Use the member that this login has registered.';
         END IF;
         -- (Any session may delete a row whose member is gone: no client must believe that it holds such a row.)
-        RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
-            USING ERRCODE = 'P0002', HINT = 'Enrol again.';
+        RAISE EXCEPTION 'sqlsem: member % is not known: it was removed, or belongs to another login', p_member
+            USING ERRCODE = 'P0002', HINT = 'Register again (register_member).';
     END IF;
     IF NOT granted THEN
         IF NOT p_ranked AND {schema}.ageing_of(p_resource) IS NOT NULL THEN

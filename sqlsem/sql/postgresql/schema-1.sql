@@ -68,7 +68,7 @@ CREATE TABLE {schema}.limit_pattern (
     cap_by name NOT NULL DEFAULT session_user,  -- the operator's login
     set_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-COMMENT ON TABLE {schema}.limit_pattern IS 'sqlsem: limits for all resources whose names begin so';
+COMMENT ON TABLE {schema}.limit_pattern IS 'sqlsem: limits of all resources whose names begin with a prefix';
 
 -- The queue. A row is a request, waiting or granted; the rows ahead of it alone decide whether it may be granted.
 -- fillfactor: on a half-empty page, granted_at is set without a change of any index. The low threshold makes autovacuum
@@ -92,7 +92,7 @@ CREATE TABLE {schema}.{table} (
     PRIMARY KEY (resource_id, queue_position)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX ON {schema}.{table} (member_id, queue_position);  -- the rows of a member, from a position on
-COMMENT ON TABLE {schema}.{table} IS 'sqlsem: one row a request, waiting or granted, in the order of queue_position';
+COMMENT ON TABLE {schema}.{table} IS 'sqlsem: one row for each request, waiting or granted, in the order of queue_position';
 
 -- Low-water marks. Below `mark` no row of the resource lives, except `survivors`. Positions only grow and rows only
 -- leave, so a mark stays true. Every read begins at the newest mark, the first in its index: it never meets older
@@ -104,7 +104,7 @@ CREATE TABLE {schema}.low_water (
     made_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (resource_id, mark)
 );
-COMMENT ON TABLE {schema}.low_water IS 'sqlsem: positions below which nothing lives but the survivors; only spares time';
+COMMENT ON TABLE {schema}.low_water IS 'sqlsem: low-water marks of resources: below a mark there are only the survivors; they only save time';
 
 CREATE TABLE {schema}.history (
     resource_id       varchar(255) COLLATE "C" NOT NULL,
@@ -132,7 +132,7 @@ CREATE INDEX ON {schema}.history (ended_at);
 CREATE INDEX ON {schema}.history (resource_id, ended_at);
 CREATE INDEX history_outcome ON {schema}.history (outcome, ended_at) WHERE outcome <> 'released';
 CREATE INDEX history_resource_outcome ON {schema}.history (resource_id, outcome, ended_at) WHERE outcome <> 'released';
-COMMENT ON TABLE {schema}.history IS 'sqlsem: one row a finished request, kept for setting history_days';
+COMMENT ON TABLE {schema}.history IS 'sqlsem: one row for each ended request, kept for setting history_days';
 
 -- The secret from which pin_seal makes its seals. Only the owner of the schema can read it.
 CREATE TABLE {schema}.guard_key (secret text NOT NULL);
@@ -155,7 +155,7 @@ CREATE TABLE {schema}.operation (
     new_value      varchar(1000)
 );
 CREATE INDEX ON {schema}.operation (done_at);
-COMMENT ON TABLE {schema}.operation IS 'sqlsem: what operators did (pause, cap, revoke, retry, …), kept as long as the history';
+COMMENT ON TABLE {schema}.operation IS 'sqlsem: calls of operators (pause, cap, revoke, retry, …), kept as long as the history';
 
 -- feature: rates
 -- Rates -------------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ CREATE TABLE {schema}.rate_window (
     waits       bigint NOT NULL DEFAULT 0,                -- requests that were not granted at once
     PRIMARY KEY (resource_id, window_ms)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-COMMENT ON TABLE {schema}.rate_window IS 'sqlsem: rates, and the windows that they have';
+COMMENT ON TABLE {schema}.rate_window IS 'sqlsem: the windows of rates';
 
 -- The use of a rate by a login in a hundredth part of a window. It counts until all of that part is out of the window.
 -- So do the lowest limit and burst that the login's requests have declared for this window in that time.
@@ -191,7 +191,7 @@ CREATE TABLE {schema}.rate_slot (
     burst       bigint,
     PRIMARY KEY (resource_id, window_ms, slot, login)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-COMMENT ON TABLE {schema}.rate_slot IS 'sqlsem: what was used of each rate';
+COMMENT ON TABLE {schema}.rate_slot IS 'sqlsem: the use of rates';
 -- end of feature: rates
 
 -- feature: once
@@ -206,7 +206,7 @@ CREATE TABLE {schema}.once_run (
     requesting_id  varchar(255) COLLATE "C" NOT NULL,
     login          name NOT NULL
 );
-COMMENT ON TABLE {schema}.once_run IS 'sqlsem: what runs once per period, and when it was done last';
+COMMENT ON TABLE {schema}.once_run IS 'sqlsem: the last run of each name that runs once per period';
 -- end of feature: once
 
 -- feature: handovers
@@ -314,7 +314,7 @@ CREATE INDEX task_later ON {schema}.task (queue_name, task_order, ready_at)
 CREATE INDEX task_ended ON {schema}.task (ended_at) WHERE NOT is_open;
 CREATE UNIQUE INDEX task_put ON {schema}.task (put_uid);
 CREATE UNIQUE INDEX task_unique ON {schema}.task (queue_name, unique_key) WHERE is_open AND unique_key IS NOT NULL;
-COMMENT ON TABLE {schema}.task IS 'sqlsem: the work queue, one row a task';
+COMMENT ON TABLE {schema}.task IS 'sqlsem: the work queue, one row for each task';
 
 -- One row for each attempt that ended.
 CREATE TABLE {schema}.task_log (
@@ -333,7 +333,7 @@ CREATE TABLE {schema}.task_log (
     result     text,
     PRIMARY KEY (task_id, attempt)
 );
-COMMENT ON TABLE {schema}.task_log IS 'sqlsem: who ran which task when, and how it ended; one row an attempt';
+COMMENT ON TABLE {schema}.task_log IS 'sqlsem: the ended attempts at tasks: worker, times and outcome';
 
 -- Low-water marks of the work queue. No task is open in an order below task_order. In order task_order, no task below
 -- `mark` is open, except the survivors. The mark with the highest serial counts; without a mark, nothing is known.
@@ -346,7 +346,7 @@ CREATE TABLE {schema}.task_low_water (
     made_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (queue_name, serial)
 );
-COMMENT ON TABLE {schema}.task_low_water IS 'sqlsem: the same for the tasks of each queue; only spares time';
+COMMENT ON TABLE {schema}.task_low_water IS 'sqlsem: low-water marks of work queues; they only save time';
 
 -- The limits and rates of a queue. There is a row if anything is set for the queue or one of its keys.
 CREATE TABLE {schema}.queue_setting (
@@ -362,7 +362,7 @@ CREATE TABLE {schema}.queue_setting (
     set_by     name NOT NULL DEFAULT session_user,
     CHECK ((task_rate IS NULL) = (task_ms IS NULL) AND (key_rate IS NULL) = (key_ms IS NULL))
 );
-COMMENT ON TABLE {schema}.queue_setting IS 'sqlsem: how many tasks of a work queue may run at a time, and be started in so long';
+COMMENT ON TABLE {schema}.queue_setting IS 'sqlsem: limits and rates of work queues';
 
 CREATE TABLE {schema}.queue_key (
     queue_name varchar(255) COLLATE "C" NOT NULL,
@@ -388,7 +388,7 @@ CREATE TABLE {schema}.queue_wait (
     free_ms    bigint NOT NULL,
     PRIMARY KEY (queue_name, task_key)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-COMMENT ON TABLE {schema}.queue_wait IS 'sqlsem: work queues, and keys of them, whose rate is used up until then';
+COMMENT ON TABLE {schema}.queue_wait IS 'sqlsem: work queues and keys whose rate is used up, until free_ms';
 
 -- The locks of tasks (blocked_tasks.sql).
 CREATE TABLE {schema}.task_lock (
@@ -405,7 +405,7 @@ CREATE TABLE {schema}.task_lock (
 );
 CREATE INDEX task_lock_waits ON {schema}.task_lock (queue_name, resource_id, access_type, weight, concurrency_limit, queue_position)
     WHERE waits;
-COMMENT ON TABLE {schema}.task_lock IS 'sqlsem: the locks that tasks are put with, and where these stand in their lines';
+COMMENT ON TABLE {schema}.task_lock IS 'sqlsem: the locks of tasks, and the positions of their rows';
 
 -- The member to which the waiting rows of a queue's blocked tasks belong.
 CREATE TABLE {schema}.queue_proxy (
