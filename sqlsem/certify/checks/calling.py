@@ -1,4 +1,4 @@
-"""Callers with all kinds of settings and rights. Checks 3, 13, 16, 17, 18 and 19."""
+"""Calls with the settings and the rights that sessions can have: checks 3, 13, 16, 17, 18 and 19."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sqlsem.errors import Unavailable
 __all__: list[str] = []
 
 SESSIONS_ONLY = "SQLite has no routines for sessions, and no logins: only the library takes locks there"
-#: For each role, which of the calls it may make (`may`) and which it may not.
+#: For each role: the calls that it may make, and calls that it may not make.
 RIGHTS = {
     "user": ({"acquire"}, {"set_limit"}),
     "reader": ({"status"}, {"acquire", "set_limit"}),
@@ -27,15 +27,17 @@ RIGHTS = {
     "putter": (set[str](), {"acquire", "set_limit"}),
     "worker": (set[str](), {"acquire", "set_limit"}),
 }
-#: Seconds in which somebody who has nothing to do with a pin must get a lock.
-OTHERS_SECONDS = 10.0
+#: While a transaction has asserted a lock, a request for another free lock may take so long, in seconds.
+OTHER_LOCK_SECONDS = 10.0
 
 
 @check(3, "the table hints work together", "hinted_number", elsewhere="only SQL Server has table hints")
 def hints(bench: Bench, notes: Notes) -> None:
-    """Pass by a locked row: in this database, and in ones with and without row versions, at an old level."""
+    """Skip a locked row: in this database, and in databases of an old compatibility level with and without row
+    versions.
+    """
     if not bench.session().value("is_sql_server"):
-        raise NotPossible("this server speaks T-SQL, and reads no table hints")
+        raise NotPossible("this server speaks T-SQL, but ignores table hints")
     _hints(bench, notes, "this database")
     for what, change in (("row versions", "rows_are_versioned"), ("no row versions", "rows_are_not_versioned")):
         try:
@@ -47,16 +49,16 @@ def hints(bench: Bench, notes: Notes) -> None:
 
 def _hints(bench: Bench, notes: Notes, where: str) -> None:
     writer, reader = bench.session(), bench.session()
-    notes.require(reader.value("hinted_number") is not None, f"{where}: a free row is not seen")
+    notes.require(reader.value("hinted_number") is not None, f"{where}: a free row was not read")
     with writer.transaction():
         writer.rows("write_counter", 1)
-        notes.require(reader.value("hinted_number") is None, f"{where}: a row that is locked is not passed by")
+        notes.require(reader.value("hinted_number") is None, f"{where}: a locked row was not skipped")
     notes.note(where)
 
 
 @check(13, "APPLOCK_MODE outside of a transaction", "applock_mode", elsewhere="only SQL Server has it")
 def applock_mode(bench: Bench, notes: Notes) -> None:
-    """Ask for a transaction's lock where there is no transaction: NoLock, and no error."""
+    """Query a lock of the transaction outside of a transaction: this must return NoLock, without an error."""
     mode = bench.session().value("applock_mode")
     notes.require(mode == "NoLock", f"APPLOCK_MODE(…, 'Transaction') outside of a transaction is {mode}, not NoLock")
     notes.note("NoLock")
@@ -64,7 +66,7 @@ def applock_mode(bench: Bench, notes: Notes) -> None:
 
 @check(16, "each role has exactly its rights", "create_user", elsewhere=SESSIONS_ONLY)
 def rights(bench: Bench, notes: Notes) -> None:
-    """Make a user for each role, and one without; call as each."""
+    """Create a user for each role and one without a role, and make calls as each of them."""
     denied = str(bench.session().value("denied"))
     for role, (may, may_not) in (*RIGHTS.items(), ("", (set[str](), {"acquire", "set_limit"}))):
         user = f"{bench.schema}_x{len(role)}{role[:1]}"
@@ -91,7 +93,7 @@ def rights(bench: Bench, notes: Notes) -> None:
 
 
 def _role_in_role(bench: Bench, notes: Notes, denied: str) -> None:
-    """Make a role that is a member of sqlsem's role, and a user of the former; call as that user."""
+    """Create a role that is a member of sqlsem's role, and a user of the former; make a call as that user."""
     group, user, session = f"{bench.schema}_xg", f"{bench.schema}_xu", bench.admin_session()
     for name, what in ((group, "group"), (user, "user")):
         session.rows(f"create_{what}", user=name)
@@ -106,7 +108,7 @@ def _role_in_role(bench: Bench, notes: Notes, denied: str) -> None:
 
 
 def _group(bench: Bench, notes: Notes, denied: str) -> None:
-    """Have a Windows or Entra group that this login is in, be a member of our role."""
+    """Make a Windows or Entra group of this login a member of sqlsem's role, and make a call."""
     session, admin = bench.session(), bench.admin_session()
     if not session.has("groups"):
         return
@@ -114,8 +116,8 @@ def _group(bench: Bench, notes: Notes, denied: str) -> None:
         groups = [str(row[0]) for row in session.rows("groups")]
         if not groups:
             notes.skip(
-                "a Windows or Entra group: this login comes by none that is a user of this database and no owner; log "
-                "in by such a group, and name an administrator with --admin-url"
+                "a Windows or Entra group: this login belongs to none that is a user but no owner of this database; "
+                "log in by such a group, and name an administrator with --admin-url"
             )
             return
         admin.rows("join_group", groups[0])
@@ -133,7 +135,7 @@ def _group(bench: Bench, notes: Notes, denied: str) -> None:
 
 
 def _call_as(bench: Bench, session: Session, call: str, denied: str) -> str | None:
-    """Make a call; the words of the server when it is denied. Other errors are raised."""
+    """Make a call. Return the server's message if it denies the call, else None; raise other errors."""
     resource = bench.name()
     try:
         if call == "acquire":
@@ -152,13 +154,13 @@ def _call_as(bench: Bench, session: Session, call: str, denied: str) -> str | No
 
 @check(17, "callers may set their sessions as they like", "callers_settings", elsewhere=SESSIONS_ONLY)
 def settings(bench: Bench, notes: Notes) -> None:
-    """Take, wait and give back under each setting; and the setting stays."""
-    asked = [str(row[0]) for row in bench.session().rows("callers_settings")]
+    """Acquire, wait and release under each setting. No call may change the setting."""
+    callers_settings = [str(row[0]) for row in bench.session().rows("callers_settings")]
     shown = _shown_here(bench, notes)
     holder, held = bench.session(), bench.name()
     holder.acquire(held)
     refused = 0
-    for setting in asked:
+    for setting in callers_settings:
         session = bench.session()
         try:
             session.run(setting)
@@ -168,8 +170,8 @@ def settings(bench: Bench, notes: Notes) -> None:
         else:
             _call_under(bench, notes, session, setting, held, shown)
         session.close()
-    notes.require(refused < len(asked), "this server takes none of the settings")
-    notes.note(f"{len(asked) - refused} settings")
+    notes.require(refused < len(callers_settings), "this server refuses all of the settings")
+    notes.note(f"{len(callers_settings) - refused} settings")
     if bench.session().has("agent_setting"):
         _agent(bench, notes, held, shown)
         _mars(bench, notes, held, shown)
@@ -178,7 +180,7 @@ def settings(bench: Bench, notes: Notes) -> None:
 
 def _shown_here(bench: Bench, notes: Notes) -> list[str]:
     """Return the expressions that show a setting on this server."""
-    session, known = bench.session(), []
+    session, expressions = bench.session(), []
     for (expression,) in session.rows("shown_settings"):
         try:
             session.run(f"SELECT {expression}")
@@ -186,8 +188,8 @@ def _shown_here(bench: Bench, notes: Notes) -> list[str]:
             notes.skip(f"whether a call changes {expression} ({server_words(exc, bench.engine)})")
             session = bench.session()
         else:
-            known.append(str(expression))
-    return known
+            expressions.append(str(expression))
+    return expressions
 
 
 def _values(session: Session, expressions: list[str]) -> list[Any]:
@@ -195,7 +197,7 @@ def _values(session: Session, expressions: list[str]) -> list[Any]:
 
 
 def _call_under(bench: Bench, notes: Notes, session: Session, setting: str, held: str, shown: list[str]) -> None:
-    """Take, wait and give back in a session that is set so; ``held`` is a resource of another session."""
+    """Acquire, wait and release in a session that has this setting. Another session holds the resource ``held``."""
     resource = bench.name()
     try:
         before = _values(session, shown)
@@ -214,7 +216,7 @@ def _call_under(bench: Bench, notes: Notes, session: Session, setting: str, held
 
 
 def _agent(bench: Bench, notes: Notes, held: str, shown: list[str]) -> None:
-    """Call as the step of a job does: by its program's name, and with its settings."""
+    """Make calls as the step of a job does: with its program's name and its settings."""
     session = bench.session(APP="SQLAgent - TSQL JobStep (Job 0x00 : Step 1)")
     setting = str(session.value("agent_setting"))
     try:
@@ -227,7 +229,7 @@ def _agent(bench: Bench, notes: Notes, held: str, shown: list[str]) -> None:
 
 
 def _mars(bench: Bench, notes: Notes, held: str, shown: list[str]) -> None:
-    """Call in a session with several results at a time (MARS), also while another result is being read."""
+    """Make calls in a session with several results at a time (MARS), also while it reads another result."""
     what = "several results at a time (MARS)"
     try:
         session = bench.session(MARS_Connection="yes")
@@ -235,7 +237,7 @@ def _mars(bench: Bench, notes: Notes, held: str, shown: list[str]) -> None:
         pending.execute(session.texts["many_rows"])
         pending.fetchone()
         session.run("SELECT 1")
-    except Exception as exc:  # a driver without MARS says so only now
+    except Exception as exc:  # a driver without MARS raises only here
         notes.skip(f"{what}: {server_words(exc, bench.engine)}")
         return
     resource = bench.name()
@@ -249,15 +251,15 @@ def _mars(bench: Bench, notes: Notes, held: str, shown: list[str]) -> None:
     except Exception as exc:
         words = f"refused ({server_words(exc, bench.engine)[:120]})"
     pending.close()
-    looking = bench.session()
-    bench.until(lambda: not looking.rows("positions", resource), f"{what}: the end of a request's row")
+    observer = bench.session()
+    bench.until(lambda: not observer.rows("positions", resource), f"{what}: the end of a request's row")
     _call_under(bench, notes, session, "MARS_Connection=yes", held, shown)
     notes.note(f"{what}; beside a result that is being read a request is {words}")
 
 
 @check(18, "guarded tables refuse writes without the lock", "create_guarded", elsewhere=SESSIONS_ONLY)
 def guards(bench: Bench, notes: Notes) -> None:
-    """Write into a guarded table without the lock, and with it, in all the ways that the server has."""
+    """Write into a guarded table without the lock and with it, by each statement of the server that writes."""
     session = bench.session()
     with _guarded_table(bench, session), _file() as file:
         writes = [_Write(name) for name in ("insert", "update", "delete", "truncate") if session.has(f"{name}_guarded")]
@@ -271,14 +273,14 @@ def guards(bench: Bench, notes: Notes) -> None:
                 notes.require(words is None, f"{write.name} with the lock: {words}")
         for write in writes:
             words = without[write.name]
-            notes.require(_guard_said(words), f"{write.name} without the lock: {words or 'done'}")
+            notes.require(_is_from_guard(words), f"{write.name} without the lock: {words or 'done'}")
         names = [write.name for write in writes]
         for write in more:
             with session.transaction():
                 session.rows("assert_holding", "certify-guarded", position)
                 words, before = write.refusal(bench, session), without[write.name]
             notes.require(before is not None, f"{write.name} without the lock: done")
-            if _guard_said(before):
+            if _is_from_guard(before):
                 notes.require(words is None, f"{write.name} with the lock: {words}")
                 names.append(write.name)
             else:
@@ -289,20 +291,20 @@ def guards(bench: Bench, notes: Notes) -> None:
         if session.has("output_guarded"):
             words = _Write("output").refusal(bench, session)
             notes.note(f"OUTPUT without INTO: {words or 'done'}")
-            notes.require(words is not None, "INSERT … OUTPUT went past the guard")
+            notes.require(words is not None, "INSERT … OUTPUT bypassed the guard")
         _guard_in_snapshot(bench, notes)
         _past_guard(bench, notes, session, file)
 
 
 @dataclass(frozen=True)
 class _Write:
-    """A way to write into the guarded table."""
+    """A statement that writes into the guarded table."""
 
     name: str
     words: Mapping[str, object] = field(default_factory=dict)
 
     def refusal(self, bench: Bench, session: Session) -> str | None:
-        """Write; the words of the server when it refuses."""
+        """Write. Return the server's message if it refuses, else None."""
         try:
             session.rows(f"{self.name}_guarded", **self.words)
         except Exception as exc:
@@ -310,13 +312,13 @@ class _Write:
         return None
 
 
-def _guard_said(words: str | None) -> bool:
+def _is_from_guard(words: str | None) -> bool:
     return words is not None and "needs the lock" in words
 
 
 @contextlib.contextmanager
 def _file() -> Iterator[Path]:
-    """A file with a number, which a server on this host can read."""
+    """Yield a file with a number, which a server on this host can read."""
     with tempfile.TemporaryDirectory(prefix="sqlsem-certify-") as folder:
         file = Path(folder, "number.txt")
         file.write_bytes(b"9\n")
@@ -327,7 +329,7 @@ def _file() -> Iterator[Path]:
 
 
 def _guard_in_snapshot(bench: Bench, notes: Notes) -> None:
-    """Write in a transaction that reads an old snapshot. Where this database allows none, one of its own does."""
+    """Write in a transaction that reads an old snapshot; if this database allows none, in a new database."""
     what = "SNAPSHOT isolation"
     try:
         if _snapshot(bench, notes):
@@ -336,23 +338,23 @@ def _guard_in_snapshot(bench: Bench, notes: Notes) -> None:
             with bench.database("", "snapshot_allowed") as other:
                 with _guarded_table(other, other.session()):
                     notes.require(_snapshot(other, notes), "a database that allows SNAPSHOT isolation refuses it")
-            notes.note(f"{what}, in a database of its own")
+            notes.note(f"{what}, in a new database")
     except NotPossible as exc:
         notes.skip(f"{what}: this database does not allow it, and {exc}")
 
 
 def _snapshot(bench: Bench, notes: Notes) -> bool:
-    """False where this database has no snapshots."""
+    """Write in snapshots with and without the lock. Return False if this database has no snapshots."""
     insert = _Write("insert")
-    with contextlib.closing(bench.session()) as session:  # an open transaction would be in the way of the table's end
+    with contextlib.closing(bench.session()) as session:  # an open transaction would block the removal of the table
         position = session.acquire("certify-guarded").position
         try:
             session.rows("old_snapshot")
-            session.rows("read_counter")  # takes it
+            session.rows("read_counter")  # begins the snapshot
         except Exception:
             return False
         words = insert.refusal(bench, session)
-        notes.require(_guard_said(words), f"insert under SNAPSHOT without the lock: {words or 'done'}")
+        notes.require(_is_from_guard(words), f"insert under SNAPSHOT without the lock: {words or 'done'}")
         session.rows("rollback")
         session.rows("old_snapshot")
         session.rows("assert_holding", "certify-guarded", position)
@@ -363,19 +365,19 @@ def _snapshot(bench: Bench, notes: Notes) -> bool:
 
 
 def _past_guard(bench: Bench, notes: Notes, session: Session, file: Path) -> None:
-    """Write in the ways that no trigger sees, as the page says; the guard stays."""
+    """Write by the statements that fire no trigger, as the documentation says. The guard must remain."""
     for name, words in (("switch", {}), ("bulk", {"file": file})):
         if not session.has(f"{name}_past_guard"):
             continue
         try:
             session.rows(f"{name}_past_guard", **words)
         except Exception as exc:
-            notes.skip(f"{name} past the guard ({server_words(exc, bench.engine)})")
+            notes.skip(f"{name} that bypasses the guard ({server_words(exc, bench.engine)})")
         else:
-            notes.note(f"{name} goes past the guard, as the page says")
+            notes.note(f"{name} bypasses the guard, as documented")
         session.rows("empty_guarded")
         after = _Write("insert").refusal(bench, session)
-        notes.require(_guard_said(after), f"insert without the lock, after {name}: {after or 'done'}")
+        notes.require(_is_from_guard(after), f"insert without the lock, after {name}: {after or 'done'}")
 
 
 @contextlib.contextmanager
@@ -396,8 +398,8 @@ def _guarded_table(bench: Bench, session: Session) -> Iterator[None]:
     elsewhere=SESSIONS_ONLY,
 )
 def pins(bench: Bench, notes: Notes) -> None:
-    """Revoke what an open transaction has asserted: it waits, and nobody else does."""
-    session, looking, other = bench.session(), bench.session(), bench.session()
+    """Revoke a lock that an open transaction has asserted. The revocation must wait; other requests must not."""
+    session, observer, other = bench.session(), bench.session(), bench.session()
     operator = bench.coordinator(grace=10)
     operator.admin.reap()  # connects
     other.acquire(bench.name())
@@ -412,15 +414,15 @@ def pins(bench: Bench, notes: Notes) -> None:
         code = other.acquire(free).code
         other.release(free)
         took = time.monotonic() - began
-        notes.require(code == 0, f"beside a pin somebody else's free lock was answered with {code}")
-        notes.require(took < OTHERS_SECONDS, f"beside a pin somebody else's free lock took {took:.1f} s")
+        notes.require(code == 0, f"beside a pinned lock, a request for a free one was answered with {code}")
+        notes.require(took < OTHER_LOCK_SECONDS, f"beside a pinned lock, a request for a free one took {took:.1f} s")
         with contextlib.suppress(TimeoutError, Unavailable):
             revoking.result(2.0)
-        there = len(looking.rows("positions", resource))
-        notes.require(there == 1, "a lock was taken away while a transaction had asserted it")
-    with contextlib.suppress(Unavailable):  # it gave up in time
+        row_count = len(observer.rows("positions", resource))
+        notes.require(row_count == 1, "a lock was revoked while a transaction had asserted it")
+    with contextlib.suppress(Unavailable):  # the revocation timed out
         revoking.result(PATIENCE)
-    if looking.rows("positions", resource):
+    if observer.rows("positions", resource):
         operator.admin.revoke(position, force=True)
-    bench.until(lambda: not looking.rows("positions", resource), "the end of a row that was revoked", PATIENCE)
-    notes.note(f"revoked after the commit; somebody else's pair took {took * 1000:.0f} ms meanwhile")
+    bench.until(lambda: not observer.rows("positions", resource), "the end of a row that was revoked", PATIENCE)
+    notes.note(f"revoked after the commit; a pair on another lock took {took * 1000:.0f} ms meanwhile")

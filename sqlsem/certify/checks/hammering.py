@@ -1,4 +1,4 @@
-"""Many at once, and a witness inside: checks 8, 9, 10 and 12."""
+"""Many concurrent calls, and what their holders observe: checks 8, 9, 10 and 12."""
 
 from __future__ import annotations
 
@@ -20,28 +20,33 @@ from sqlsem.errors import LockLost, NotHeld, SqlsemError
 
 __all__ = ["overlap"]
 
-#: How often each session registers, for check 8.
+#: The number of requests of each session in check 8.
 REGISTRATIONS = 20
-#: Seconds between two kills of a soak.
+#: The pause between two kills of the soak test, in seconds.
 KILL_SECONDS = 2.0
 
 
 @check(8, "positions are in the order of commits")
 def order_of_commits(bench: Bench, notes: Notes) -> None:
-    """Have many register at once, and read the queue meanwhile: a lower position never appears after a higher one."""
+    """Register many requests concurrently, and read the queue meanwhile. No position may appear after a higher one."""
     resource = bench.name()
     over = threading.Event()
     number = max(2, bench.wishes.max_sessions // 2) if bench.has_routines else 4
-    looking = later(_look_at_positions, bench.session(), resource, over)
+    reading = later(_read_positions, bench.session(), resource, over)
     try:
         calls = [later(_register, bench, resource, f"s{turn}") for turn in range(number)]
         for call in calls:
             call.result(PATIENCE)
     finally:
         over.set()
-    looks, seen = looking.result(PATIENCE)
-    notes.require(seen == number * REGISTRATIONS, f"{seen} of {number * REGISTRATIONS} registrations were seen")
-    notes.note(f"{seen} registrations of {number} sessions, {looks} looks", registrations=seen, looks=looks)
+    reads, positions_read = reading.result(PATIENCE)
+    notes.require(
+        positions_read == number * REGISTRATIONS,
+        f"{positions_read} of {number * REGISTRATIONS} registrations were read",
+    )
+    notes.note(
+        f"{positions_read} registrations of {number} sessions, {reads} reads", registrations=positions_read, reads=reads
+    )
 
 
 def _register(bench: Bench, resource: str, who: str) -> None:
@@ -56,39 +61,39 @@ def _register(bench: Bench, resource: str, who: str) -> None:
         session.acquire(resource, limit=1_000_000, timeout_ms=int(PATIENCE * 1000))
 
 
-def _look_at_positions(session: Session, resource: str, over: threading.Event) -> tuple[int, int]:
-    highest, seen, looks = 0, set[int](), 0
+def _read_positions(session: Session, resource: str, over: threading.Event) -> tuple[int, int]:
+    highest, known, reads = 0, set[int](), 0
     while True:
         last = over.is_set()
-        new = {int(row[0]) for row in session.rows("positions", resource)} - seen
-        looks += 1
+        new = {int(row[0]) for row in session.rows("positions", resource)} - known
+        reads += 1
         late = [position for position in new if position < highest]
         if late:
-            raise Failed(f"position {min(late)} was committed after position {highest} was seen")
-        seen |= new
+            raise Failed(f"position {min(late)} was committed after position {highest} had been read")
+        known |= new
         highest = max([highest, *new])
         if last:
-            return looks, len(seen)
+            return reads, len(known)
 
 
 def overlap(holds: Iterable[dict[str, Any]]) -> str | None:
-    """In words, two holds that may not have been at the same time, by the clock of this host."""
+    """Return a text about the first holds that conflict and overlap by this host's clock; None if there are none."""
     inside: list[dict[str, Any]] = []
     for hold in sorted(holds, key=lambda hold: float(hold["since"])):
         inside = [earlier for earlier in inside if earlier["until"] > hold["since"]]
         if hold["kind"] == "limit":
-            bad = len(inside) >= LIMITS["limit"]
+            conflicts = len(inside) >= LIMITS["limit"]
         else:
-            bad = any(hold["kind"] != "read" or earlier["kind"] != "read" for earlier in inside)
-        if bad:
+            conflicts = any(hold["kind"] != "read" or earlier["kind"] != "read" for earlier in inside)
+        if conflicts:
             names = ", ".join(earlier["who"] for earlier in inside)
-            return f"{hold['kind']} of {hold['who']} was inside together with {names}"
+            return f"{hold['kind']} of {hold['who']} was held together with {names}"
         inside.append(hold)
     return None
 
 
 def hammer(bench: Bench, notes: Notes, kinds: list[str], seconds: float, counts: bool = False) -> int:
-    """Have processes and sessions take turns, and judge what they saw; the number of turns."""
+    """Have processes and sessions acquire these kinds of locks in turn, and check their holds. Return their number."""
     resource = bench.name()
     faces = ["library"] * 3 + ["session"] * (2 if bench.has_routines else 0)
     children = [
@@ -98,46 +103,46 @@ def hammer(bench: Bench, notes: Notes, kinds: list[str], seconds: float, counts:
     holds: list[dict[str, Any]] = []
     for child in children:
         holds += turns_of(child)
-    judge(holds, notes)
+    require_turns(holds, notes)
     for child in children:
         child.close()
     return len(holds)
 
 
 def turns_of(child: Child, who: str | None = None) -> list[dict[str, Any]]:
-    """All turns of a process of a hammer, which must end well."""
+    """Return all holds of a process that runs `hammer`. Raises `Failed` if the process fails."""
     who = who or child.expect("ready")["who"]
-    found: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     while True:
         event = child.next(PATIENCE)
         if event is None:
             raise Failed("a process of the hammer ended before it was done")
         if event["event"] == "end":
-            return found
+            return turns
         if event["event"] == "failed":
             raise Failed(event["words"])
-        found.append({**event, "who": who})
+        turns.append({**event, "who": who})
 
 
-def judge(holds: list[dict[str, Any]], notes: Notes) -> None:
-    """Raise `Failed` as `judge_only` does, or when nobody had a turn."""
-    judge_only(holds, notes)
-    notes.require(holds, "nobody was granted anything")
+def require_turns(holds: list[dict[str, Any]], notes: Notes) -> None:
+    """Raise `Failed` as `require_no_conflict` does, or if there are no holds."""
+    require_no_conflict(holds, notes)
+    notes.require(holds, "no request was granted")
 
 
-def judge_only(holds: list[dict[str, Any]], notes: Notes) -> None:
-    """Raise `Failed` when two were inside that may not be, by the table or by the clock; or when a lock was lost."""
+def require_no_conflict(holds: list[dict[str, Any]], notes: Notes) -> None:
+    """Raise `Failed` if conflicting holds overlap, by the table or by this host's clock, or if a lock was lost."""
     bad = next((hold["bad"] for hold in holds if hold["bad"]), None)
-    notes.require(bad is None, f"seen in the database: {bad}")
+    notes.require(bad is None, f"by the table of holders: {bad}")
     words = overlap(holds)
-    notes.require(words is None, f"seen by this host's clock: {words}")
+    notes.require(words is None, f"by this host's clock: {words}")
     lost = sum(bool(hold["lost"]) for hold in holds)
-    notes.require(not lost, f"{lost} locks were lost while nothing had happened to their holders")
+    notes.require(not lost, f"{lost} locks of living holders were lost")
 
 
 @check(9, "a new holder sees the commits of the former holder")
 def sees_what_was_committed(bench: Bench, notes: Notes) -> None:
-    """Count under a mutex by plain reads and writes: a stale read loses a number."""
+    """Count under a mutex by plain reads and writes. A stale read would lose an increment."""
     session = bench.session()
     before = int(session.value("read_counter"))
     turns = hammer(bench, notes, ["mutex"], bench.wishes.seconds, counts=True)
@@ -147,8 +152,8 @@ def sees_what_was_committed(bench: Bench, notes: Notes) -> None:
 
 
 @check(10, "conflicting holders never overlap")
-def nobody_is_inside_wrongly(bench: Bench, notes: Notes) -> None:
-    """Mutex, limit of 3, readers and writers; judged in the database and by the clock."""
+def holds_do_not_overlap(bench: Bench, notes: Notes) -> None:
+    """Hammer a mutex, a limit of 3, and readers and writers; check the holds in the database and by the clock."""
     for what, kinds in (("mutex", ["mutex"]), ("limit 3", ["limit"]), ("read/write", ["read", "read", "write"])):
         turns = hammer(bench, notes, kinds, bench.wishes.seconds)
         notes.note(f"{what}: {turns} turns", **{what.replace(" ", "_").replace("/", "_"): turns})
@@ -157,9 +162,9 @@ def nobody_is_inside_wrongly(bench: Bench, notes: Notes) -> None:
 
 
 def _soak(bench: Bench, notes: Notes, seconds: float) -> None:
-    """Let processes take turns, and kill one after the other; sessions, too, where rights allow."""
+    """Hammer with several processes, and kill one after another; sessions, too, if this login may."""
     resource = bench.name()
-    looking = bench.session()
+    observer = bench.session()
     holds: list[dict[str, Any]] = []
     kills, sessions = 0, 0
     may_kill = bench.has_routines
@@ -176,7 +181,7 @@ def _soak(bench: Bench, notes: Notes, seconds: float) -> None:
         time.sleep(min(KILL_SECONDS, max(0.0, deadline - time.monotonic())))
         victim = random.choice(list(running))
         who = running.pop(victim)
-        _stop(victim, looking, who)
+        _stop(victim, observer, who)
         number = int(who.rpartition(".")[2])
         if may_kill and number:
             try:
@@ -188,26 +193,26 @@ def _soak(bench: Bench, notes: Notes, seconds: float) -> None:
         victim.kill()
         kills += 1
         holds += [{**event, "who": who} for event in victim.heard() if event["event"] == "held"]
-        judge_only(holds, notes)
+        require_no_conflict(holds, notes)
         child = start()
         running[child] = str(child.expect("ready")["who"])
     for child, who in running.items():
         child.send(do="end")
         holds += turns_of(child, who)
-    judge(holds, notes)
+    require_turns(holds, notes)
     words = f"soak of {seconds:g} s: {len(holds)} turns, {kills} processes and {sessions} of their sessions killed"
     notes.note(words, soak_seconds=seconds, soak_turns=len(holds), soak_kills=kills, soak_session_kills=sessions)
 
 
-def _stop(victim: Child, looking: Session, who: str) -> None:
-    """Stop a process. Stopped, it works no more; only then may what it wrote count no more."""
+def _stop(victim: Child, observer: Session, who: str) -> None:
+    """Stop a process, then delete its records of holds: a running process could still be in its critical section."""
     deadline = time.monotonic() + PATIENCE
     while True:
         victim.stop()
         try:
-            looking.rows("delete_member_rows", who)
+            observer.rows("delete_member_rows", who)
             return
-        except Busy:  # it stands in the middle of a write, as SQLite's writers are one after the other
+        except Busy:  # the stopped process is in a write, which blocks all other writes to an SQLite file
             victim.go_on()
             if time.monotonic() > deadline:
                 raise
@@ -215,7 +220,9 @@ def _stop(victim: Child, looking: Session, who: str) -> None:
 
 @check(12, "concurrent calls of all kinds raise no errors of the server's own")
 def storm(bench: Bench, notes: Notes) -> None:
-    """Take, release, hand over, adopt, revoke and reap the same resources at once; only answers of sqlsem's come."""
+    """Acquire, release, hand over, adopt, revoke and reap the same resources concurrently. Only errors of sqlsem may be
+    raised.
+    """
     over = threading.Event()
     names = [bench.name() for _ in range(2)]
     number = min(8, max(2, bench.wishes.max_sessions // 3))

@@ -16,15 +16,15 @@ from sqlsem.errors import NotHeld, Unavailable
 
 __all__: list[str] = []
 
-#: Seconds that an installation may take that has to wait for an open transaction before it gives up or goes on. It
-#: gives up after 60 s by itself; an attempt that began before that may last as long as an installation (three of them
-#: are added, as an attempt beside others takes longer).
+#: An open transaction may delay an installation for so long, in seconds, until the installation ends or fails. It
+#: fails after 60 s by itself; an attempt that began before that may last as long as an installation (three times this
+#: is added, as an attempt beside others takes longer).
 INSTALL_SECONDS = 100.0
 
 
 @check(1, "databases of other collations", "collations", elsewhere="an SQLite file compares as it is told to")
 def collations(bench: Bench, notes: Notes) -> None:
-    """Create databases of each collation, install there, run everything, and drop them."""
+    """Create a database of each collation, install in it, run everything, and drop it."""
     session = bench.session()
     kinds: list[tuple[str, str, tuple[str, ...]]] = [
         ("the default", "", ()),
@@ -50,7 +50,7 @@ def collations(bench: Bench, notes: Notes) -> None:
 
 @check(2, "every routine is compiled and runs")
 def run_everything(bench: Bench, notes: Notes) -> None:
-    """Call each thing that the library and sessions offer once, and install again over it."""
+    """Call everything that the library and sessions offer once, and install again."""
     coordinator = bench.coordinator(grace=10)
     _locks(bench, coordinator)
     _operators(bench, coordinator)
@@ -108,7 +108,7 @@ def _operators(bench: Bench, coordinator: Coordinator) -> None:
     lock = coordinator.limit(name)
     lock.acquire(timeout=PATIENCE)
     coordinator.admin.revoke(lock.grant.position, force=True)
-    with contextlib.suppress(Exception):  # it is lost, which the next heartbeat tells
+    with contextlib.suppress(Exception):  # it is lost, as the next heartbeat finds
         lock.release()
     coordinator.admin.reap()
     coordinator.admin.overview()
@@ -148,7 +148,7 @@ def _tasks(bench: Bench, coordinator: Coordinator) -> None:
 
 @check(25, "installing while locks are held")
 def install_over_holders(bench: Bench, notes: Notes) -> None:
-    """Install again while holders ping, and one of them keeps its row in an open transaction."""
+    """Install again while members hold locks, and an open transaction has asserted one of the locks."""
     number = max(2, min(50, bench.wishes.max_sessions // 2))
     coordinators = [bench.coordinator(grace=10) for _ in range(2)]
     locks = [coordinators[turn % 2].mutex(bench.name()) for turn in range(number)]
@@ -182,19 +182,19 @@ def _install_over_pin(bench: Bench, notes: Notes, limit: float) -> None:
             session.rows("assert_holding", resource, position)
             installing = later(bench.reinstall)
             installing.result(limit)
-            notes.note("with an open transaction that had asserted its lock it went through")
+            notes.note("it succeeded beside an open transaction that had asserted its lock")
     except TimeoutError:
         assert installing is not None
-        with contextlib.suppress(Exception):  # nothing is in its way now; and nothing may be removed meanwhile
+        with contextlib.suppress(Exception):  # nothing blocks it now; the removal must not begin before its end
             installing.result(PATIENCE)
-        raise Failed(f"with an open transaction in the way it neither gave up nor went on in {limit:.0f} s") from None
+        raise Failed(f"blocked by an open transaction, it neither ended nor failed in {limit:.0f} s") from None
     except Unavailable as exc:
-        notes.note(f"with an open transaction in the way it gave up in time ({str(exc)[:120]})")
+        notes.note(f"blocked by an open transaction, it failed in time ({str(exc)[:120]})")
     session.release(resource)
 
 
 def _long_names(bench: Bench, notes: Notes) -> None:
-    """Names as long as they may be, in each key of an index."""
+    """Use names of the maximum length in each key of an index."""
     coordinator = bench.coordinator(grace=10)
     long = "ä" * 255
     queue = coordinator.queue(long)
@@ -211,7 +211,9 @@ def _long_names(bench: Bench, notes: Notes) -> None:
 
 
 def _old_tokens(bench: Bench, notes: Notes) -> None:
-    """Adopt by a token of 30 days, and by one that was used 30 days ago: no count of milliseconds may overflow."""
+    """Adopt with a token that is 30 days old, and with one that was used 30 days ago. No count of milliseconds may
+    overflow.
+    """
     giver, taker, session = bench.coordinator(grace=10), bench.coordinator(grace=10), bench.session()
     with giver.mutex(bench.name()) as grant:
         token = grant.hand_over(ttl=PATIENCE)

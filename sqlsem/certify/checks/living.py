@@ -13,17 +13,17 @@ from sqlsem.certify.sessions import Session, later, server_words
 
 __all__: list[str] = []
 
-#: The grace of the waiters here.
+#: The grace of the waiters of these checks, in seconds.
 GRACE = 2.0
-#: A busy host may add this to the grace, also to a grace of 0.
+#: A busy host may add so many seconds to each grace, also to a grace of 0.
 MARGIN = 15.0
-#: Milliseconds of a call that only asks.
-ASK_MS = 100
+#: The timeout of a call that only tests whether a lock is free, in milliseconds.
+TEST_MS = 100
 
 
 @check(4, "a lock is free after its holder has ended")
 def free_after_the_end(bench: Bench, notes: Notes) -> None:
-    """Close, kill and cut sessions that hold, kill a process that holds; and wait for their locks."""
+    """Kill a process that holds a lock; close, kill and cut sessions that hold one; and wait for these locks."""
     _killed_process(bench, notes)
     if not bench.has_routines:
         return
@@ -40,7 +40,7 @@ def _killed_process(bench: Bench, notes: Notes) -> None:
     child = bench.child("hold", resource=resource)
     child.expect("holds")
     lock = bench.coordinator(grace=GRACE).mutex(resource)
-    notes.require(not lock.acquire(blocking=False), "a second holder of a mutex was let in beside a living process")
+    notes.require(not lock.acquire(blocking=False), "a mutex was granted while a living process held it")
     at = child.kill()
     notes.require(lock.acquire(timeout=PATIENCE), f"a killed process kept its lock for {PATIENCE:g} s")
     took = time.monotonic() - at
@@ -56,70 +56,72 @@ def _ended_session(bench: Bench, notes: Notes, how: str, end: Callable[[Session,
     holder, waiter = bench.session(), bench.session()
     number = holder.number
     notes.require(holder.acquire(resource).code == 0, "a lock that nobody else wants was not granted at once")
-    notes.require(waiter.acquire(resource, timeout_ms=0).code == -1, "a second holder of a mutex was let in")
+    notes.require(waiter.acquire(resource, timeout_ms=0).code == -1, "a mutex was granted while a session held it")
     waiting = later(waiter.acquire, resource, 1, "write", int(PATIENCE * 1000))
     at = time.monotonic()
     end(holder, number)
     code = waiting.result(PATIENCE + MARGIN).code
     took = time.monotonic() - at
     waiter.release(resource)
-    notes.require(code in (0, 1), f"after a session was {how}, the next one was told {code}")
+    notes.require(code in (0, 1), f"after a session was {how}, the next request was answered with {code}")
     notes.require(took < MARGIN, f"a session that was {how} kept its lock for {took:.1f} s")
     notes.note(f"session {how}: {took:.2f} s", **{f"{how}_session_seconds": round(took, 3)})
 
 
 @check(5, "a session that a pool has reset holds nothing", "acquire", elsewhere=SESSIONS_ONLY)
 def reset_sessions(bench: Bench, notes: Notes) -> None:
-    """Reset a session as poolers do, or have the driver's own pool lend it again; and ask for what it held."""
+    """Reset a session as poolers do, or have the driver's own pool lend it again. It must have lost its lock."""
     session = bench.session()
     if session.has("reset"):
         resource, other = bench.name(), bench.session()
         position = session.acquire(resource).position
         session.rows("reset")
         bench.until(
-            lambda: other.acquire(resource, timeout_ms=ASK_MS).code >= 0, "the lock of a session that was reset"
+            lambda: other.acquire(resource, timeout_ms=TEST_MS).code >= 0, "the lock of a session that was reset"
         )
         code = int(session.value("renew", resource, position))
-        notes.require(code == -1, f"a session that was reset is told {code} of what it held, not -1")
+        notes.require(code == -1, f"for the lock of a session that was reset, renew returned {code}, not -1")
         other.release(resource)
-        notes.note("free at once, and the session is told so")
+        notes.note("free at once, and renew returns -1")
         return
     child = bench.child("pooled", resource=bench.name())
-    found = child.expect("pooled")
-    if not found["same"]:
-        raise NotPossible("the driver manager lends no session twice here (unixODBC: Pooling = Yes in odbcinst.ini)")
-    notes.require(found["between"] == -1, f"between Close and reuse another one was told {found['between']}, not -1")
-    notes.require(found["after"] in (0, 1), f"after the reset another one was told {found['after']}, and not let in")
-    notes.require(found["renewed"] == -1, f"a reset session is told {found['renewed']} of what it held, not -1")
-    notes.note("held between Close and reuse, free after it, and the session is told so")
+    codes = child.expect("pooled")
+    if not codes["same"]:
+        raise NotPossible("the driver manager does not pool here (unixODBC: Pooling = Yes in odbcinst.ini)")
+    notes.require(
+        codes["between"] == -1, f"between Close and reuse, a request was answered with {codes['between']}, not -1"
+    )
+    notes.require(codes["after"] in (0, 1), f"after the reset, a request was answered with {codes['after']}")
+    notes.require(codes["renewed"] == -1, f"for the lock of a reset session, renew returned {codes['renewed']}, not -1")
+    notes.note("held between Close and reuse, free after it, and renew returns -1")
 
 
 @check(6, "a killed session never goes on as if it held", "renew", elsewhere=SESSIONS_ONLY)
 def killed_while_idle(bench: Bench, notes: Notes) -> None:
-    """Kill an idle session whose driver may connect anew, and have it ask for what it held."""
+    """Kill an idle session whose driver may reconnect, and let it renew its lock."""
     words = {"ConnectRetryCount": "1"} if hasattr(bench.engine, "odbc_string") else {}
     holder, waiter, resource = bench.session(**words), bench.session(), bench.name()
     position = holder.acquire(resource).position
     bench.kill(holder.number)
-    bench.until(lambda: waiter.acquire(resource, timeout_ms=ASK_MS).code >= 0, "the lock of a killed session")
+    bench.until(lambda: waiter.acquire(resource, timeout_ms=TEST_MS).code >= 0, "the lock of a killed session")
     try:
         code = int(holder.value("renew", resource, position))
     except Exception as exc:
         notes.note(f"it gets an error ({server_words(exc, bench.engine)[:120]})")
     else:
-        notes.require(code == -1, f"a killed session was connected anew, and told {code} of what it held")
-        notes.note("it was connected anew in silence, and is told that it holds nothing")
+        notes.require(code == -1, f"a killed session was reconnected, and renew returned {code} for its lock")
+        notes.note("it was reconnected silently, and renew returns -1")
     waiter.release(resource)
 
 
 @check(7, "a call that is cancelled leaves nothing", "acquire", elsewhere=SESSIONS_ONLY)
 def cancelled(bench: Bench, notes: Notes) -> None:
-    """Cancel a call that waits: no row and no lock stay, and the session can be used."""
-    holder, waiter, looking, resource = bench.session(), bench.session(), bench.session(), bench.name()
+    """Cancel a call that waits. No row and no lock may remain, and the session must be usable."""
+    holder, waiter, observer, resource = bench.session(), bench.session(), bench.session(), bench.name()
     holder.acquire(resource)
     waiting = later(waiter.acquire, resource, 1, "write", int(PATIENCE * 1000))
-    bench.until(lambda: len(looking.rows("positions", resource)) == 2, "a request in the queue")
-    time.sleep(0.2)  # it is to stand in its wait, of which nothing tells
+    bench.until(lambda: len(observer.rows("positions", resource)) == 2, "a request in the queue")
+    time.sleep(0.2)  # until it waits, which no statement shows
     waiter.cancel()
     try:
         code = waiting.result(PATIENCE).code
@@ -129,13 +131,13 @@ def cancelled(bench: Bench, notes: Notes) -> None:
         raise Failed(f"a call that was cancelled was answered with {code}")
 
     def gone() -> bool:
-        looking.acquire(resource, timeout_ms=ASK_MS)  # waiters remove requests whose client is gone
-        return len(looking.rows("positions", resource)) == 1
+        observer.acquire(resource, timeout_ms=TEST_MS)  # waiters remove requests whose client is gone
+        return len(observer.rows("positions", resource)) == 1
 
     took = bench.until(gone, "the end of a cancelled row", MARGIN)
     holder.release(resource)
     code = waiter.acquire(resource).code
-    notes.require(code == 0, f"the session whose call was cancelled is told {code} by the next one")
+    notes.require(code == 0, f"the next call of the session whose call was cancelled returned {code}")
     waiter.release(resource)
     notes.note(f"its row was gone after {took:.1f} s, and the session can be used", row_seconds=round(took, 2))
 
@@ -146,10 +148,10 @@ def restart(bench: Bench, notes: Notes) -> None:
     patience = bench.wishes.restart
     if patience is None:
         raise NotPossible(
-            "it takes you to restart the server or to fail it over: run it alone, with --only 24 --restart 10m"
+            "an operator must restart the server or fail it over meanwhile: run it alone, with --only 24 --restart 10m"
         )
     session = bench.session()
-    before, apart = session.value("started"), float(session.value("clock")) - time.time()
+    before, offset = session.value("started"), float(session.value("clock")) - time.time()
     coordinator = bench.coordinator(grace=patience, retry=patience)
     lock = coordinator.mutex(bench.name())
     notes.require(lock.acquire(timeout=PATIENCE), "a lock that nobody else wants was not granted")
@@ -172,12 +174,12 @@ def restart(bench: Bench, notes: Notes) -> None:
     coordinator.client.member.heartbeat()
     notes.require(not grant.lost, "the lock was lost by the restart")
     other = bench.coordinator(grace=patience)
-    notes.require(not other.mutex(bench.name()).locked(), "a free lock is said to be held after the restart")
+    notes.require(not other.mutex(bench.name()).locked(), "a free lock is reported as held after the restart")
     fence = grant.fence
     lock.release()
     notes.require(lock.acquire(timeout=PATIENCE), "the lock was not granted again after the restart")
     notes.require(lock.grant.fence > fence, f"a fence after the restart, {lock.grant.fence}, is not above {fence}")
     lock.release()
-    again = float(bench.session().value("clock")) - time.time()
-    words = f"the lock was kept, fences grow; the server's clock is {again - apart:+.2f} s from the one before"
-    notes.note(f"after {took:.0f} s another start was seen; {words}", clock_seconds=round(again - apart, 3))
+    new_offset = float(bench.session().value("clock")) - time.time()
+    words = f"the lock was kept, fences grow; the server's clock has moved by {new_offset - offset:+.2f} s"
+    notes.note(f"after {took:.0f} s the server had started again; {words}", clock_seconds=round(new_offset - offset, 3))

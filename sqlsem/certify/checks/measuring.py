@@ -17,40 +17,40 @@ from sqlsem.certify.sessions import Session, later, server_words
 
 __all__: list[str] = []
 
-#: How many locks there are when the cost of a test is measured again.
+#: The number of other locks at the second measurement of a test's cost.
 MANY_LOCKS = 10_000
-#: Microseconds that one test of a lock may take then.
+#: The maximum duration of one test then, in microseconds.
 MAX_TEST_US = 2000.0
-#: Milliseconds that a heartbeat and a release may take beside sessions that wait.
+#: The maximum duration of a heartbeat and of a release while sessions wait, in milliseconds.
 MAX_CALL_MS = 3000.0
-#: How much longer the pairs at the end may take than those at the beginning.
+#: The maximum ratio of the durations of the last pairs and of the first.
 MAX_GROWTH = 5.0
-#: Recompilations for 1,000 pairs.
+#: The maximum number of recompilations for 1,000 pairs.
 MAX_RECOMPILES = 50.0
-#: Milliseconds of a pair and of a hand-off beyond which something is wrong, whatever the server.
+#: The maximum durations of a pair and of a hand-off on any server, in milliseconds.
 MAX_PAIR_MS, MAX_HAND_OFF_MS = 1000.0, 2000.0
-#: Turns that are measured one by one.
+#: The number of turns that are measured one by one.
 TURNS = 20
 
 
 def milliseconds(call: Callable[[], object], turns: int = TURNS) -> list[float]:
-    """Measure so many times the duration of a call."""
-    found = []
+    """Return the durations of this number of calls."""
+    durations = []
     for _ in range(turns):
         began = time.perf_counter()
         call()
-        found.append((time.perf_counter() - began) * 1000)
-    return found
+        durations.append((time.perf_counter() - began) * 1000)
+    return durations
 
 
 def median(values: Sequence[float]) -> float:
-    """The median, with three digits."""
+    """Return the median, rounded to three digits."""
     return float(f"{statistics.median(values):.3g}")
 
 
 @check(14, "tests of locks stay cheap", "test_cost", elsewhere="only SQL Server has APPLOCK_TEST")
 def cost_of_tests(bench: Bench, notes: Notes) -> None:
-    """Measure APPLOCK_TEST and APPLOCK_MODE, with few and with 10,000 locks in the server."""
+    """Measure APPLOCK_TEST and APPLOCK_MODE while the server has few locks, and while it has 10,000."""
     session = bench.session()
     few = float(session.value("test_cost"))
     holder = bench.session()
@@ -63,15 +63,15 @@ def cost_of_tests(bench: Bench, notes: Notes) -> None:
 
 @check(15, "names of locks show their kind", "lock_names", elsewhere="only SQL Server hashes their names")
 def names_of_locks(bench: Bench, notes: Notes) -> None:
-    """Look at the locks of a session that holds and has asserted: each kind begins with other characters."""
-    session, looking = bench.session(), bench.admin_session()
+    """Read the locks of a session that holds and has asserted one. Each kind of name must begin differently."""
+    session, observer = bench.session(), bench.admin_session()
     resource = bench.name()
     position = session.acquire(resource).position
     number = session.number
     with session.transaction():
         session.rows("assert_holding", resource, position)
         try:
-            shown = [str(row[0]) for row in looking.rows("lock_names", number)]
+            shown = [str(row[0]) for row in observer.rows("lock_names", number)]
         except Exception as exc:
             raise NotPossible(f"the server does not show its locks ({server_words(exc, bench.engine)})") from exc
     session.release(resource)
@@ -86,13 +86,13 @@ def names_of_locks(bench: Bench, notes: Notes) -> None:
 
 @check(20, "heartbeats and releases stay quick beside sessions that wait")
 def beside_waiters(bench: Bench, notes: Notes) -> None:
-    """Have many wait, and measure."""
+    """Measure heartbeats and pairs while many sessions wait."""
     resource = bench.name()
     coordinator = bench.coordinator(grace=10)
     held, other = coordinator.mutex(resource), coordinator.mutex(bench.name())
     notes.require(held.acquire(timeout=PATIENCE), "a lock that nobody else wants was not granted")
     number = max(2, bench.wishes.max_sessions - 4) if bench.has_routines else 4
-    looking = bench.session()
+    observer = bench.session()
     if bench.has_routines:
         calls: list[Callable[[], object]] = [
             functools.partial(bench.session().acquire, resource, timeout_ms=int(PATIENCE * 1000)) for _ in range(number)
@@ -101,8 +101,8 @@ def beside_waiters(bench: Bench, notes: Notes) -> None:
         locks = [bench.coordinator(grace=10).mutex(resource) for _ in range(number)]
         calls = [functools.partial(lock.acquire, timeout=PATIENCE) for lock in locks]
     waiting = [later(call) for call in calls]
-    bench.until(lambda: len(looking.rows("positions", resource)) > number, "all that wait in the queue")
-    pings = milliseconds(coordinator.client.member.heartbeat)
+    bench.until(lambda: len(observer.rows("positions", resource)) > number, "the requests of all waiters in the queue")
+    heartbeats = milliseconds(coordinator.client.member.heartbeat)
 
     def pair() -> None:
         other.acquire(timeout=PATIENCE)
@@ -112,23 +112,24 @@ def beside_waiters(bench: Bench, notes: Notes) -> None:
     coordinator.admin.revoke_members(member=coordinator.client.member.member_id, force=True)
     bench.close_opened()
     for call in waiting:
-        with contextlib.suppress(Exception):  # they were cut off
+        with contextlib.suppress(Exception):  # their connections are closed
             call.result(PATIENCE)
-    words = f"{number} wait; heartbeat {median(pings)} ms (at most {max(pings):.1f}), pair {median(pairs)} ms"
-    notes.note(f"{words} (at most {max(pairs):.1f})", waiting=number, ping_ms=median(pings), pair_ms=median(pairs))
-    notes.note("", most_ping_ms=round(max(pings), 2), most_pair_ms=round(max(pairs), 2))
+    words = f"{number} wait; heartbeat {median(heartbeats)} ms (at most {max(heartbeats):.1f}), pair {median(pairs)} ms"
+    notes.note(f"{words} (at most {max(pairs):.1f})", waiting=number, ping_ms=median(heartbeats), pair_ms=median(pairs))
+    notes.note("", most_ping_ms=round(max(heartbeats), 2), most_pair_ms=round(max(pairs), 2))
     notes.require(
-        max(*pings, *pairs) < MAX_CALL_MS, f"a call took {max(*pings, *pairs):.0f} ms beside {number} that wait"
+        max(*heartbeats, *pairs) < MAX_CALL_MS,
+        f"a call took {max(*heartbeats, *pairs):.0f} ms beside {number} that wait",
     )
-    with contextlib.suppress(Exception):  # it takes a right that few have
+    with contextlib.suppress(Exception):  # few logins have the right to this
         maximum = int(bench.admin_session().value("workers"))
         notes.note(f"the server has {maximum} workers or connections", workers=maximum)
 
 
 def pair_milliseconds(bench: Bench, seconds: float) -> list[float]:
-    """Measure each pair of an acquire and a release of one resource, one after the other."""
+    """Return the durations of pairs of an acquire and a release of one resource, one after another."""
     lock = bench.coordinator(grace=10).mutex(bench.name())
-    found: list[float] = []
+    durations: list[float] = []
     deadline = time.monotonic() + seconds
 
     def pair() -> None:
@@ -136,14 +137,14 @@ def pair_milliseconds(bench: Bench, seconds: float) -> list[float]:
         lock.release()
 
     milliseconds(pair, 3)  # compiles, and connects
-    while time.monotonic() < deadline or len(found) < TURNS:
-        found += milliseconds(pair, 1)
-    return found
+    while time.monotonic() < deadline or len(durations) < TURNS:
+        durations += milliseconds(pair, 1)
+    return durations
 
 
 @check(21, "pairs of acquire and release do not get slower")
 def growth(bench: Bench, notes: Notes) -> None:
-    """Take and give back one resource for a time, then again beside an old snapshot."""
+    """Acquire and release one resource for a time; then again while there is an old snapshot."""
     seconds = bench.wishes.long or bench.wishes.seconds
     _growth(bench, notes, seconds, "pairs")
     session = bench.session()
@@ -158,43 +159,43 @@ def growth(bench: Bench, notes: Notes) -> None:
         with contextlib.suppress(Exception):  # the server may have ended it
             session.rows("rollback")
     if session.has("dead_rows"):
-        with contextlib.suppress(Exception):  # it takes a right that few have
+        with contextlib.suppress(Exception):  # few logins have the right to this
             dead = int(bench.session().value("dead_rows"))
             notes.note(f"{dead} deleted rows are still kept", dead_rows=dead)
 
 
 def _growth(bench: Bench, notes: Notes, seconds: float, what: str) -> None:
-    found = pair_milliseconds(bench, seconds)
-    part = max(5, len(found) // 6)
-    first, last = median(found[:part]), median(found[-part:])
+    durations = pair_milliseconds(bench, seconds)
+    part = max(5, len(durations) // 6)
+    first, last = median(durations[:part]), median(durations[-part:])
     key = what.replace(" ", "_")
-    words = f"{len(found)} {what}: {first} ms each at first, {last} ms at the end"
-    notes.note(words, **{f"{key}": len(found), f"{key}_first_ms": first, f"{key}_last_ms": last})
+    words = f"{len(durations)} {what}: {first} ms each at first, {last} ms at the end"
+    notes.note(words, **{f"{key}": len(durations), f"{key}_first_ms": first, f"{key}_last_ms": last})
     notes.require(last <= first * MAX_GROWTH + 1, f"{what}: {first} ms each at first, and {last} ms at the end")
 
 
-@check(22, "statements keep their plans", "recompiles", elsewhere="only SQL Server tells of plans that it makes anew")
+@check(22, "statements keep their plans", "recompiles", elsewhere="only SQL Server counts its recompilations")
 def recompiles(bench: Bench, notes: Notes) -> None:
     """Count recompilations, scans and memory grants of the plans of pairs."""
-    looking = bench.admin_session()
+    observer = bench.admin_session()
     pair_milliseconds(bench, 0.0)
     try:
-        before = looking.rows("recompiles")[0]
+        before = observer.rows("recompiles")[0]
     except Exception as exc:
-        raise NotPossible(f"the server does not tell of its plans ({server_words(exc, bench.engine)})") from exc
+        raise NotPossible(f"the server does not show its plans ({server_words(exc, bench.engine)})") from exc
     if before[0] is None:
         raise NotPossible("the server keeps no figures of these plans (Query Store or trace flags may say why)")
     pairs = len(pair_milliseconds(bench, bench.wishes.seconds))
-    after = looking.rows("recompiles")[0]
+    after = observer.rows("recompiles")[0]
     number = (int(after[0]) - int(before[0])) * 1000 / pairs
-    notes.note(f"{number:.1f} for 1,000 pairs; of {after[1]} plans {after[2]} scan an index, {after[3]} ask for memory")
+    notes.note(f"{number:.1f} for 1,000 pairs; of {after[1]} plans {after[2]} scan an index, {after[3]} request memory")
     notes.note("", recompiles=round(number, 2), plans=after[1], scans=after[2], grants=after[3])
     notes.require(number <= MAX_RECOMPILES, f"{number:.0f} recompilations for 1,000 pairs")
 
 
 @check(23, "what a pair and a hand-off cost")
 def costs(bench: Bench, notes: Notes) -> None:
-    """Measure pairs and hand-offs beside the server's own locks: time, flushes and bytes of the log."""
+    """Measure pairs and hand-offs, and the same with the server's own locks: time, flushes and bytes of the log."""
     _costs(bench, notes, "")
     for what, change in (("delayed durability", "delayed"), ("no delayed durability", "not_delayed")):
         if not bench.session().has(change):
@@ -221,38 +222,40 @@ def _costs(bench: Bench, notes: Notes, key: str, words: str = "") -> None:
     milliseconds(raw, 3)
     raw_ms = median(milliseconds(raw))
     figures = {"raw_pair_ms": raw_ms, "library_pair_ms": median(pair_milliseconds(bench, 0.0))}
-    told = [f"raw {raw_ms} ms", f"library {figures['library_pair_ms']} ms"]
+    texts = [f"raw {raw_ms} ms", f"library {figures['library_pair_ms']} ms"]
     if bench.has_routines:
         milliseconds(pair, 3)
         before = _log_counters(session)
         figures["session_pair_ms"] = median(milliseconds(pair))
         after = _log_counters(session)
-        told.append(f"session {figures['session_pair_ms']} ms")
+        texts.append(f"session {figures['session_pair_ms']} ms")
         for name, old, new in zip(("log_flushes", "log_bytes"), before, after, strict=True):
             if old is not None and new is not None:
                 figures[name] = round((new - old) / TURNS, 2)
-                told.append(f"{figures[name]:g} {name.replace('_', ' ')}")
+                texts.append(f"{figures[name]:g} {name.replace('_', ' ')}")
         figures["raw_hand_off_ms"] = median(_hand_offs(bench, None))
         figures["hand_off_ms"] = median(_hand_offs(bench, bench.name()))
-        told.append(f"hand-off {figures['hand_off_ms']} ms, raw {figures['raw_hand_off_ms']} ms")
-    notes.note(f"{words}pair: {', '.join(told)}", **{f"{key}{name}": value for name, value in figures.items()})
+        texts.append(f"hand-off {figures['hand_off_ms']} ms, raw {figures['raw_hand_off_ms']} ms")
+    notes.note(f"{words}pair: {', '.join(texts)}", **{f"{key}{name}": value for name, value in figures.items()})
     slowest = max(figures["library_pair_ms"], figures.get("session_pair_ms", 0.0))
     notes.require(slowest < MAX_PAIR_MS, f"a pair takes {slowest} ms")
-    handed = figures.get("hand_off_ms", 0.0)
-    notes.require(handed < MAX_HAND_OFF_MS, f"a hand-off takes {handed} ms")
+    hand_off_ms = figures.get("hand_off_ms", 0.0)
+    notes.require(hand_off_ms < MAX_HAND_OFF_MS, f"a hand-off takes {hand_off_ms} ms")
 
 
 def _log_counters(session: Session) -> tuple[int | None, int | None]:
     try:
         flushes, size = session.rows("log_counters")[0]
-    except Exception:  # it takes a right that few have: then nothing is said of the log
+    except Exception:  # few logins have the right to this
         return None, None
     return None if flushes is None else int(flushes), None if size is None else int(size)
 
 
 def _hand_offs(bench: Bench, resource: str | None) -> list[float]:
-    """Milliseconds from a release to the return of the next one's acquire, of sqlsem's locks or of the server's own."""
-    holder, other, looking = bench.session(), bench.session(), bench.session()
+    """Return the times from a release to the return of the next holder's acquire, for sqlsem's locks, or (without a
+    resource) for the server's own.
+    """
+    holder, other, observer = bench.session(), bench.session(), bench.session()
 
     def take(session: Session) -> float:
         if resource is None:
@@ -267,17 +270,17 @@ def _hand_offs(bench: Bench, resource: str | None) -> list[float]:
         else:
             session.release(resource)
 
-    found = []
+    durations = []
     take(holder)
     for _ in range(max(3, TURNS // 4)):
         waiting = later(take, other)
         if resource is None:
-            threading.Event().wait(0.2)  # nothing tells when a session waits for a raw lock
+            threading.Event().wait(0.2)  # no statement shows that a session waits for a raw lock
         else:
-            bench.until(lambda: len(looking.rows("positions", resource)) == 2, "a request in the queue")
+            bench.until(lambda: len(observer.rows("positions", resource)) == 2, "a request in the queue")
         began = time.perf_counter()
         give(holder)
-        found.append((waiting.result(PATIENCE) - began) * 1000)
+        durations.append((waiting.result(PATIENCE) - began) * 1000)
         holder, other = other, holder
     give(holder)
-    return found
+    return durations
