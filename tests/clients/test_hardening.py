@@ -252,7 +252,7 @@ def test_foreign_objects_in_the_schema_are_refused(empty, definition):
     villain = villain_of(empty)
     empty.rows("CREATE SCHEMA sqlsem")
     empty.rows(f"GRANT USAGE, CREATE ON SCHEMA sqlsem TO {name_of(villain)}")
-    with pytest.raises(sqlsem.ConfigurationError, match=r"_villain may create things in schema sqlsem"):
+    with pytest.raises(sqlsem.ConfigurationError, match=r"_villain may create objects in schema sqlsem"):
         empty.install()
     villain.rows(f"CREATE {definition}")
     empty.rows(f"REVOKE CREATE ON SCHEMA sqlsem FROM {name_of(villain)}")

@@ -18,7 +18,7 @@
 --
 -- Procedures return a code and OUTPUT parameters; with @answer = 1 also a row, which costs clients less.
 -- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50003 the session changed,
--- 50004 not held, 50005 this member is not known (any more), 50006 not allowed for this login, 50008 no limit is set,
+-- 50004 not held, 50005 this member is not known, 50006 not allowed for this login, 50008 no limit is set,
 -- or requests depend on it.
 -- No aggregate may meet NULL: that raises a warning, and drivers report the warning in place of a later error.
 -- Every procedure that callers call sets ROWCOUNT 0: their session may have set another value, with which a statement
@@ -1078,7 +1078,7 @@ BEGIN
         -- The wakeup lock belongs to the session. But if the member lives by a lease, other members may use the
         -- session, too: then the lock ends with this transaction, before any other session sees it.
         SELECT @known = 1, @lock_owner = CASE WHEN m.lease_ms IS NULL THEN N'Session' ELSE N'Transaction' END, @position = NULL,
-               -- As in touch_member: a call would cost the usual case a statement and a lookup.
+               -- (The test of touch_member, so that the usual case saves a call.)
                @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
                             AND DATEDIFF_BIG(millisecond, m.heartbeat_at, SYSUTCDATETIME()) > COALESCE(m.lease_ms, m.grace_ms) / 8
                            THEN 1 ELSE 0 END,
@@ -2402,7 +2402,7 @@ BEGIN
     SET @count = @@ROWCOUNT;
     -- feature: rates
     DELETE TOP (@maximum) FROM {schema}.low_water WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
-    WHERE raised_at < DATEADD(day, -1, SYSUTCDATETIME());  -- of names that are not used any more, most of them
+    WHERE raised_at < DATEADD(day, -1, SYSUTCDATETIME());  -- (most are of resources that are no longer used)
     -- Delete rates that were not used for a day and have no current window; first their slots, which no longer count.
     DECLARE @over bigint = {schema}.clock_us() / 1000 - 86400000;
     IF EXISTS (SELECT 1 FROM {schema}.rate_window WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)

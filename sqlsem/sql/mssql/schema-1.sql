@@ -2,7 +2,7 @@
 -- FROZEN once released: later changes go into schema-2.sql. Run by `sqlsem init`, or by hand (`sqlsem sql`).
 -- All times are UTC. Every constraint has a name, by which a later version can drop it.
 
--- Raise an error for a schema of a user who could replace installed routines: every caller would run the replacement.
+-- Raise if another user owns the schema, and so could replace routines: every caller would run the replacement.
 -- (A member of db_owner can do so anywhere. Servers that only speak T-SQL have other owners.)
 DECLARE @owner int = (SELECT principal_id FROM sys.schemas WHERE schema_id = SCHEMA_ID(N'{schema}')), @message nvarchar(1000);
 IF @@VERSION LIKE N'Microsoft SQL %'
@@ -346,8 +346,8 @@ CREATE TABLE {schema}.task (
 );
 -- Open tasks are few. Claims read only one index of them, and its keys do not change from put to end. No index is
 -- filtered: a filtered index needs QUOTED_IDENTIFIER ON of every client that writes to the table, and refuses its rows
--- otherwise. The indexes include all columns that are read by them. So no reader goes on to the row with a lock on an
--- index entry, while a writer comes the other way.
+-- otherwise. The indexes include all columns that are read by them. So no reader has a lock on an index
+-- entry and waits for the row, while a writer has a lock on the row and waits for the entry.
 CREATE INDEX task_open ON {schema}.task (queue_name, is_open, task_order, task_id)
     INCLUDE (status, ready_at, member_id, claim_uid, attempt, task_priority) WITH (ALLOW_PAGE_LOCKS = OFF);
 -- (With lock_count in front: claims read only tasks where it is NULL, and so do not pass the blocked ones.)

@@ -566,7 +566,7 @@ GO
 
 -- End an attempt: 'finished', 'failed' (retried after a growing pause, as often as max_attempts says), 'returned'
 -- (pending at once; does not count), or 'cancelled'. If its cancellation was requested, the task is cancelled unless it
--- has finished. @status is the task's new status; NULL if the attempt was not this member's any more. May be repeated.
+-- has finished. @status is the task's new status; NULL if the attempt was no longer this member's. May be repeated.
 IF OBJECT_ID(N'{schema}.end_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_task

@@ -166,7 +166,7 @@ BEGIN
       AND NOT coalesce(o.rolsuper, false)
     ORDER BY 1 LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'sqlsem: % may create things in schema {schema}, which anyone who uses it could be made to run', v_other
+        RAISE EXCEPTION 'sqlsem: % may create objects in schema {schema}, and so could replace those that users of sqlsem run', v_other
             USING ERRCODE = '42501', HINT = format('REVOKE CREATE ON SCHEMA {schema} FROM %s.', v_other);
     END IF;
 END
@@ -2165,8 +2165,8 @@ AS $$
                   AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
         LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED));
     -- feature: rates
-    -- (Delete use of rates that stopped counting more than a day ago; and windows without use for so long. Windows are
-    -- deleted under the gate, so that no session has read a window, and is about to record its use there.
+    -- (Delete use of rates that stopped counting more than a day ago, and windows that were not used for a day. Windows
+    -- are deleted under the gate, so that no session has read a window, and is about to record its use there.
     -- task_may_start locks the window instead.)
     DELETE FROM {schema}.rate_slot WHERE ctid = ANY (ARRAY(
         SELECT s.ctid FROM {schema}.rate_slot AS s
