@@ -1,6 +1,6 @@
 """Locks, for threads: as context managers, decorators, and with ``acquire``/``release``.
 
-The same objects serve asyncio tasks: ``async with`` and decorated coroutine functions go to `sqlsem.aio`.
+The same objects serve asyncio tasks: ``async with`` and decorated coroutine functions use `sqlsem.aio`.
 """
 
 from __future__ import annotations
@@ -48,22 +48,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Lock:
     """A lock on one or more resources, which many threads can acquire and release, again and again.
 
-    Made by `mutex`, `limit`, `read`, `write`, `stage` and `all_of`. Each thread has its own grant, and releases it
+    `mutex`, `limit`, `read`, `write`, `stage` and `all_of` make it. Each thread has its own grant, and releases that
     itself. With ``async with``, and around coroutine functions, each asyncio task has its own grant.
 
-    It works as `threading.Lock`, `RLock` (``reentrant=True``) and `Semaphore` (`limit`), with these differences: a
-    thread that acquires a mutex which it holds gets `Deadlock`, and does not hang. The thread that acquired a mutex
-    releases it, or any thread through its grant. Releasing a free lock always raises `NotHeld` (a `RuntimeError`), and
-    never increases a count. And a lock may be lost.
+    It works as `threading.Lock`, `RLock` (``reentrant=True``) and `Semaphore` (`limit`), with these differences. A
+    thread that acquires a mutex which it already holds gets `Deadlock`, and does not hang. Only the thread that
+    acquired a mutex releases it; or any thread, by `Grant.release`. Releasing a free lock always raises `NotHeld` (a
+    `RuntimeError`), and never increases a count. A lock may be lost.
 
-    Can be pickled if it belongs to the default coordinator, which must be the same database in the other process.
+    A lock of the default coordinator can be pickled. The default coordinator of the other process must be of the same
+    database.
     """
 
     def __init__(self, terms: Terms) -> None:
         #: For the package; programs have no use for it.
         self.terms = terms
         self._mine = threading.local()
-        self._loose: UnownedGrants[Grant] = UnownedGrants()
+        self._unowned: UnownedGrants[Grant] = UnownedGrants()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.terms,)
@@ -74,12 +75,12 @@ class Lock:
         """Acquire the lock, as `threading.Lock.acquire`. Return True if it was granted, False if it was not in time.
 
         Args:
-            blocking: False tries without waiting (and accepts no timeout).
+            blocking: False: only try, without waiting (and without a timeout).
             timeout: How long to wait at most; None or -1 for ever. Left out, the lock's own ``timeout`` applies.
 
         Raises:
-            Deadlock: This thread holds the lock already (unless ``reentrant=True``; a thread may hold a `limit` several
-                times while there is room), or is in a cycle of waiters. Never if the call does not wait.
+            Deadlock: This thread holds the lock already (without ``reentrant=True``; a `limit` may be held several
+                times while there is room), or it is in a cycle of waiters. Never if the call does not wait.
             Unavailable: The database is out of reach.
         """
         seconds, stack = self.terms.seconds(blocking, timeout), self._stack()
@@ -87,16 +88,16 @@ class Lock:
         try:
             grant = self._acquire(self.terms.requests, seconds, stack)
             if grant is not None and self.terms.semaphore:
-                self._loose.add(grant)
+                self._unowned.add(grant)
             return grant is not None
         except BaseException:
             self._unwind(stack, mark)
             raise
 
     def locked(self) -> bool:
-        """Return True if ``acquire(blocking=False)`` of a thread that does not hold the lock would fail now: the lock
-        is full or paused, or requests wait for it. Asks the database. As with `threading.Lock.locked`, the answer may
-        be outdated when it arrives, so it is for display and not for decisions.
+        """Return True if ``acquire(blocking=False)`` of a thread that does not hold the lock would fail now, because
+        the limit is reached, the lock is paused, or requests wait for it. This asks the database. As with
+        `threading.Lock.locked`, the answer may be outdated when it arrives: use it for display, not for decisions.
 
         Raises `Unavailable` if the database is out of reach.
         """
@@ -106,7 +107,7 @@ class Lock:
 
     def release(self, n: int = 1) -> None:
         """Release the latest acquisition of this thread with this lock. With a `limit`, as with a semaphore, a thread
-        that holds none releases one of another thread (acquired by `acquire` of this object, not by ``with``).
+        without an acquisition releases one of another thread (if `acquire` of this object made it, not ``with``).
         ``n``: the number of acquisitions to release, one after the other.
 
         Raises `NotHeld` if there is nothing to release, `LockLost` if the lock was lost meanwhile.
@@ -115,24 +116,26 @@ class Lock:
             self._release()
 
     def _release(self) -> None:
-        stack, given_back = self._stack(), False
-        while not given_back:  # another thread may have released that grant
-            last = self._loose.last(stack)
-            grant = self._loose.oldest() if last is None else last.grant
+        stack, is_released = self._stack(), False
+        while not is_released:  # another thread may release the same grant at this moment
+            last = self._unowned.last(stack)
+            grant = self._unowned.oldest() if last is None else last.grant
             if grant is None:
                 raise NotHeld(
                     f"{self!r} is not held by this thread ({threading.current_thread().name}); it is released by the "
                     f"thread that acquired it, or from any thread through its grant (grant.release())"
                 )
-            given_back = self._end(grant, ReleaseToken() if last is None else last.token, stack)
+            is_released = self._end(grant, ReleaseToken() if last is None else last.token, stack)
 
     def _end(self, grant: Grant, by: Permit, stack: list[HeldGrant[Grant]]) -> bool:
-        """Release a grant, unless another thread does. After any interrupt, too, it is not on this thread's stack."""
+        """Release a grant, and return False if another thread does. Even after an interrupt the grant is no longer on
+        this thread's stack.
+        """
         try:
-            mine = self._loose.take(grant)
-            if mine:
+            is_ours = self._unowned.take(grant)
+            if is_ours:
                 release_grant(grant, by)
-            return mine
+            return is_ours
         except BaseException:
             release_later(grant, by)  # a signal handler may have raised before the release
             raise
@@ -169,23 +172,25 @@ class Lock:
 
     def _last(self) -> HeldGrant[Grant] | None:
         """Return the latest acquisition of this thread that is not released."""
-        return self._loose.last(self._stack())
+        return self._unowned.last(self._stack())
 
     def _stack(self) -> HeldGrants[Grant]:
-        kept = runtime.namespace(self._mine)
-        stack: HeldGrants[Grant] | None = kept.get("stack")
+        state = runtime.namespace(self._mine)
+        stack: HeldGrants[Grant] | None = state.get("stack")
         if stack is None:
-            stack = kept["stack"] = HeldGrants()
+            stack = state["stack"] = HeldGrants()
         return stack
 
     def _acquire(
         self, requests: Sequence[AnyRequest], timeout: float | None, stack: list[HeldGrant[Grant]]
     ) -> Grant | None:
-        """Acquire all of the requests, or return None. The stack has the acquisition before an interrupt can strike."""
+        """Acquire all requests, or return None after the timeout. The acquisition is on the stack before this returns,
+        also if an interrupt comes.
+        """
         require_no_event_loop(self, "use 'async with', await sqlsem.aio.mutex(…).acquire()")
         terms, client = self.terms, self.terms.client
         if terms.cancel_on_lost:
-            raise ConfigurationError("cancel_on_lost=True is for tasks ('async with'); a thread is told by on_lost=")
+            raise ConfigurationError("cancel_on_lost=True is for tasks ('async with'); for a thread use on_lost=")
 
         grant, caller, (locks, rates) = functools.partial(Grant, client), this_thread(), split(requests)
         acquisition = acquisition_class(locks)(client, terms, locks, timeout, caller, grant, stack)
@@ -221,26 +226,26 @@ class Lock:
             if stack.leave_block():
                 return
             if last is not None and last.grant.state.ended_early:
-                stack.pop()  # by another thread, or handed over
+                stack.pop()  # another thread has released it, or it was handed over
             else:
                 self._release()
-        except BaseException as struck:
+        except BaseException as failure:
             self._release_later(last)
-            if last is None and isinstance(struck, NotHeld):
-                self._left_elsewhere(sys._getframe(1))
-            # An error of the body takes precedence. A lost lock was logged, and on_lost called, when it was lost.
-            if exc is None or not isinstance(struck, Exception):
+            if last is None and isinstance(failure, NotHeld):
+                self._release_foreign_block(sys._getframe(1))
+            # An error of the block takes precedence. (A lost lock was logged, and on_lost called, when it was lost.)
+            if exc is None or not isinstance(failure, Exception):
                 raise
 
-    def _left_elsewhere(self, block: FrameType) -> None:
+    def _release_foreign_block(self, block: FrameType) -> None:
         """Release the grants of a block that another thread entered, as may happen with a generator."""
         names = {request.resource for request in split(self.terms.requests)[0]}
-        had = [
+        grants = [
             local
             for local in block.f_locals.values()
             if isinstance(local, Grant) and not local.state.released and names == set(local.positions)
         ]
-        for grant in had:
+        for grant in grants:
             release_later(grant, grant.state.first_token)
         log.warning(
             "The block of %r at %s:%d (%s) was left by thread %s, which did not enter it; %s",
@@ -249,7 +254,7 @@ class Lock:
             block.f_lineno,
             block.f_code.co_name,
             threading.current_thread().name,
-            "what it had is released" if had else "it stays held: name its grant (as grant), or leave it there",
+            "its grant is released" if grants else "it stays held: name its grant (as grant), or leave it there",
         )
 
     # -- with asyncio -------------------------------------------------------------------------------------------
@@ -258,9 +263,10 @@ class Lock:
     def _aio(self) -> aio.Lock:
         from sqlsem import aio  # when it is first used: programs without asyncio need not load it
 
-        # (Before 3.12 cached_property locks; since, two threads may both come here, and must get the same one.)
-        made: aio.Lock = self.__dict__.setdefault("_awaited", aio.Lock(self.terms))
-        return made
+        # (Since Python 3.12 cached_property takes no lock: two threads may both come here, and must get the same
+        # object.)
+        lock: aio.Lock = self.__dict__.setdefault("_awaited", aio.Lock(self.terms))
+        return lock
 
     async def __aenter__(self) -> aio.Grant:
         return await self._aio.__aenter__()
@@ -289,7 +295,7 @@ class Lock:
 
 
 class _Block:
-    """The block around the call of a decorated function: as the lock's own, with the requests of this call."""
+    """The block around the call of a decorated function. It works as the lock's own, with the requests of this call."""
 
     __slots__ = ("_lock", "_requests")
 
@@ -312,23 +318,23 @@ class _Block:
 
 @shows_options(ModuleLockOptions)
 def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """Make a mutex: one holder at a time, in all processes, in the order of asking.
+    """Make a mutex: one holder at a time, in all processes, in the order of the requests.
 
     Args:
         name: The resource, 1 to 255 characters; for a decorator also a function that returns the name from the call's
             arguments.
-        options: All of them may be left out:
+        options: All are optional:
 
             - ``note``: A text for readers of the queue (``sqlsem ls``).
             - ``priority``: 0 to 99, if an operator has set priorities for the resource (``sqlsem set etl
               --priorities``): waiters of higher priority go first. See the guide to priorities.
             - ``timeout``: How long ``with`` waits before `Timeout`: seconds, ``"10m"``, a `timedelta`; None (the
               default) for ever.
-            - ``reentrant``: Let the holding thread acquire it again.
+            - ``reentrant``: The holding thread may acquire the lock again.
             - ``on_lost``: Called with the grant, from another thread, when the lock is lost.
             - ``cancel_on_lost``: With ``async with``: cancel the task when the lock is lost; its block then ends with
               `LockLost`.
-            - ``coordinator``: The database; left out, the default one (`sqlsem.configure`).
+            - ``coordinator``: The database; by default that of `sqlsem.configure`.
 
     Raises:
         Timeout: Not granted in time (``with`` and decorator; `Lock.acquire` returns False).
@@ -343,13 +349,13 @@ def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
 
 @shows_options(ModuleLockOptions)
 def limit(name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """Make a semaphore: at most ``limit`` at a time, in all processes; a holder of ``weight`` n counts as n. A thread
-    may hold several grants while there is room.
+    """Make a semaphore: at most ``limit`` holders at a time, in all processes; a holder of ``weight`` n counts as n. A
+    thread may hold several grants while there is room.
 
     A heavy request at the head of the queue blocks lighter ones behind it, so it never starves. If programs declare
     different limits for the same resource, the lowest of those in the queue ahead counts. Options as for `mutex`.
 
-    Without a number the operator's limit applies. The operator sets it (``sqlsem set etl --limit 5``, or for many
+    Without ``limit`` the operator's limit applies. The operator sets it (``sqlsem set etl --limit 5``, or for many
     names: ``sqlsem set 'tenant:*' --limit 4``), and may change it while programs run. If none is set, a request raises
     `ConfigurationError`, which names that command.
 
@@ -383,7 +389,7 @@ def stage(name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
 
 @shows_options(GroupOptions)
 def all_of(*locks: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
-    """Combine several locks into one: it gets all positions at once, so that two such locks never wait for each other.
+    """Combine several locks into one. It gets all positions at once, so two such locks never wait for each other.
 
     Rates may be among them. Their costs are taken when all locks are granted, and returned if the timeout passes before
     everything is granted. `Grant.adjust` corrects a cost.
@@ -404,12 +410,12 @@ def adopt(token: str, *, on_lost: LostCallback | None = None, coordinator: Coord
     Args:
         token: The token that ``hand_over`` returned.
         on_lost: Called with the grant, from another thread, when the lock is lost.
-        coordinator: The database of the lock; left out, the default one.
+        coordinator: The coordinator of the lock's database; by default that of `sqlsem.configure`.
 
     Raises:
         NotHeld: The token is unknown there, has expired, or was used before (the message says by which client and
             when).
-        ConfigurationError: The token is for another login, or is no token at all.
+        ConfigurationError: The token is for another login, or is not a token.
         Unavailable: The database is out of reach.
 
     >>> with sqlsem.adopt(os.environ["TOKEN"]) as grant:  # doctest: +SKIP

@@ -50,7 +50,7 @@ def test_generator_left_by_another_thread_releases(connect, name, caplog, leave)
     elsewhere(leave, generator)
     until(lambda: coordinator.admin.entries(name) == [], "it is released")
     assert held[0].state.released
-    assert "which did not enter it; what it had is released" in caplog.text
+    assert "which did not enter it; its grant is released" in caplog.text
     assert f"{__file__}:" in caplog.text
     with coordinator.mutex(name):
         pass

@@ -1,8 +1,8 @@
-"""SQLite, through the standard library: several processes on one host, nothing to install or start.
+"""SQLite, through the standard library: for several processes on one host, with nothing to install or start.
 
-The file's write lock is the gate. A member's beacon is a lock on a file of its own beside the database; the system
-frees it the moment the process dies, so a member whose file can be locked is dead for certain and is removed without
-waiting for its grace. (A beacon file that is *not there* proves nothing; then grace runs, as on the other engines.)
+The file's write lock is the gate. A member's beacon is a lock on a file of its own beside the database. The system
+frees it when the process dies. So a member whose beacon file can be locked is certainly dead, and is removed without
+waiting for its grace. (A *missing* beacon file proves nothing: then the grace runs, as on the other engines.)
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import counted_on, is_pattern
 from sqlsem.model import Operation, Past
 
-#: Seconds after which a free beacon that no member names is an orphan.
+#: A free beacon that no member names is orphaned after this many seconds.
 ORPHANED_SECONDS = 60.0
 
 
@@ -38,12 +38,12 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         outcome: str | None = None,
         who: str | None = None,
     ) -> list[Past]:
-        # The indexes begin with the outcome: the newest of each, together.
+        # (The indexes begin with the outcome. So read the newest rows of each outcome, and merge them.)
         outcomes = [row["outcome"] for row in self.rows("outcomes")] if outcome is None else [outcome]
         name = "past" if resource is None else "past_of_resource"
-        which = {"maximum": maximum, "since": since, "until": until, "who": who}
-        which |= {} if resource is None else {"resource": resource}
-        pages = [self.rows(name, which | {"outcome": outcome}) for outcome in outcomes]
+        criteria = {"maximum": maximum, "since": since, "until": until, "who": who}
+        criteria |= {} if resource is None else {"resource": resource}
+        pages = [self.rows(name, criteria | {"outcome": outcome}) for outcome in outcomes]
         newest = heapq.merge(*pages, key=_when_ended, reverse=True)
         return [shown(Past, row) for row in itertools.islice(newest, maximum)]
 
@@ -78,10 +78,12 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         self.note_operation("cap", resource=pattern, old=_text(before), new=_text(cap))
 
     def _check_counted_on(self, resource: str | None, prefix: str | None) -> None:
-        """Raise `ConfigurationError` if a request without a limit of its own has no cap any more."""
-        left = self.row("without_limit", {"resource": resource, "prefix": prefix})
-        if left["number"]:
-            raise ConfigurationError(counted_on(left["number"], left["resource"]), resource=left["resource"])
+        """Raise `ConfigurationError` if a request without a limit of its own has lost its cap."""
+        unlimited = self.row("without_limit", {"resource": resource, "prefix": prefix})
+        if unlimited["number"]:
+            raise ConfigurationError(
+                counted_on(unlimited["number"], unlimited["resource"]), resource=unlimited["resource"]
+            )
 
     def _setting_of(self, resource: str) -> dict[str, Any]:
         row = self.row("setting_of", (resource,))
@@ -96,8 +98,8 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
             row = self.row("revoked_row", (position,))
             if row is None:
                 return -1
-            told = {"old": "holds" if row["granted"] else "waits", "new": "force" if force else None}
-            self.note_operation("revoke", resource=row["resource_id"], position=position, **told)
+            change = {"old": "holds" if row["granted"] else "waits", "new": "force" if force else None}
+            self.note_operation("revoke", resource=row["resource_id"], position=position, **change)
             if force or not row["granted"] or row["member_id"] is None:
                 self.remove(row["resource_id"], position, None, "revoked")
                 return 0
@@ -112,9 +114,9 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
                 gone += self.run("drop_member_without_rows", {"member": number}).rowcount
         if gone or rows:
             with fork.forks_blocked, self.writing():
-                told = f"{gone} members, {rows} rows{', force' if force else ''}"
+                summary = f"{gone} members, {rows} rows{', force' if force else ''}"
                 self.note_operation(
-                    "revoke_members", old=f"member {member}" if login is None else f"login {login}", new=told
+                    "revoke_members", old=f"member {member}" if login is None else f"login {login}", new=summary
                 )
         return gone
 
@@ -148,14 +150,14 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
         action: str | None = None,
         who: str | None = None,
     ) -> list[Operation]:
-        wanted = {"name": name, "maximum": maximum, "since": since, "until": until, "action": action, "who": who}
-        return [shown(Operation, row) for row in self.rows("operations", wanted)]
+        criteria = {"name": name, "maximum": maximum, "since": since, "until": until, "action": action, "who": who}
+        return [shown(Operation, row) for row in self.rows("operations", criteria)]
 
     def _positions(self) -> set[tuple[str, int]]:
         return {(row["resource_id"], row["queue_position"]) for row in self.rows("all_rows")}
 
     def _sweep(self) -> None:
-        """Remove orphaned beacons: of processes that died before they registered, or after their member was removed."""
+        """Remove orphaned beacons: their processes died before they registered, or after their member was removed."""
         known = {row["beacon"] for row in self.rows("beacons")}
         for name in self.engine.beacons.names():
             if name not in known:
@@ -171,7 +173,7 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
             return max(self.run("prune", (maximum,)).rowcount, self.run("prune_operations", (maximum,)).rowcount)
 
     def prepare(self, purpose: str) -> None:
-        """Create the tables where they are missing: nothing needs to be installed by hand."""
+        """Create the tables if they are missing, so that nothing has to be installed by hand."""
         if self.engine.creates and self.settings() is None:
             self.install(self.engine.plan)
 
@@ -189,16 +191,16 @@ class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
             # Read under the lock: another process may have just installed the tables.
             current = self.settings()
             if current is None and self.row("is_empty")["is_empty"]:
-                self._require_nobody()
+                self._require_no_members()
             for version, text in plan(current or {}):
                 for statement in _statements(text):
                     self.run_text(statement)
                 if version is not None:
                     self.run("set_version", (str(version),))
 
-    def _require_nobody(self) -> None:
-        """Raise `Disconnected` while living processes have the previous file at this path open: they hold its locks
-        until they notice at their next heartbeat.
+    def _require_no_members(self) -> None:
+        """Raise `Disconnected` while live processes have the previous file at this path open. They hold its locks until
+        their next heartbeat, which notices that the file was replaced.
         """
         held = self.engine.beacons.held()
         if held:
@@ -224,7 +226,7 @@ def _when_ended(row: Any) -> tuple[bool, float, int]:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Split a script at the ends of its statements."""
+    """Yield the statements of a script."""
     statement = ""
     for line in text.splitlines(keepends=True):
         statement += line

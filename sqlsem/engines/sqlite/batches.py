@@ -1,4 +1,4 @@
-"""Batches."""
+"""Batches on SQLite. See the comments of PostgreSQL's batches.sql."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class SqliteBatches(SqliteMembers, BatchSession):
             return []
         with fork.forks_blocked, self.writing():
             self.run("recover_callback", {"name": name})
-            found = [batch_id for (batch_id,) in self.rows("orphaned_batches", {"name": name})]
-            for batch_id in found:
+            orphaned = [batch_id for (batch_id,) in self.rows("orphaned_batches", {"name": name})]
+            for batch_id in orphaned:
                 self.run("recover_parts", (batch_id,))
                 self.run("fail_batch", {"batch": batch_id})
-        return found
+        return orphaned
 
     def start_part(
         self,
@@ -43,32 +43,34 @@ class SqliteBatches(SqliteMembers, BatchSession):
     ) -> PartStart:
         with fork.forks_blocked, self.writing():
             self.renew_lease(member_id)
-            now, asked = self.row("clock")["now"], window
+            now, requested_window = self.row("clock")["now"], window
             latest = self.row("latest_batch", (name,))
             batch_id, opened = (0, now) if latest is None else (latest["batch_id"], latest["opened_at"])
-            there = {row["part"]: row for row in self.rows("batch_parts", (batch_id,))}
-            old = there.get(part)
+            known_parts = {row["part"]: row for row in self.rows("batch_parts", (batch_id,))}
+            old = known_parts.get(part)
             repeated = old is not None and (old["start_uid"], old["status"], old["member_id"]) == (
                 uid,
                 "running",
                 member_id,
             )
             attempt, started = (old["attempt"], old["started_at"]) if old is not None else (0, None)
-            if not repeated:  # else a reply was lost
-                same = set(there) == set(parts)
+            if not repeated:  # (A repeated call follows a lost answer.)
+                same = set(known_parts) == set(parts)
                 if latest is not None and latest["opened_by"] != user_name():
-                    window = latest["window"]  # of the login that opened it: another one must not end it early
+                    window = latest["window"]  # another login must not end the batch early
                 code = None if latest is None else self._joins(latest, old, same, opened + window <= now)
                 if code in ("differs", "running", "in_callback"):
                     return PartStart(code, batch_id, None, None)
                 if code == "expired":
                     self.run("expire_batch", {"now": now, "batch": batch_id})
                 if code == "joins":
-                    if now == opened:  # the clock ticks in milliseconds, but only one part begins with its batch
+                    if (
+                        now == opened
+                    ):  # (The clock counts milliseconds, but only the first part may begin with its batch.)
                         now += 1e-6
                     self.run("reopen_batch", {"batch": batch_id, "window": round(window * 1000)})
                 else:
-                    values = {"name": name, "window": round(asked * 1000), "now": now}
+                    values = {"name": name, "window": round(requested_window * 1000), "now": now}
                     self.run("open_batch", {**values, "login": user_name()})
                     batch_id, opened, attempt = self.row("latest_batch", (name,))["batch_id"], now, 0
                     for declared in parts:
@@ -84,8 +86,8 @@ class SqliteBatches(SqliteMembers, BatchSession):
             return PartStart("started", batch_id, attempt, previous["batch_id"] if previous else None)
 
     def _joins(self, latest: Any, part: Any, same: bool, over: bool) -> str | None:
-        """Return what a start does with the newest batch of its name: 'joins' it, finds it 'expired', None (a new one
-        begins), or why it is refused, as in `PartStart`.
+        """Return what a start does with the newest batch of its name: 'joins' (it), 'expired' (so a new one begins),
+        None (a new one begins), or the reason of a refusal, as in `PartStart`.
         """
         if latest["status"] == "succeeded":
             if part is None or not part["is_last"] or not same or over:
@@ -121,14 +123,14 @@ class SqliteBatches(SqliteMembers, BatchSession):
     ) -> PartEnd:
         with fork.forks_blocked, self.writing():
             now = self.row("clock")["now"]
-            found = self.row("started_part", {"name": name, "part": part, "uid": uid})
-            if found is None:
+            started = self.row("started_part", {"name": name, "part": part, "uid": uid})
+            if started is None:
                 return PartEnd("lost", None, False, None, None)
-            batch_id, status, until, part_status, part_member, part_error = found
-            there = part_member == member_id and self.row("member", (member_id,)) is not None
-            if not there or (part_status == "failed" and part_error == "its process died"):
+            batch_id, status, until, part_status, part_member, part_error = started
+            is_ours = part_member == member_id and self.row("member", (member_id,)) is not None
+            if not is_ours or (part_status == "failed" and part_error == "its process died"):
                 return PartEnd("lost", batch_id, False, status, None)
-            self.renew_lease(member_id, known=True)  # the callback may come with it
+            self.renew_lease(member_id, known=True)  # the call may claim the callback, too
             key = {"batch": batch_id, "part": part}
             mine = {"batch": batch_id, "member": member_id, "uid": uid}
             if part_status == "running":
@@ -160,12 +162,12 @@ class SqliteBatches(SqliteMembers, BatchSession):
     ) -> Callback | None:
         with fork.forks_blocked, self.writing():
             self.renew_lease(member_id)
-            found = self._claimed_callback(member_id, uid)
-            if found is None:
+            callback = self._claimed_callback(member_id, uid)
+            if callback is None:
                 mine = {"member": member_id, "uid": uid, "owner": owner, "own": own, "login": user_name()}
                 self.run("claim_callback", {**mine, "name": name, "batch": batch_id})
-                found = self._claimed_callback(member_id, uid)
-        return found
+                callback = self._claimed_callback(member_id, uid)
+        return callback
 
     def return_callback(self, member_id: int, uid: str) -> bool:
         with fork.forks_blocked, self.writing():
@@ -180,18 +182,18 @@ class SqliteBatches(SqliteMembers, BatchSession):
 
     def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
         with fork.forks_blocked, self.writing():
-            found = self.row("batch_to_abandon", {"name": name, "batch": batch_id})
-            if found is None:
+            batch = self.row("batch_to_abandon", {"name": name, "batch": batch_id})
+            if batch is None:
                 return None
-            self.run("abandon_batch", {"batch": found["batch_id"]})
-            was = f"batch {found['batch_id']}, {found['status']}"
-            self.note_operation("abandon", resource=found["batch_name"], old=was)
-        return int(found["batch_id"])
+            self.run("abandon_batch", {"batch": batch["batch_id"]})
+            previous = f"batch {batch['batch_id']}, {batch['status']}"
+            self.note_operation("abandon", resource=batch["batch_name"], old=previous)
+        return int(batch["batch_id"])
 
     def list_batches(self, name: str | None, batch_id: int | None, maximum: int) -> list[BatchEntry]:
-        found: dict[int, BatchEntry] = {}
+        batches: dict[int, BatchEntry] = {}
         for row in self.rows("list_batches", {"name": name, "batch": batch_id, "maximum": maximum}):
-            batch = found.get(row["batch_id"]) or shown(BatchEntry, row, parts=())
+            batch = batches.get(row["batch_id"]) or shown(BatchEntry, row, parts=())
             part = shown(
                 PartEntry,
                 row,
@@ -201,5 +203,5 @@ class SqliteBatches(SqliteMembers, BatchSession):
                 seconds=row["part_seconds"],
                 missing_for=self.missing(row)[1],
             )
-            found[batch.batch_id] = dataclasses.replace(batch, parts=(*batch.parts, part))
-        return list(found.values())
+            batches[batch.batch_id] = dataclasses.replace(batch, parts=(*batch.parts, part))
+        return list(batches.values())

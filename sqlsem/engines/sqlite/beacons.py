@@ -1,8 +1,8 @@
 """SQLite's beacons: one empty file for each member, in a folder beside the database, locked while the member lives.
 
-All participants can write the table that names the beacons, and further users perhaps the folder. So the table holds a
-*name*, never a path. No link is followed. Only regular files in the folder itself are opened; they are never truncated
-or waited for. Only an empty file is removed, right after it was found unlocked.
+All participants can write the table that names the beacons, and other users may be able to write the folder. So the
+table holds a *name*, never a path. No link is followed. Only regular files in the folder itself are opened; opening one
+never truncates it, and never waits. Only an empty file is removed, right after it was found unlocked.
 
 A beacon that cannot be tested (a file of another user) counts as held: only a free lock proves that its holder is dead.
 A file that can never have been a beacon (a link, a pipe, a folder, a file with content) counts as missing.
@@ -39,7 +39,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _FILE |= getattr(os, "O_NOCTTY", 0)
-#: The errors that say that there is no beacon of a name, and never was one that could be tested.
+#: The errors for a name without a beacon that could ever have been tested.
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO}
 _own_beacons: weakref.WeakSet[Beacon] = weakref.WeakSet()
 
@@ -60,7 +60,7 @@ class Beacon:
         if self._lock is None or now - self._touched < seldom:
             return
         self._touched = now
-        # (For display of the time of death only: the lock decides.)
+        # (Only to display the time of death. Whether a member is dead, the lock decides.)
         with contextlib.suppress(OSError):
             os.utime(self._lock if isinstance(self._lock, int) else self._beacons.folder / self.name)
 
@@ -79,7 +79,8 @@ class Beacon:
             return
         with contextlib.suppress(OSError):
             if isinstance(lock, int):
-                # Removed before it is unlocked: a free lock would prove a member dead whose row still exists.
+                # Remove it before it is unlocked: a free lock would prove that the member is dead, whose row still
+                # exists.
                 with self._beacons._open() as folder:
                     if folder is not None and _same(folder, self.name, os.fstat(lock)):
                         os.unlink(self.name, dir_fd=folder)
@@ -128,33 +129,33 @@ class BeaconProbe:
 
 
 class _Free(BeaconProbe):
-    """A beacon with a free lock. No process can reuse it meanwhile, as names are used once."""
+    """A beacon with a free lock. No process can take it meanwhile, because each name is used once."""
 
-    def __init__(self, folder: int, name: str, fd: int, found: os.stat_result) -> None:
-        super().__init__(False, found.st_mtime)
-        self._folder, self._name, self._fd, self._found = folder, name, fd, found
+    def __init__(self, folder: int, name: str, fd: int, status: os.stat_result) -> None:
+        super().__init__(False, status.st_mtime)
+        self._folder, self._name, self._fd, self._status = folder, name, fd, status
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
-            if _same(self._folder, self._name, self._found):
+            if _same(self._folder, self._name, self._status):
                 os.unlink(self._name, dir_fd=self._folder)
 
     def __exit__(self, *exc_info: object) -> None:
         with contextlib.suppress(OSError):
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough: a fork may have copied the descriptor
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # (Closing is not enough: a fork may have copied the descriptor.)
         os.close(self._fd)
         os.close(self._folder)
 
 
 class _FreeByPath(BeaconProbe):
-    """As `_Free`, on systems without descriptors of folders."""
+    """A beacon with a free lock, on systems without descriptors of folders."""
 
-    def __init__(self, path: Path, lock: filelock.BaseFileLock, found: os.stat_result) -> None:
-        super().__init__(False, found.st_mtime)
+    def __init__(self, path: Path, lock: filelock.BaseFileLock, status: os.stat_result) -> None:
+        super().__init__(False, status.st_mtime)
         self._path, self._lock = path, lock
 
     def remove(self) -> None:
-        self._lock.release()  # an open file cannot be removed there
+        self._lock.release()  # (These systems cannot remove an open file.)
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
@@ -163,10 +164,12 @@ class _FreeByPath(BeaconProbe):
 
 
 class Beacons:
-    """The beacons of one database. ``by_path``: without descriptors of folders, which Windows does not have."""
+    """The beacons of one database. ``by_path``: open files by their paths, because Windows has no descriptors of
+    folders.
+    """
 
     def __init__(self, database: Path, *, private: bool = False, by_path: bool = fcntl is None) -> None:
-        # Beside the file itself, not beside a link to it: all processes must find the same folder.
+        # The folder is beside the file itself, not beside a link to it: all processes must find the same folder.
         self._database = Path(os.path.realpath(database))
         self.folder = self._database.with_name(self._database.name + "-members")
         self._private = private
@@ -179,7 +182,7 @@ class Beacons:
         """Create and hold a new beacon. Raises `Unavailable` if that fails."""
         try:
             self._make_folder()
-            for _ in range(3):  # (another user who reads the folder may lock the file first)
+            for _ in range(3):  # (Another user that reads the folder may lock the file first.)
                 name = uuid.uuid4().hex
                 lock = self._create_by_path(name) if self._by_path else self._create(name)
                 if lock is not None:
@@ -223,27 +226,27 @@ class Beacons:
                         self._adopt(folder, folder=True)
 
     def _adopt(self, fd: int, *, folder: bool) -> None:
-        """Give a new file or folder the owner and the write permissions of the database: all writers must test beacons.
-        (No permission for mere readers: a process that can open a file can lock it, and a dead member would seem
-        alive.)
+        """Give a new file or folder the owner and the write permissions of the database: all its writers must be able
+        to test beacons. (Its readers get no permission: a process that can open a file can lock it, and then a dead
+        member would seem alive.)
         """
         if self._private:
             return
-        of = os.stat(self._database)
+        database = os.stat(self._database)
         own = os.fstat(fd)
-        if (of.st_uid, of.st_gid) != (own.st_uid, own.st_gid):
+        if (database.st_uid, database.st_gid) != (own.st_uid, own.st_gid):
             with contextlib.suppress(OSError):  # only root may change the owner, others only to a group of their own
-                os.chown(fd, of.st_uid if os.geteuid() == 0 else -1, of.st_gid)
+                os.chown(fd, database.st_uid if os.geteuid() == 0 else -1, database.st_gid)
         mode = 0o700 if folder else 0o600
         for write, rights in ((stat.S_IWGRP, 0o070), (stat.S_IWOTH, 0o007)):
-            if of.st_mode & write:
+            if database.st_mode & write:
                 mode |= rights if folder else rights & 0o066
         os.fchmod(fd, mode | stat.S_IMODE(own.st_mode) & stat.S_ISGID)
 
     # -- all beacons
 
     def probe(self, name: object) -> BeaconProbe:
-        """Test the beacon of a name from the table, which others can write."""
+        """Test a beacon. ``name`` is from the table, so any participant may have written it."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             return BeaconProbe(None)
         try:
@@ -269,15 +272,15 @@ class Beacons:
             if not _is_beacon(os.stat(name, dir_fd=folder, follow_symlinks=False)):
                 return BeaconProbe(None)
             fd = os.open(name, os.O_RDONLY | _FILE, dir_fd=folder)
-            found = os.fstat(fd)
-            if not _is_beacon(found):
+            status = os.fstat(fd)
+            if not _is_beacon(status):
                 return BeaconProbe(None)
             try:
-                # Shared, so that two testers do not take each other for the holder.
+                # A shared lock: else two testers would take each other for the holder.
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return BeaconProbe(True, found.st_mtime)
-            free = _Free(folder, name, fd, found)
+                return BeaconProbe(True, status.st_mtime)
+            free = _Free(folder, name, fd, status)
             folder = fd = -1
             return free
         finally:
@@ -289,18 +292,18 @@ class Beacons:
         path = self.folder / name
         if not stat.S_ISDIR(os.lstat(self.folder).st_mode):
             return BeaconProbe(None)
-        found = os.lstat(path)
-        if not _is_beacon(found):
+        status = os.lstat(path)
+        if not _is_beacon(status):
             return BeaconProbe(None)
         lock = filelock.FileLock(path, thread_local=False)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            return BeaconProbe(True, found.st_mtime)
-        return _FreeByPath(path, lock, found)
+            return BeaconProbe(True, status.st_mtime)
+        return _FreeByPath(path, lock, status)
 
     def held(self) -> list[str]:
-        """Return the names of all held beacons, in the table or not."""
+        """Return the names of all held beacons, including those that are not in the table."""
         held = []
         for name in self.names():
             with self.probe(name) as probe:
@@ -331,20 +334,20 @@ class Beacons:
             os.close(folder)
 
 
-def _is_beacon(found: os.stat_result) -> bool:
-    return stat.S_ISREG(found.st_mode) and found.st_size == 0
+def _is_beacon(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0
 
 
 def _same(folder: int, name: str, known: os.stat_result) -> bool:
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
         return False
-    return _is_beacon(found) and (found.st_dev, found.st_ino) == (known.st_dev, known.st_ino)
+    return _is_beacon(status) and (status.st_dev, status.st_ino) == (known.st_dev, known.st_ino)
 
 
 def _after_fork_in_child() -> None:
-    # A lock lasts until its last descriptor is closed: the child's must not outlive the parent.
+    # A lock lasts until its last descriptor is closed, and the child's copies must not outlive the parent.
     for beacon in list(_own_beacons):
         beacon.discard()
 

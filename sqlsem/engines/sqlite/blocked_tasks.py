@@ -1,4 +1,4 @@
-"""Tasks that wait for their locks without a process. See the comments of PostgreSQL's blocked_tasks.sql."""
+"""Tasks that wait for their locks without a process that waits. See the comments of PostgreSQL's blocked_tasks.sql."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlsem.model import Claimed, Request, TaskLock
 #: Seconds: the lease of the member that owns the lock requests of blocked tasks, and the age at which it is renewed.
 LEASE, RENEW = 60.0, 7.5
 #: The maximum number of tasks whose lock requests one transaction inserts.
-MAX_ASKED = 100
+MAX_ENQUEUED = 100
 #: Seconds between two liveness checks of the owners that block the blocked tasks of a queue.
 TEST_EVERY = 1.0
 
@@ -29,19 +29,19 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
     def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
-        # Reading takes no lock: a poll without a result delays no other session.
+        # (Reads take no lock, so a poll without a result delays no other session.)
         if not again and self.row("has_blocked_tasks", {"queue": queue}) is None:
             return None
         if not again and not self._is_due(queue):
             self.require_member(member_id)
-            self._test_lines(queue)
+            self._check_blocking_owners(queue)
             return None
         with fork.forks_blocked, self.writing():
             self.renew_lease(member_id, known=True)
             values = {"queue": queue, "member": member_id, "uid": uid}
-            found = self.row("claimed_before", values) if again else None
-            if found is not None:
-                return self._blocked_task_claim(found["task_id"])
+            claimed = self.row("claimed_before", values) if again else None
+            if claimed is not None:
+                return self._blocked_task_claim(claimed["task_id"])
             self.require_member(member_id)
             task_id = self._next_blocked_task(queue)
             if task_id is None or not self.may_start(queue, self.row("key_of", (task_id,))["task_key"], start=True):
@@ -79,8 +79,8 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         key = {"queue": queue}
         return (
             self.row("enqueued_blocked_tasks", key) is not None
-            or next(self._turns_come(queue), None) is not None
-            or next(self._may_ask(queue), None) is not None
+            or next(self._grantable_rows(queue), None) is not None
+            or next(self._tasks_to_enqueue(queue), None) is not None
         )
 
     def _next_blocked_task(self, queue: str) -> int | None:
@@ -89,19 +89,19 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         """
         proxy = self._proxy_member(queue)
         for last in (False, True):
-            for row in list(self._turns_come(queue)):
+            for row in list(self._grantable_rows(queue)):
                 self.run("turn_has_come", {"task": row["task_id"], "number": row["number"]})
                 self.run("one_lock_less", (row["task_id"],))
-            task_id = self._in_turn(queue, proxy)
-            if task_id is not None or last or not self._ask(queue, proxy):
+            task_id = self._startable_task(queue, proxy)
+            if task_id is not None or last or not self._enqueue_locks(queue, proxy):
                 return task_id
         return None
 
-    def _turns_come(self, queue: str) -> Iterator[Any]:
-        """Yield the waiting rows that may be granted. Behind a row that may not, no row that asks for the same may."""
+    def _grantable_rows(self, queue: str) -> Iterator[Any]:
+        """Yield the waiting rows that may be granted. If a row may not, equal requests behind it may not either."""
         rows = self.rows("waiting_locks", {"queue": queue})
-        for _, several in groupby(rows, lambda row: (row["resource"], row["access"], row["weight"], row["limit"])):
-            for row in several:
+        for _, equal_rows in groupby(rows, lambda row: (row["resource"], row["access"], row["weight"], row["limit"])):
+            for row in equal_rows:
                 if not self._may_enter(row):
                     break
                 yield row
@@ -110,14 +110,14 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         request = Request(row["resource"], row["access"], row["limit"], row["weight"])
         return self.admission(request, row["position"]).allowed
 
-    def _in_turn(self, queue: str, proxy: int) -> int | None:
+    def _startable_task(self, queue: str, proxy: int) -> int | None:
         order = self.row("lowest_order", {"queue": queue})["task_order"]
         for task in self.rows("enqueued_blocked_tasks", {"queue": queue}):
             task_id = int(task["task_id"])
             locks = self.rows("locks_of", (task_id,))
-            there = sum(self._is_proxy_row(lock, proxy) for lock in locks)
-            if there < len(locks) or task["task_order"] != order or not self._has_room(queue, task["task_key"]):
-                self._leave_lines(task_id, proxy)
+            waiting = sum(self._is_proxy_row(lock, proxy) for lock in locks)
+            if waiting < len(locks) or task["task_order"] != order or not self._has_room(queue, task["task_key"]):
+                self._leave_queues(task_id, proxy)
             elif not all(self._may_enter(lock) for lock in locks):  # a resource was paused, or has another limit now
                 self.run("all_locks_wait", (task_id,))
                 self.run("locks_pending", {"task": task_id, "left": len(locks)})
@@ -129,7 +129,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         row = self.row("row", {"resource": lock["resource"], "position": lock["position"]})
         return row is not None and row["member_id"] == proxy and row["revoked_at"] is None
 
-    def _leave_lines(self, task_id: int, proxy: int) -> None:
+    def _leave_queues(self, task_id: int, proxy: int) -> None:
         for lock in self.rows("locks_of", (task_id,)):
             row = self.row("row", {"resource": lock["resource"], "position": lock["position"]})
             if row is not None and row["member_id"] == proxy:
@@ -137,30 +137,30 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         self.run("no_locks_wait", (task_id,))
         self.run("locks_pending", {"task": task_id, "left": None})
 
-    def _ask(self, queue: str, proxy: int) -> int:
+    def _enqueue_locks(self, queue: str, proxy: int) -> int:
         """Insert the lock requests of the tasks that could run if they had their locks; return the number of tasks."""
         count = 0
-        for task in self._may_ask(queue):
+        for task in self._tasks_to_enqueue(queue):
             task_id = task["task_id"]
             locks = self.rows("locks_of", (task_id,))
             if any(lock["limit"] is None and self.server_limit(lock["resource"]) is None for lock in locks):
                 continue  # until an operator sets a limit
-            who = {"requesting_id": f"task {task_id}", "member": proxy, "owner": f"task {task_id} of {queue}"[:255]}
+            owner = {"requesting_id": f"task {task_id}", "member": proxy, "owner": f"task {task_id} of {queue}"[:255]}
             for lock in locks:
-                asked = {name: lock[name] for name in ("resource", "access", "limit", "weight")}
+                request = {name: lock[name] for name in ("resource", "access", "limit", "weight")}
                 uid = f"blocked {task_id}.{lock['number']}"
-                values = {**who, **asked, "uid": uid, "granted": False, "note": task["note"]}
+                values = {**owner, **request, "uid": uid, "granted": False, "note": task["note"]}
                 position = self.run("insert", values).lastrowid
                 self.run("lock_waits", {"task": task_id, "number": lock["number"], "position": position})
             self.run("locks_pending", {"task": task_id, "left": len(locks)})
             count += 1
-            if count == MAX_ASKED:
+            if count == MAX_ENQUEUED:
                 break
         return count
 
-    def _may_ask(self, queue: str) -> Iterator[Any]:
-        """Yield the tasks that could run if they had their locks. The caller enqueues or skips each task before the
-        next.
+    def _tasks_to_enqueue(self, queue: str) -> Iterator[Any]:
+        """Yield the tasks that could run if they had their locks. The caller enqueues or skips each task before it
+        takes the next.
         """
         full = set()  # keys without room
         for task in self.rows("unqueued_blocked_tasks", {"queue": queue}):
@@ -175,7 +175,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
                 full.add(key)
 
     def _has_room(self, queue: str, key: str | None, *, asked: bool = False) -> bool:
-        """Return True if the limits and rates of a queue, and of this key, allow one more task. ``asked``: also count
+        """Return True if the limits and rates of a queue, and of this key, permit one more task. ``asked``: also count
         the tasks whose lock requests wait.
         """
         found = self.row("has_room", {"queue": queue, "key": key, "asked": asked})
@@ -184,11 +184,11 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         )
 
     def _proxy_member(self, queue: str) -> int:
-        """Return the member that owns the lock requests of a queue's blocked tasks, with a lease that just began."""
-        found = self.row("queue_proxy", {"queue": queue})
-        if found is not None and found["left"] is not None:
-            self.run("renew", (found["member_id"],))
-            return int(found["member_id"])
+        """Return the member that owns the lock requests of a queue's blocked tasks, after renewing its lease."""
+        proxy = self.row("queue_proxy", {"queue": queue})
+        if proxy is not None and proxy["left"] is not None:
+            self.run("renew", (proxy["member_id"],))
+            return int(proxy["member_id"])
         member_id = self.run("register_proxy", {"lease": int(LEASE * 1000)}).lastrowid
         assert member_id is not None
         self.run("set_proxy", {"queue": queue, "member": member_id})
@@ -197,7 +197,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
         self.run("forget_asked", {"queue": queue})
         return member_id
 
-    def _test_lines(self, queue: str) -> None:
+    def _check_blocking_owners(self, queue: str) -> None:
         """Check whether the owners of the first blockers are alive: a blocked task has no process that would check
         them.
         """
@@ -206,8 +206,8 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
             return
         self._tested_at = now
         rows = self.rows("waiting_locks", {"queue": queue})
-        for resource, several in groupby(rows, lambda row: row["resource"]):
-            first = next(several)
+        for resource, resource_rows in groupby(rows, lambda row: row["resource"]):
+            first = next(resource_rows)
             self.check_blockers(
                 Request(resource, first["access"], first["limit"], first["weight"]), first["position"], None
             )

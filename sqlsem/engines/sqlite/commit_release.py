@@ -8,14 +8,14 @@ from sqlsem.engines.sqlite.connection import SqliteConnection
 
 
 class SqliteCommitRelease(SqliteConnection, CommitReleaseSession):
-    """Commit markers."""
+    """Commit markers, as rows of a table."""
 
     def database_identity(self) -> str:
         return str(self.row("database_identity")["place"])
 
-    def is_committed(self, word: str) -> bool:
-        return self.row("is_committed", (word,)) is not None
+    def is_committed(self, marker: str) -> bool:
+        return self.row("is_committed", (marker,)) is not None
 
-    def delete_commit_marker(self, word: str) -> None:
+    def delete_commit_marker(self, marker: str) -> None:
         with fork.forks_blocked, self.writing():
-            self.run("delete_commit_marker", (word,))
+            self.run("delete_commit_marker", (marker,))

@@ -21,7 +21,7 @@ FIRST_READ = "PRAGMA schema_version"
 WRITE_BACK = "PRAGMA wal_checkpoint(PASSIVE)"
 #: The number of SQLite's steps (some hundredths of a second) between two checks for signals.
 STEPS = 1_000_000
-#: The errors of a statement. (The second one: SQLite's message quotes a name that is not valid text.)
+#: The errors of a statement. (The second one: SQLite's message quotes a name that is not valid UTF-8.)
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
 #: The statements that prepare a connection for routines (see client.sql).
 ROUTINES = ("leaving", "leaving_alone")
@@ -35,22 +35,24 @@ class SqliteConnection(LockSession):
 
     def __init__(self, engine: SqliteDatabase) -> None:
         self.engine = engine
-        self._displaced: str | None = None  # why its open files are not the database's any more
+        self._displaced: str | None = None  # why its open files are no longer those of the database
         self.options = engine.options
         self._queries = engine.queries()
         self.connection: sqlite3.Connection | None = None
-        self.files: files.OpenFiles | None = None  # of the connection, also after it was closed for now
+        self.files: files.OpenFiles | None = None  # the files of the connection, also while it is closed
         self.log_is_protected = False  # True if other programs cannot remove the log under this connection
         self.beacon: Beacon | None = None
         self.member_id: int | None = None  # the member of the main session
         self._has_routines: sqlite3.Connection | None = None
-        self._written = 0  # transactions since the log was last written back
-        self._changed = 0  # rows, up to then
-        self._writer_back: sqlite3.Connection | None = None  # if a checkpoint must exclude writers
+        self._written = 0  # the transactions since the log was last written back
+        self._changed = 0  # the number of changed rows at that time
+        self._writer_back: sqlite3.Connection | None = (
+            None  # the connection for checkpoints, if these must exclude writers
+        )
         self.interrupted = False
-        self._raised_by_signals: list[BaseException] = []  # by signal handlers, during a statement
+        self._raised_by_signals: list[BaseException] = []  # exceptions of signal handlers during a statement
         self.given_up = False
-        self.executing_in = 0  # the thread that runs the SQL of a task
+        self.executing_in = 0  # the number of the thread that runs the SQL of a task
         fork.sessions.add(self)
 
     def _open(self) -> sqlite3.Connection:
@@ -59,25 +61,25 @@ class SqliteConnection(LockSession):
             return self.connection or _open_again(self)
 
     def _set_up(self) -> None:
-        """Open the connection, and remember which files it has opened."""
+        """Open the connection, and store the identity of the files that it has opened."""
         before = files.identify(self.engine.path)
         self.connection = self.engine.open()
         self.connection.set_progress_handler(watch_signals(self._raised_by_signals).__next__, STEPS)
         with files.no_journal(self.engine.path, before):
             self.rows_of_text(FIRST_READ)
         if self.engine.creates:
-            # A quarter of the default: whole pages are written, and rows are short. (Takes effect in new files only.)
+            # A quarter of the default: SQLite writes whole pages, and rows are short. (This counts for new files only.)
             self.run_text("PRAGMA page_size = 1024")
-            # Readers and one writer work at the same time; needs shared memory, so one host only.
+            # Readers and one writer work at the same time. (This needs shared memory, so all must be on one host.)
             self.rows_of_text("PRAGMA journal_mode = WAL")
-        # The file system's cache survives a crash of this process; a crash of the host ends every holder.
+        # The file system's cache survives a crash of this process. A crash of the host ends every holder anyway.
         self.rows_of_text("PRAGMA synchronous = NORMAL")
         if not wal.MUST_BE_ALONE:
             self.rows_of_text(f"PRAGMA wal_autocheckpoint = {wal.MAX_PAGES}")
         self.rows_of_text(f"PRAGMA journal_size_limit = {wal.MAX_BYTES}")
         self._changed = 0
         mode = self.rows_of_text("PRAGMA journal_mode")[0][0]
-        self.rows_of_text(FIRST_READ)  # which opens the log
+        self.rows_of_text(FIRST_READ)  # opens the log
         known, read_only = self.files, not self.engine.writable
         self.files = files.OpenFiles(self.engine.path, before, wal=mode == "wal", read_only=read_only)
         if self.is_second:
@@ -91,7 +93,7 @@ class SqliteConnection(LockSession):
         self._check_files(files.OpenFiles.require_in_place)
 
     def compare_files(self) -> None:
-        """As `require_in_place`, file by file."""
+        """Raise `Replaced` as `require_in_place` does, but compare file by file."""
         self._check_files(files.OpenFiles.compare)
 
     def _check_files(self, compare: Callable[[files.OpenFiles], None]) -> None:
@@ -112,13 +114,13 @@ class SqliteConnection(LockSession):
         if self._raised_by_signals:
             raise self._raised_by_signals.pop() from None
         if "Could not decode" in str(failure) and fetch and self.connection is not None:
-            # Invalid text that another program wrote: one such row must not hide the others.
+            # Another program wrote invalid text. One such row must not hide the others.
             self.connection.text_factory = as_text
             return self.rows_of_text(statement, parameters)
         if not is_busy(failure):
             raise self.translate(failure) from failure
-        # SQLite's own handler waits at least a millisecond, which is long here, and never jitters. (A write takes some
-        # 0.1 ms, so the first pauses are shorter than that.)
+        # (SQLite's own handler waits for at least a millisecond, and has no jitter. A write takes some 0.1 ms, so the
+        # first pauses here are shorter than that.)
         deadline = time.monotonic() + self.options.gate_timeout
         pause = 0.00004
         while True:
@@ -170,7 +172,7 @@ class SqliteConnection(LockSession):
     def run_routine(self, name: str, parameters: Any) -> int:
         """Call a routine of client.sql outside of a transaction, and return the number of rows that it has changed.
 
-        The caller holds `fork.forks_blocked`, as the number is counted by the connection.
+        The caller holds `fork.forks_blocked`, because the connection counts the rows.
         """
         connection = self.connection or self._open()
         if self._has_routines is not connection:
@@ -192,11 +194,11 @@ class SqliteConnection(LockSession):
         return rows[0] if rows else None
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        """A transaction that writes; to be entered with `fork.forks_blocked` held."""
+        """Return a writing transaction. Enter it with `fork.forks_blocked` held."""
         return Writing(self)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """A transaction that only reads, and sees one instant; to be entered with `fork.forks_blocked` held."""
+        """Return a reading transaction, which sees one instant. Enter it with `fork.forks_blocked` held."""
         return Reading(self)
 
     def wrote(self) -> None:
@@ -207,15 +209,16 @@ class SqliteConnection(LockSession):
             self.write_back(1)
 
     def write_back(self, maximum: int = wal.EVERY) -> None:
-        """Write the log back into the file, if ``most`` transactions were written since. Waits for the disk, so call it
-        where no waiter depends on this session. Excludes writers only in SQLite versions that would lose their commits.
+        """Write the log back into the file, if ``maximum`` transactions were written since the last time. This waits
+        for the disk, so call it when no waiter depends on this session. It excludes writers only in SQLite versions
+        that would lose their commits.
         """
         connection = self.connection
         if self._written < maximum or connection is None or connection.in_transaction:
             return
         self._changed = connection.total_changes
         with contextlib.suppress(sqlite3.Error, SqlsemError), fork.forks_blocked:
-            self.compare_files()  # (a truncated file would not be empty any more)
+            self.compare_files()  # (Afterwards a truncated file would no longer be empty.)
             if wal.MUST_BE_ALONE:
                 self._write_back_alone(connection)
             else:
@@ -237,8 +240,8 @@ class SqliteConnection(LockSession):
             self.roll_back()
 
     def roll_back(self) -> None:
-        """Roll back an open transaction, if any, which an interrupt may have left: the next statement must not join
-        it.
+        """Roll back an open transaction, if there is one. An interrupt may have left it, and the next statement must
+        not become part of it.
         """
         if self.connection is not None and self.connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):  # the first error counts
@@ -325,7 +328,9 @@ def _open_again(session: SqliteConnection) -> sqlite3.Connection:
 
 
 def _compare(session: SqliteConnection, compare: Callable[[files.OpenFiles], None]) -> None:
-    """Compare the files of a connection. (A function: an interrupt at a `try` within a `with` keeps its lock.)"""
+    """Compare the files of a connection. (A function of its own: an interrupt at a `try` inside a `with` block would
+    keep the lock of that block.)
+    """
     if session._displaced is not None:
         raise Replaced(session._displaced)
     if session.files is not None and session.connection is not None:
@@ -357,8 +362,8 @@ def displace(engine: SqliteDatabase, exc: Replaced) -> None:
 class Reading:
     """A reading transaction, rolled back at its end."""
 
-    # (No generators with contextlib: an interrupt can separate one from its 'with'. Its end would then run when the
-    # generator is deleted, in the middle of another transaction.)
+    # (Not a generator with contextlib: an interrupt can separate the generator from its 'with'. Its end would then run
+    # when the generator is deleted, in the middle of another transaction.)
 
     __slots__ = ("_session",)
     begin = "BEGIN"
@@ -396,8 +401,8 @@ class Writing(Reading):
 def watch_signals(raised: list[BaseException]) -> Iterator[int]:
     """End a statement when a signal handler raises: yields 0 to continue, 1 to end.
 
-    (A generator: Python looks for signals as soon as a function begins, where it could not catch anything yet, and
-    SQLite's caller drops what a callback raises.)
+    (A generator: Python runs signal handlers when a function begins, before it could catch their exceptions; and
+    SQLite's caller drops an exception of a callback.)
     """
     while True:
         end = 0

@@ -1,4 +1,4 @@
-"""Upgrades of readers and downgrades of writers. See the comments of PostgreSQL's conversions.sql."""
+"""Upgrades of readers and downgrades of writers, on SQLite. See the comments of PostgreSQL's conversions.sql."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class SqliteConversions(SqliteLocks, ConversionSession):
     def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
         key = {"resource": ticket.resource, "position": ticket.position}
         mine = {**key, "requesting_id": ticket.requesting_id}
-        # First remove dead holders, which must not block the upgrade.
+        # First remove dead holders: they must not block the upgrade.
         row = self.row("granted_row", mine)
         if row is not None and row["access"] == READ:
-            self._test_inside(ticket, row["member_id"])
+            self._check_other_holders(ticket, row["member_id"])
         with fork.forks_blocked, self.writing():
             row = self.row("granted_row", mine)
             if row is None:
@@ -36,13 +36,13 @@ class SqliteConversions(SqliteLocks, ConversionSession):
             if other is not None:
                 if other["lives"]:
                     raise already_upgrading(self.entries(ticket.resource), ticket)
-                return Upgrading.NOT_YET  # it will soon be gone
+                return Upgrading.NOT_YET  # the row of the dead reader is removed soon
             free = self.rows("free_readers", key)
             if not free and not self.rows("others_inside", key):
                 self._convert(key, WRITE, "upgraded")
                 return Upgrading.DONE
-            # Do not grant readers that only an operator's pause or cap blocks; nor shut them out, as they may be
-            # entering now.
+            # Readers that only an operator's pause or cap blocks may not be granted; nor may they be blocked, because
+            # they may be about to be granted.
             if only_if_free or any(reader["held_up"] for reader in free):
                 return Upgrading.NOT_YET
             for reader in free:
@@ -82,13 +82,13 @@ class SqliteConversions(SqliteLocks, ConversionSession):
             if now - tested >= TEST_EVERY:
                 tested = now
                 self.require_in_place()
-                if self._test_inside(ticket, row["member_id"]):
+                if self._check_other_holders(ticket, row["member_id"]):
                     seen = None
                     continue
             pause = min(max(SHORTEST, (now - changed) * SHARE), LONGEST)
             wakeup.wait(min(pause * random.uniform(0.8, 1.2), deadline - now))
 
-    def _test_inside(self, ticket: Ticket, mine: int) -> bool:
+    def _check_other_holders(self, ticket: Ticket, mine: int) -> bool:
         """Check whether the other holders are alive; return True if rows were removed."""
         key = {"resource": ticket.resource, "position": ticket.position}
         removed = False

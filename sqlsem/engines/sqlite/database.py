@@ -31,7 +31,7 @@ class SqliteDatabase(Engine):
     name = "sqlite"
     beacon_may_fail = False
     setup_timeout = None
-    idle_heartbeat_seconds = 5.0  # (a deleted file is noticed no later, see SqliteAdministration.install)
+    idle_heartbeat_seconds = 5.0  # (so that a deleted file is noticed soon; see `SqliteAdministration.install`)
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
@@ -39,7 +39,7 @@ class SqliteDatabase(Engine):
             raise ConfigurationError("SQLite takes a file, not creator=; write sqlite:///file.db")
         location, _, query = url.partition("://")[2].partition("?")
         location = urllib.parse.unquote(location)
-        # As in SQLAlchemy: three slashes and a relative path, four and an absolute one.
+        # (As in SQLAlchemy: three slashes before a relative path, four before an absolute one.)
         location = location[1:] if location.startswith("/") else location
         if not location or location == ":memory:":
             raise ConfigurationError(
@@ -50,9 +50,9 @@ class SqliteDatabase(Engine):
         self._mode = _mode(query)
         self.creates = self._mode == "rwc"
         self.path = Path(location).expanduser().absolute()
-        #: True if the file is in this user's own folder, and so closed to other users.
+        #: True if the file is in this user's own folder: then it is closed to other users.
         self.private = self.path.parent == platformdirs.user_state_path("sqlsem").absolute()
-        self._private_since: int | None = None  # checked by this process
+        self._private_since: int | None = None  # the process that has closed the file to other users
         #: The files of the main session, which hold the rows of this process.
         self.files: OpenFiles | None = None
         self.beacons = Beacons(self.path, private=self.private)
@@ -89,11 +89,11 @@ class SqliteDatabase(Engine):
                 self._private_since = os.getpid()
             elif self.creates:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            place: Any = self.path
+            location: Any = self.path
             if not self.creates:
-                place = f"{self.path.as_uri()}?mode={self._mode.removesuffix('c')}"
+                location = f"{self.path.as_uri()}?mode={self._mode.removesuffix('c')}"
             connection = sqlite3.connect(
-                place, timeout=0, isolation_level=None, check_same_thread=False, uri=not self.creates
+                location, timeout=0, isolation_level=None, check_same_thread=False, uri=not self.creates
             )
             connection.execute("PRAGMA trusted_schema = OFF")  # views and triggers may be of another user
             if wal.MUST_BE_ALONE:
@@ -104,7 +104,7 @@ class SqliteDatabase(Engine):
         return connection
 
     def follow_link(self) -> None:
-        """Use the beacons beside the open file: a link may have been changed to lead to another file."""
+        """Use the beacons beside the open file: the path may be a link, which now leads to another file."""
         beacons = Beacons(self.path, private=self.private)
         if beacons.folder != self.beacons.folder:
             self.beacons = beacons
@@ -132,14 +132,14 @@ class SqliteDatabase(Engine):
         members = self.beacons.folder
         for path in (folder, *(Path(f"{self.path}{end}") for end in ("", "-wal", "-shm", "-journal")), members):
             with contextlib.suppress(FileNotFoundError):
-                found = path.lstat()
-                if found.st_mode & 0o077 and found.st_uid == mine and not stat.S_ISLNK(found.st_mode):
-                    told = (path, stat.filemode(found.st_mode))
+                status = path.lstat()
+                if status.st_mode & 0o077 and status.st_uid == mine and not stat.S_ISLNK(status.st_mode):
+                    path_and_mode = (path, stat.filemode(status.st_mode))
                     try:
-                        path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
-                        log.warning("%s was open to other users (%s); closed", *told)
+                        path.chmod(stat.S_IMODE(status.st_mode) & 0o700)
+                        log.warning("%s was open to other users (%s); closed", *path_and_mode)
                     except PermissionError as exc:  # some file systems know no permissions
-                        log.warning("%s is open to other users (%s) and cannot be closed: %s", *told, exc)
+                        log.warning("%s is open to other users (%s) and cannot be closed: %s", *path_and_mode, exc)
 
     def read_settings(self) -> dict[str, str] | None:
         # The usual open would create the file.
@@ -161,14 +161,16 @@ class SqliteDatabase(Engine):
             yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
             return bool(cursor.rowcount == 1)
         finally:
-            with fork.forks_blocked:  # a fork in another thread closes our connections, and the log may go then
+            with (
+                fork.forks_blocked
+            ):  # (A fork in another thread would close our connections, and then SQLite may delete the log.)
                 if self.files is not None:
                     self.files.require_in_place()
 
-    def same_database(self, one: str, other: str) -> bool:
+    def same_database(self, identity: str, other: str) -> bool:
         try:
-            return os.path.samefile(one, other)
-        except OSError:  # one is in memory, say
+            return os.path.samefile(identity, other)
+        except OSError:  # for example a database in memory
             return False
 
 

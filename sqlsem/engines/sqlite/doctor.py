@@ -43,16 +43,16 @@ class SqliteDoctor(Doctor):
     def file_system(self) -> Check:
         """Check that the file system supports file locks."""
         # The file is on the file system of the longest mount point that contains it (Linux only).
-        place, kind = "", ""
+        mount_point, kind = "", ""
         with contextlib.suppress(OSError):
             for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
                 _, point, fstype, *_ = line.split(" ")
                 point = point.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-                if len(point) >= len(place) and self._path.resolve().is_relative_to(point):
-                    place, kind = point, fstype
+                if len(point) >= len(mount_point) and self._path.resolve().is_relative_to(point):
+                    mount_point, kind = point, fstype
         remote = kind.removeprefix("fuse.").startswith(tuple(NETWORK.split()))
         mend = "Locks of files cannot be trusted there. Use a local path, or a database server ($SQLSEM_URL)."
-        detail = f"{kind} on {place}" if kind else "not known on this system; it must be a local one"
+        detail = f"{kind} on {mount_point}" if kind else "not known on this system; it must be a local one"
         return Check("file system", not remote, detail, mend if remote else "")
 
     def journal(self) -> Check:
@@ -84,12 +84,12 @@ class SqliteDoctor(Doctor):
         return Check("access", *_access(self._path)) if os.name == "posix" else None
 
     def beacon(self) -> Check:
-        """Check that a locked file looks locked."""
-        stranger = self._owner_of_beacons()
-        if stranger is not None:
+        """Check that the lock of a file excludes other locks."""
+        foreign_owner = self._owner_of_beacons()
+        if foreign_owner is not None:
             folder = self._beacons.folder
             mend = f"Stop all programs that use the database, and remove the folder: rm -r {folder}"
-            return Check("beacon", False, f"{folder} belongs to {stranger}, who does not own the database", mend)
+            return Check("beacon", False, f"{folder} belongs to {foreign_owner}, who does not own the database", mend)
         try:
             beacon = self._beacons.create()
             try:
@@ -121,7 +121,7 @@ class SqliteDoctor(Doctor):
 
 
 def _access(path: Path) -> tuple[bool, str, str]:
-    """Return the check of the file's permissions: ok, detail and remedy."""
+    """Return the result of the check of the file's permissions: ok, detail and remedy."""
     found, folder = path.stat(), path.parent.stat()
     writes = reads = ""
     for who, read, write, enter in (

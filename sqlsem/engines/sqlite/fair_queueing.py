@@ -29,7 +29,7 @@ _COLUMNS: dict[str, tuple[str, str | None]] = {
 #: The number of digits of a key's hash, and the number of hashes.
 HASH_DIGITS = 8
 HASH_RANGE = 10**HASH_DIGITS
-#: The number of keys read at a time, and the least number among which one is drawn.
+#: The number of keys that are read at a time, and the least number of keys among which one is drawn.
 KEYS_READ, KEYS_DRAWN = 64, 32
 
 
@@ -42,11 +42,12 @@ def key_hash(key: str) -> str:
 def weighted_order(
     settings: Iterable[Mapping[str, Any]], parts: Mapping[str, float], running: Mapping[str, int]
 ) -> list[str]:
-    """Return the keys that may have one more running task: least running by weight first, ties drawn by weight.
+    """Return the keys that may have one more running task. Keys with the fewest running tasks per weight come first;
+    the order of equal ones is drawn by lot, in proportion to their weights.
 
-    ``parts``: the share of all keys that each key was drawn from and represents.
+    ``parts``: for each key, the share of all keys that it was drawn from, and so represents.
     """
-    able = [
+    eligible = [
         setting
         for setting in settings
         if setting["maximum"] is None or running.get(setting["task_key"], 0) < setting["maximum"]
@@ -57,7 +58,7 @@ def weighted_order(
         lot = random.expovariate(setting["weight"] / parts[setting["task_key"]])
         return running.get(setting["task_key"], 0) / setting["weight"], lot
 
-    return [setting["task_key"] for setting in sorted(able, key=rank)]
+    return [setting["task_key"] for setting in sorted(eligible, key=rank)]
 
 
 class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
@@ -72,8 +73,8 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
         so count it as started.
         """
         if not self.uses_fair_queueing(queue):
-            found = self.row("next_pending", {"queue": queue})
-            return None if found is None else int(found["task_id"])
+            task = self.row("next_pending", {"queue": queue})
+            return None if task is None else int(task["task_id"])
         if self.row("key_waits", {"queue": queue, "key": ""}) is not None:
             return None
         order, limit = self.row("order_of_turns", {"queue": queue})
@@ -109,15 +110,15 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
         yield from self._weighted_order(queue, dict.fromkeys(running, 1.0), running)
 
     def _walk(self, queue: str, order: int, start: int) -> Iterator[tuple[list[str], int]]:
-        """Yield the hashes of the keys with pending tasks, in portions, once around from ``start``; with each portion
-        the distance walked so far.
+        """Yield the hashes of the keys with pending tasks, in portions, from ``start`` to the end and from the
+        beginning to ``start``. Each portion comes with the distance from ``start`` so far.
         """
         begin = f"{start:0{HASH_DIGITS}}"
         for lap, (beyond, until) in enumerate(((begin, ":"), ("", begin))):  # (The colon comes after all digits.)
-            there = {"queue": queue, "order": order, "until": until, "maximum": KEYS_READ}
+            values = {"queue": queue, "order": order, "until": until, "maximum": KEYS_READ}
             turns = [beyond] * KEYS_READ
             while len(turns) == KEYS_READ:
-                turns = [row["task_hash"] for row in self.rows("next_key_hashes", {**there, "beyond": turns[-1]})]
+                turns = [row["task_hash"] for row in self.rows("next_key_hashes", {**values, "beyond": turns[-1]})]
                 end = HASH_RANGE if lap == 0 else start
                 yield turns, lap * HASH_RANGE + (int(turns[-1][:HASH_DIGITS]) if len(turns) == KEYS_READ else end)
 
@@ -135,17 +136,17 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
             waits = {"queue": queue, "key": rate["task_key"]}
             if ahead >= rate["maximum"] or self.row("key_waits", waits) is not None:
                 return False
-            whose = hashlib.sha256(f"{queue}\x1f{rate['task_key']}".encode()).hexdigest()
-            state = self.rate_state(TASKS_PREFIX + whose)
+            rate_name = hashlib.sha256(f"{queue}\x1f{rate['task_key']}".encode()).hexdigest()
+            state = self.rate_state(TASKS_PREFIX + rate_name)
             before = {ms: known.copy() for ms, known in state.windows.items()}
             wait_ms = state.take(
-                RateRequest(whose, (Window(rate["ms"], rate["maximum"]),), 1 + ahead), now_us, declares=False
+                RateRequest(rate_name, (Window(rate["ms"], rate["maximum"]),), 1 + ahead), now_us, declares=False
             )
             if wait_ms:
                 if start:
                     self.run("put_queue_wait", {**waits, "since": now_us // 1000, "free": now_us // 1000 + wait_ms})
                 return False
-            used.append((TASKS_PREFIX + whose, before, state))
+            used.append((TASKS_PREFIX + rate_name, before, state))
         if start:
             for rate_use in used:
                 self.write_rate(*rate_use)
@@ -175,10 +176,10 @@ class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
                 self.run("forget_queue_waits", (queue,))  # the new rate may have room
             new = _in_words(value, None if per_ms is None else per_ms / 1000)
             if old != new:
-                whose = "" if key is None else f"{key}: "
-                self.note_operation(what, queue=queue, old=whose + old, new=whose + new)
+                prefix = "" if key is None else f"{key}: "
+                self.note_operation(what, queue=queue, old=prefix + old, new=prefix + new)
 
 
 def _in_words(value: int | None, per: float | None) -> str:
-    """Return a limit or a rate as the log of operations names it."""
+    """Return a limit or a rate in words, for the record of an operator's action."""
     return ("" if value is None else str(value)) + ("" if per is None else f" in {round(per * 1000)} ms")

@@ -1,14 +1,14 @@
 """The files that a connection has open: the database, its ``-wal`` and its ``-shm``.
 
 SQLite coordinates by locks on these files. Two connections exclude each other only while both have the same three
-files open. A file that is deleted, renamed, replaced or truncated divides the connections into those that opened it
-before and those that open it later, and SQLite tells neither. So `OpenFiles` remembers the device and inode of each
-file, and compares them with the paths after each transaction.
+files open. If a file is deleted, renamed, replaced or truncated, connections that opened it before and connections that
+open it later no longer exclude each other, and SQLite reports no error. So `OpenFiles` stores the device and inode of
+each file, and compares them with those of the paths after each transaction.
 
 A process loses all its POSIX locks on a file when it closes any descriptor of that file, for example by
-``open(path).read()``. The next process that closes the database would take itself for the last one, and delete ``-wal``
-and ``-shm``. `protect_log` holds locks that no close of another descriptor drops (open file description locks, on
-Linux).
+``open(path).read()``. The next process that closes the database would then take itself for the last one, and delete
+``-wal`` and ``-shm``. `protect_log` holds locks that stay when other descriptors are closed (open file description
+locks, on Linux).
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ log = logging.getLogger("sqlsem")
 
 #: The suffixes of the files that SQLite opens, follows or deletes beside a database.
 BESIDE = ("-journal", "-wal", "-shm")
-#: While this byte is locked, SQLite takes a journal for one that a process is still writing, and ignores it.
+#: While this byte is locked, SQLite believes that a process is still writing a journal, and ignores the journal.
 _RESERVED_BYTE = (0x40000000 + 1, 1)
 #: Device and inode.
 Identity = tuple[int, int]
 _SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None) if sys.platform == "linux" else None
-#: By the suffix of the file: the bytes (first, number) that SQLite itself locks in shared mode for as long as a
-#: connection is open. In the database they keep other processes from deleting ``-wal``; in ``-shm`` from initialising
+#: By the suffix of the file: the bytes (first, number) that SQLite itself locks in shared mode while a connection is
+#: open. The lock in the database keeps other processes from deleting ``-wal``, the lock in ``-shm`` from initialising
 #: it again.
 _KEPT_BYTES = {"": (0x40000000 + 2, 510), "-shm": (128, 1)}
-#: A folder that was unchanged for this long gets different times at its next change: on a file system that counts parts
-#: of a millisecond, and on any other.
+#: If a folder was unchanged for this long, its next change gives it other times. The first number is for file systems
+#: that count parts of a millisecond, the second for all others.
 _SETTLED_NS, _SETTLED_COARSE_NS = 1_000_000_000, 5_000_000_000
 _DESCRIPTORS = "/proc/self/fd"
 
@@ -99,7 +99,7 @@ class OpenFiles:
             self.compare()
 
     def compare(self) -> None:
-        """As `require_in_place`, but compare file by file; also finds a truncated file."""
+        """Raise `Replaced` as `require_in_place` does, but compare file by file, and find truncated files, too."""
         self._folder_when_compared = stamp = None
         now = time.monotonic()
         if now - self._folder_asked > _SETTLED_NS / 2e9 and not self._is_link:  # seldom, if the folder changes often
@@ -144,7 +144,7 @@ class OpenFiles:
         )
 
     def _are_open(self) -> bool:
-        """True if this process has all of them open, as far as the system tells."""
+        """Return True if this process has all the files open, as far as the system shows that."""
         if self._verified.get(str(self.path)) == self._known or not os.path.isdir(_DESCRIPTORS):
             return True
         found = {(descriptor.st_ino, descriptor.st_dev) for descriptor in _stats_of_descriptors().values()}
@@ -250,7 +250,9 @@ _locked_files: dict[Identity, _LockedFile] = {}
 
 
 def protect_log(files: OpenFiles, user: object) -> bool:
-    """Keep other programs from deleting ``-wal`` and ``-shm`` until `unprotect_log`; True if the system can do that."""
+    """Keep other programs from deleting ``-wal`` and ``-shm`` until `unprotect_log`. Return False if that is not
+    possible.
+    """
     if _SET_LOCK is None:
         return False
     try:
@@ -260,7 +262,7 @@ def protect_log(files: OpenFiles, user: object) -> bool:
                 return False
             kept = _locked_file(files.names[suffix], identity, place)
             if kept is None:
-                return False  # replaced just now; the next transaction finds out
+                return False  # the file was replaced just now, as the next transaction will notice
             if not kept.is_locked:
                 kept.lock(fcntl.F_RDLCK)
             kept.users.add(user)
@@ -281,8 +283,8 @@ def _locked_file(name: str, identity: Identity, place: tuple[int, int]) -> _Lock
 
 @contextlib.contextmanager
 def no_journal(path: Path, identity: Identity | None) -> Iterator[None]:
-    """Make SQLite ignore a journal that is created after `identify`, during a connection's first read. sqlsem's
-    databases have no journal: `identify` has accepted an existing one, which a dead process has left.
+    """Make SQLite ignore a journal that appears after `identify`, during a connection's first read. sqlsem's databases
+    need no journal. (If one existed before, a dead process left it, and `identify` has accepted it.)
     """
     kept = None
     if _SET_LOCK is not None and identity is not None and not os.path.lexists(f"{os.path.realpath(path)}-journal"):

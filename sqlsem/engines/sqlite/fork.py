@@ -1,9 +1,9 @@
-"""Forks beside SQLite sessions: a fork waits for running statements and closes all connections.
+"""Forks in processes with SQLite sessions: a fork waits for running statements, and closes all connections.
 
-SQLite keeps tables of its file locks for the whole process; a child that was forked while they were in use would
-use locks that do not exist, or wait for ever (sqlite.org/howtocorrupt.html, "Carrying an open database connection
-across a fork"). So no statement runs during a fork, and no connection is open. The beacons have file locks of their
-own, so the member keeps its rows. The SQL of a task cannot be interrupted: a fork waits for its end.
+SQLite keeps tables of its file locks for the whole process. A child that inherits them would rely on locks that it does
+not have, or wait for ever (sqlite.org/howtocorrupt.html, "Carrying an open database connection across a fork"). So
+during a fork no statement runs, and no connection is open. The beacons have file locks of their own, so the member
+keeps its rows. The SQL of a task cannot be interrupted: a fork waits for its end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ForkAware(Protocol):
         """Close the connection; the next statement opens it again."""
 
 
-#: Held during a statement or a transaction, so that no fork begins. (A child replaces it: read it from this module.)
+#: Held during a statement or a transaction, so that no fork begins. (A child replaces it, so do not import the name.)
 forks_blocked = threading.RLock()
 sessions: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 #: Guards ``executing`` (the sessions that run the SQL of a task) and ``_forks`` (the threads that fork or wait to).

@@ -1,4 +1,4 @@
-"""Locks that go from one process to another. See the comments of PostgreSQL's handovers.sql."""
+"""Hand-over of locks from one process to another, on SQLite. See the comments of PostgreSQL's handovers.sql."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlsem.model import UPGRADE, Request, Ticket
 
 
 class SqliteHandovers(SqliteConversions, TransferSession):
-    """Rows in transit. Logins are the system's users; a user that can write the file could change every row anyway."""
+    """Rows in transit. Logins are users of the system. (A user that can write the file could change any row anyway.)"""
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
         me, digest, ttl_ms = user_name(), hash_of(token), int(ttl * 1000)
@@ -45,7 +45,7 @@ class SqliteHandovers(SqliteConversions, TransferSession):
                         "anew": True,
                     },
                 )
-            first = min(tickets, key=lambda one: one.position)
+            first = min(tickets, key=lambda ticket: ticket.position)
             values = {"hash": digest, "member": transit, "count": len(tickets), "resource": first.resource}
             self.run("add_handover", {**values, "position": first.position, "by": me, "to": to or me, "ttl": ttl_ms})
         return True

@@ -27,34 +27,35 @@ from sqlsem.insight.patterns import Patterns, no_limit_set, with_settings
 from sqlsem.insight.totals import QueueTotals
 from sqlsem.model import Entry, Request, Resource, Ticket, monotonic
 
-#: Seconds between two polls of the waiter at the head of the queue: the shortest and the longest pause. A waiter behind
-#: n blockers pauses n times as long.
+#: Seconds between two polls of the waiter at the head of the queue, at least and at most. A waiter behind n blockers
+#: pauses n times as long.
 SHORTEST, LONGEST = 0.0001, 0.02
-#: The shortest pause if the last wait of the session was ended by a notification.
+#: The shortest pause if a notification ended the last wait of the session.
 SHORTEST_NOTIFIED = 0.002
-#: A pause may last this share of the time since the last change of the file, up to ``SLOWEST`` seconds.
+#: A pause may last for this share of the time since the last change of the file, up to ``SLOWEST`` seconds.
 SHARE, SLOWEST = 0.05, 0.5
 #: The number of blockers at which a waiter stops counting.
 FAR = 256
-#: Seconds between two liveness checks of the owners of the blockers: for each owner, and at most. Only the first
-#: ``TESTED`` blockers are checked, or as many as the limit admits.
+#: Seconds between two liveness checks of the owners of the blockers: this time for each owner, up to the second number.
+#: Only the first ``TESTED`` blockers are checked, or as many as the limit.
 TEST_EVERY, TEST_SELDOM = 0.25, 8.0
 TESTED = 32
-#: Seconds between two checks of a waiter whether its files were replaced.
+#: Seconds between two checks by a waiter whether the files were replaced.
 COMPARE_SECONDS = 0.1
-#: The maximum number of resources whose last check a session remembers.
+#: The greatest number of resources whose last check a session stores.
 MAX_TESTS = 1000
-#: The number of rows that a scan of a queue reads at a time: first and at most.
+#: The number of rows that a scan of a queue reads at a time: at first, and at most.
 FIRST_STEP, STEP = 4, 256
-#: A release grants the waiters that fit among this many first rows; other waiters find out by polling.
+#: A release grants the waiters that fit, among this many first rows. Other waiters notice by polling.
 LET_IN = 8
 LAST = 2**63 - 1
 _WAITING = [field.name for field in dataclasses.fields(deadlocks.Row)]
 
 
 class Admission(NamedTuple):
-    """The answer of `SqliteLocks.admission`: True if the request may be granted, and True if it is granted already;
-    and the position of the last of the first rows that together exceed the limit, if any.
+    """The answer of `SqliteLocks.admission`. ``allowed``: the request may be granted. ``granted``: it is granted
+    already. ``last_blocker``: of the first rows that together exceed the limit, the position of the last one; None if
+    they do not.
     """
 
     allowed: bool
@@ -63,14 +64,14 @@ class Admission(NamedTuple):
 
 
 class QueueDistance:
-    """The approximate number of blockers ahead of a waiter; counted again when half of them have left."""
+    """The approximate number of blockers ahead of a waiter. It is counted again when half of them have left."""
 
     def __init__(self) -> None:
         self.distance = 0
         self._middle: int | None = 0
 
     def has_changed(self, last_blocker: int | None) -> bool:
-        """Return True if it is time to count again: the first half of the counted rows has left."""
+        """Return True if the first half of the counted rows has left, so that it is time to count again."""
         return self._middle is not None and (last_blocker or LAST) >= self._middle
 
     def count(self, rows: Sequence[Any]) -> None:
@@ -90,7 +91,7 @@ class LivenessChecks:
     """The times of the last liveness checks of blockers, by resource."""
 
     def __init__(self) -> None:
-        self._done: dict[str, tuple[float, int]] = {}  # time, and number of owners
+        self._done: dict[str, tuple[float, int]] = {}  # the time of the check, and the number of owners
 
     def due(self, resource: str, now: float) -> bool:
         """Return True if a check is due."""
@@ -109,10 +110,10 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
 
     def __init__(self, engine: SqliteDatabase) -> None:
         super().__init__(engine)
-        # The end of the last wait: position, the file's version, the time of its last change.
-        self._left: tuple[int, Any, float] | None = None
+        # The state at the end of the last wait: position, the file's version, the time of its last change.
+        self._last_wait: tuple[int, Any, float] | None = None
         self._tests = LivenessChecks()
-        # True if the last request and the last release of this session had no other rows on their resource: then the
+        # True if there were no other rows on the resource of this session's last request, or last release. Then the
         # next one is tried in one statement.
         self._came_alone = self._left_alone = True
         self.notifier = UnixSocketNotifier(engine.path, f"{engine.options.schema}.{engine.options.table}")
@@ -129,7 +130,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
                 if done.rowcount == 1 and done.lastrowid is not None:
                     return [Ticket(requests[0].resource, done.lastrowid, requesting_id, True)]
         if only_if_free:
-            # A dead holder must not make a try fail.
+            # A dead holder must not make this attempt fail.
             for request in requests:
                 if not self.admission(request, LAST).allowed:
                     self.check_blockers(request, LAST, member_id)
@@ -140,7 +141,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
                 raise self.given_up_error()
             busy = [row["queued"] for row in state]
             self._came_alone = not any(busy)
-            # A lost answer's rows can only exist if the queue is not empty.
+            # (If the answer to an earlier call was lost, its rows exist, so the queue is not empty.)
             if any(busy) and (earlier := self.rows("find", {"member": member_id, "uid": uid})):
                 return [
                     Ticket(row["resource_id"], row["queue_position"], row["requesting_id"], bool(row["granted"]))
@@ -152,8 +153,8 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
                 if request.limit is None and row["cap"] is None:
                     raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
             granted = [
-                not there or self.admission(request, LAST).allowed
-                for there, request in zip(busy, requests, strict=True)
+                not is_busy or self.admission(request, LAST).allowed
+                for is_busy, request in zip(busy, requests, strict=True)
             ]
             if only_if_free and not all(granted):
                 return None
@@ -168,8 +169,8 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
     def admission(self, request: Request, position: int) -> Admission:
         """Return whether a request at ``position`` may be granted now."""
         values = {"resource": request.resource, "position": position, "access": request.access}
-        places = request.limit or self.row("places", values)["places"]
-        row = self.row("fits", {**values, "weight": request.weight, "places": places})
+        limit = request.limit or self.row("places", values)["places"]
+        row = self.row("fits", {**values, "weight": request.weight, "places": limit})
         granted = bool(row["let_in"])
         return Admission(granted or bool(row["fits"] and not row["paused"]), granted, row["edge"])
 
@@ -185,7 +186,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         return removed
 
     def _leave_alone(self, ticket: Ticket, outcome: str) -> bool:
-        """Release in one statement; return False if the resource has other rows, or the row is gone."""
+        """Release in one statement. Return False if the resource has other rows, or the row was removed before."""
         self.roll_back()
         key = {"resource": ticket.resource, "position": ticket.position, "requesting_id": ticket.requesting_id}
         self._left_alone = self.run_routine("leave_alone", {**key, "outcome": outcome}) > 0
@@ -194,13 +195,13 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         return self._left_alone
 
     def leave(self, ticket: Ticket, outcome: str) -> tuple[bool, list[int]]:
-        """Release in a writing transaction. Return False if the row was gone, and the positions of the waiters to
-        notify after the transaction.
+        """Release in a writing transaction. Return False if the row was removed before; and the positions of the
+        waiters to notify after the transaction.
         """
         ready = self._ready_rows(ticket.resource, None, LET_IN, without=ticket.position)
         self._left_alone, granted = ready is None, ready or []
         if granted:
-            # Other processes wake up while this one writes. A thread of this process would only slow it down.
+            # Other processes wake up while this process writes. (A waiting thread of this process would slow it down.)
             self.notifier.notify(row["position"] for row in granted if row["member_id"] != self.member_id)
         removed = self.remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
         for row in granted if removed else ():
@@ -221,8 +222,8 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         answer = self._wait(ticket, timeout, wakeup)
         self.require_in_place()
         if timeout > 0 and not answer:
-            # The next slice may wait in another session, which cannot receive on this one's socket. (A granted waiter
-            # leaves its socket open until the next wait, to save time.)
+            # The next slice may wait in another session, which cannot receive on this session's socket. (After a grant
+            # the socket stays open until the next wait, to save time.)
             self.notifier.stop()
         return answer
 
@@ -236,8 +237,8 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
             return True
         request, member_id = Request(ticket.resource, row["access"], row["limit"], row["weight"]), row["member_id"]
         seen, known, quiet_since = None, None, monotonic()
-        if self._left is not None and self._left[0] == ticket.position:
-            _, known, quiet_since = self._left  # a long wait is made of slices
+        if self._last_wait is not None and self._last_wait[0] == ticket.position:
+            _, known, quiet_since = self._last_wait  # (A long wait is a series of slices.)
         distance, notified, compared = QueueDistance(), False, quiet_since
         while True:
             if notified and self._is_let_in(key):
@@ -262,7 +263,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
                     first = admission.last_blocker or 0
                     distance.count(self._conflicting(request, first, ticket.position, FAR))
             if now >= deadline:
-                self._left = (ticket.position, known, quiet_since)
+                self._last_wait = (ticket.position, known, quiet_since)
                 return False
             if now - compared > COMPARE_SECONDS:
                 compared = now
@@ -277,15 +278,17 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
             notified = self.notifier.wait(min(pause * random.uniform(0.8, 1.2), deadline - now), wakeup)
 
     def _is_let_in(self, key: dict[str, Any]) -> bool:
-        """Return True if the process that sent the notification grants this row; it may be about to commit that."""
+        """Return True if the process that sent the notification grants this row. It may be about to commit the
+        grant.
+        """
         if self.options.lease is not None:
             return False
-        until = monotonic() + self.notifier.recheck_seconds()
+        deadline = monotonic() + self.notifier.recheck_seconds()
         while True:
             row = self.row("row", key)
             if row is not None and row["granted"] and row["revoked_at"] is None:
                 return True
-            if monotonic() >= until:
+            if monotonic() >= deadline:
                 return False
 
     def interrupt(self) -> None:
@@ -336,9 +339,9 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
     def _ready_rows(
         self, resource: str, positions: Collection[int] | None, limit: int = LAST, *, without: int = 0
     ) -> list[Any] | None:
-        """Scan the queue once and return the waiting rows that may be granted (of these ``positions``, if given). Scans
-        at most ``limit`` rows, as far as any request can still fit; treats row ``without`` as released. Returns None
-        if the queue is empty.
+        """Scan the queue once, and return the waiting rows that may be granted (only at ``positions``, if given). The
+        scan ends after ``limit`` rows, or when no further request can fit. Row ``without`` counts as released. Return
+        None if the queue is empty.
         """
         ready: list[Any] = []
         scan: QueueTotals | None = None
@@ -367,13 +370,13 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         return limit
 
     def _conflicting(self, request: Request, first: int, position: int, maximum: int) -> list[Any]:
-        """Return the first rows from position ``first`` on, before ``position``, that conflict with a request."""
+        """Return the first rows at positions from ``first`` to before ``position`` that conflict with a request."""
         values = {"resource": request.resource, "first": first, "position": position, "access": request.access}
         return self.rows("rows_between", {**values, "maximum": maximum})
 
     def check_blockers(self, request: Request, position: int, mine: int | None) -> bool:
-        """Check whether the owners of the first blockers are alive, as many as the limit admits; return True if rows
-        were removed. A dead owner further back blocks no waiter before its row is among the first.
+        """Check whether the owners of the first blockers are alive, as many as the limit. Return True if rows were
+        removed. (A dead owner further back blocks no waiter until its row is among the first.)
         """
         rows = self._conflicting(
             request, 0, position, max(TESTED, request.limit or self.server_limit(request.resource) or 0)
@@ -399,7 +402,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         processes = {row["member"]: (row["host"], row["pid"], None) for row in rows}
         for cycle in deadlocks.find(waiting, caps):
             members = {node[0] for node in cycle.nodes}
-            # (A dead member does not block others for long.)
+            # (Dead members are soon removed, so a cycle through them is no deadlock.)
             if cycle.victim.member == member_id and all(self.lives(member) for member in members - {member_id}):
                 return deadlocks.steps_of(cycle, {member: processes[member] for member in members})
         return None
@@ -411,12 +414,12 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         scans = {
             name: QueueTotals(row[1] or patterns.cap_of(name), row[2] is not None) for name, row in settings.items()
         }
-        tested: dict[int, tuple[bool, float | None]] = {}
+        liveness: dict[int, tuple[bool, float | None]] = {}
         for row in named(self.rows("entries", {"resource": resource})):
             member_id = row["member_id"]
-            if member_id not in tested:
-                tested[member_id] = self.missing(row)
-            dead, missing_for = tested[member_id]
+            if member_id not in liveness:
+                liveness[member_id] = self.missing(row)
+            dead, missing_for = liveness[member_id]
             scan = scans.get(row["resource"])
             if scan is None:
                 scan = scans[row["resource"]] = QueueTotals(patterns.cap_of(row["resource"]), False)
@@ -425,7 +428,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
             if dead:
                 known["state"] = "dead"
             elif member_id is None and row["state"] == "waits" and scan.fits(*shape):
-                known["state"] = "holds"  # it has no process that would write the grant
+                known["state"] = "holds"  # a bare participant: it writes its grant nowhere
             scan.add(*shape)
             result.append(shown(Entry, row, **known))
         return result
@@ -441,7 +444,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         return with_settings(resources, {row[0]: row for row in self.settings_of_resources()}, self.priorities())
 
     def priorities(self) -> dict[str, float]:
-        """As `PrioritySession.priorities`."""
+        """See `PrioritySession.priorities`."""
         return {name: float(ageing) for name, ageing in self.rows("priorities")}
 
     def settings_of_resources(self) -> list[list[Any]]:

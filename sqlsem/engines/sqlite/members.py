@@ -14,13 +14,13 @@ from sqlsem.model import Heartbeat
 
 
 class SqliteMembers(SqliteConnection):
-    """The members of one file; the base of all capabilities."""
+    """The members of one file. All capabilities are based on this class."""
 
     def _create_beacon(self) -> str | None:
         """Create and hold a new beacon; return None if a lease replaces it."""
         if self.options.lease is not None:
             return None
-        with fork.forks_blocked:  # no fork comes between
+        with fork.forks_blocked:  # so that no fork comes in between
             before, self.beacon = self.beacon, self.engine.beacons.create()
         if before is not None:
             before.remove()
@@ -48,15 +48,15 @@ class SqliteMembers(SqliteConnection):
         beacon = self._create_beacon()
         self.member_id = member_id
         with fork.forks_blocked, self.writing():
-            there = self.run("reattach_member", {"beacon": beacon, "member": member_id}).rowcount == 1
+            exists = self.run("reattach_member", {"beacon": beacon, "member": member_id}).rowcount == 1
             known, self.engine.files = self.engine.files, self.files
-        # (In another file the number may belong to another member, and this member's rows are not there.)
-        same = known is None or self.files is None or known.database == self.files.database
-        return there and same
+        # (In another file the number may be that of another member, and this member has no rows.)
+        is_same = known is None or self.files is None or known.database == self.files.database
+        return exists and is_same
 
     def heartbeat(self, member_id: int) -> Heartbeat:
         self.compare_files()
-        # If the file was removed, create a new one: a missing beacon cannot be tested.
+        # If the beacon's file was removed, create a new one: other processes cannot test a missing beacon.
         if self.beacon is not None:
             self.beacon.touch()
             if not self.beacon.in_place and not self.reattach_member(member_id):
@@ -89,14 +89,15 @@ class SqliteMembers(SqliteConnection):
 
     def given_up_error(self) -> Disconnected:
         """Return the error for a call of a member that was removed."""
-        # Any process may remove rows of a missing member, so this member must not rely on them.
-        self.given_up = True  # the owner of this session registers as a new member
+        # Any process may remove the rows of a missing member, so this member must not rely on them. The owner of this
+        # session registers as a new member.
+        self.given_up = True
         return Disconnected(f"{self.engine.label} has given this process up while it was out of reach")
 
     def renew_lease(self, member_id: int, *, known: bool = False) -> None:
-        """Renew the lease in the transaction that grants, claims or starts something (see `LockSession`). Raises
-        `Disconnected` if the member was removed. (A beacon needs no renewal. ``known``: the caller's next statement
-        checks that the member exists.)
+        """Renew the lease, in the transaction that grants, claims or starts something (see `LockSession`). Raises
+        `Disconnected` if the member was removed. ``known``: the caller's next statement checks that the member exists.
+        (A beacon needs no renewal.)
         """
         if self.options.lease is None:
             if self.beacon is not None:
@@ -108,20 +109,20 @@ class SqliteMembers(SqliteConnection):
         self.require_member(member_id)
 
     def note_operation(self, action: str, **what: Any) -> None:
-        """Log an operator's action, in the same transaction."""
-        known = {"login": user_name(), "host": socket.gethostname(), "pid": os.getpid(), "program": program_name()}
-        nothing = dict.fromkeys(("resource", "position", "queue", "task", "old", "new"))
-        self.run("note_operation", {**known, **nothing, "action": action, **what})
+        """Record an operator's action, in the current transaction."""
+        operator = {"login": user_name(), "host": socket.gethostname(), "pid": os.getpid(), "program": program_name()}
+        defaults = dict.fromkeys(("resource", "position", "queue", "task", "old", "new"))
+        self.run("note_operation", {**operator, **defaults, "action": action, **what})
 
     def remove(self, resource: str, position: int, requesting_id: str | None, outcome: str) -> bool:
-        """Delete one row and write it to the history; return False if it was gone."""
+        """Move one row to the history; return False if it was removed before."""
         values = {"resource": resource, "position": position, "requesting_id": requesting_id}
         login = user_name() if outcome == "reaped" else None  # the login that found it dead
         self.run("keep_one", {**values, "outcome": outcome, "login": login})
         return self.run("delete_one", values).rowcount == 1
 
     def end_all_rows(self, member_id: int, outcome: str, seen: float | None = None) -> int:
-        """Delete all rows of a member and write them to the history, while the member's row still exists."""
+        """Move all rows of a member to the history. Call this before the member itself is removed."""
         self.run("keep_all", {"member": member_id, "outcome": outcome, "login": user_name(), "seen": seen})
         return self.run("delete_all", {"member": member_id}).rowcount
 
@@ -173,8 +174,8 @@ class SqliteMembers(SqliteConnection):
         return True
 
     def missing(self, row: Any) -> tuple[bool, float | None]:
-        """Return whether the member of a row (see `entries` in client.sql) is dead, so that it may be removed, and for
-        how many seconds it has been missing. Writes nothing.
+        """Return True if the member of a row (see `entries` in client.sql) is dead and may be removed, and the seconds
+        for which it has been missing. Writes nothing.
         """
         grace, now, lease_until, since = row["grace"], row["now"], row["lease_until"], row["missing_since"]
         if not row["owned"]:

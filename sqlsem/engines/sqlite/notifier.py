@@ -1,7 +1,8 @@
-"""Notifications between waiters and holders of one host: a release notifies the waiters that it grants.
+"""Notifications from holders to waiters on one host: a release notifies the waiters that it grants.
 
-Uses Unix sockets in the abstract namespace (Linux). On other systems, and for releases without a notification, waiters
-poll. A notification is only a hint to poll now: any process of the host can send one, and it grants nothing.
+They go through Unix sockets in the abstract namespace (Linux). Waiters also poll: on other systems, and because a
+release may come without a notification. A notification is only a hint to poll now. Any process of the host can send
+one, so it grants nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 __all__ = ["UnixSocketNotifier"]
 
-#: Seconds that a notified waiter polls for its grant, as the sender may be about to commit it.
+#: Seconds for which a notified waiter polls for its grant, because the sender may be about to commit it.
 RECHECK_SECONDS = 0.0005
 #: Seconds between two checks of ``wakeup`` during a wait.
 WAKEUP_SECONDS = 0.1
@@ -33,7 +34,7 @@ class UnixSocketNotifier:
         self._receiver: socket.socket | None = None
         self._sender: socket.socket | None = None
         self._received = 0  # notifications since `listen`
-        #: True if the last finished wait was ended by a notification.
+        #: True if a notification ended the last successful wait.
         self.trusted = False
 
     def listen(self, position: int) -> None:
@@ -51,7 +52,9 @@ class UnixSocketNotifier:
                 self._receiver = receiver
 
     def recheck_seconds(self) -> float:
-        """Return how long to poll after a notification; 0 after the second one without a grant, which may be forged."""
+        """Return for how many seconds to poll after a notification. From the third notification without a grant on,
+        which may be forged, return 0.
+        """
         self._received += 1
         return RECHECK_SECONDS if self._received <= 2 else 0.0
 
@@ -86,13 +89,13 @@ class UnixSocketNotifier:
                 receiver.shutdown(socket.SHUT_RDWR)
 
     def notify(self, positions: Iterable[int]) -> None:
-        """Notify the waiters at these positions. Never raises, never waits."""
+        """Notify the waiters at these positions. Does not raise or wait."""
         for position in positions:
             with contextlib.suppress(OSError):  # no waiter listens there
                 try:
                     self._send(position)
                 except BlockingIOError:
-                    # Messages that former waiters have not read count against the sending socket.
+                    # Messages that former waiters have not read fill the sending socket. So take a new one.
                     self._close_sender()
                     self._send(position)
 
@@ -116,10 +119,10 @@ class UnixSocketNotifier:
 
     def _name(self, position: int) -> str:
         if self._prefix is None:
-            # Independent of the path by which the file is opened.
-            found = os.stat(self._database)
-            place = f"{found.st_dev}.{found.st_ino}.{self._table}"
-            self._prefix = hashlib.sha256(place.encode()).hexdigest()[:24]
+            # (The same for each path by which the file is opened.)
+            status = os.stat(self._database)
+            identity = f"{status.st_dev}.{status.st_ino}.{self._table}"
+            self._prefix = hashlib.sha256(identity.encode()).hexdigest()[:24]
         return f"\0sqlsem.{self._prefix}.{position}"
 
 

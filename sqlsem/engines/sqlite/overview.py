@@ -1,4 +1,4 @@
-"""The overview of one instant (SQLite)."""
+"""The overview of locks, members, queues, batches and rates at one instant, on SQLite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlsem.engines.sqlite.values import as_time, shown
 from sqlsem.insight.overview import MemberEntry, Overview
 
 #: The maximum number of resources with recent holds, and of rates with windows, in an overview.
-MAX_WANTED = 200
+MAX_RESOURCES = 200
 
 
 class SqliteOverview(SqliteLocks, SqliteTasks, SqliteAdministration, SqliteRateUsage):
@@ -33,10 +33,10 @@ class SqliteOverview(SqliteLocks, SqliteTasks, SqliteAdministration, SqliteRateU
                 dead, missing_for = self.missing(row)
                 left = row["lease_left"] if missing_for is None else row["grace_left"]
                 known: dict[str, Any] = {"missing_for": missing_for, "grace_left": 0.0 if dead else left}
-                of_member = {"holding": holding[row["member_id"]], "waiting": waiting[row["member_id"]]}
-                members.append(shown(MemberEntry, row, **known, **of_member))
+                counts = {"holding": holding[row["member_id"]], "waiting": waiting[row["member_id"]]}
+                members.append(shown(MemberEntry, row, **known, **counts))
             waiters = Counter(entry.resource for entry in entries if entry.granted_at is None)
-            wanted = sorted({entry.resource for entry in entries}, key=lambda name: (-waiters[name], name))
+            resources = sorted({entry.resource for entry in entries}, key=lambda name: (-waiters[name], name))
             return Overview.of_rows(
                 as_time(now) or datetime.now(timezone.utc),
                 entries,
@@ -48,9 +48,9 @@ class SqliteOverview(SqliteLocks, SqliteTasks, SqliteAdministration, SqliteRateU
                     for (number,) in self.rows("unfinished_batches")
                     for batch in self.list_batches(None, number, 1)
                 ],
-                self.rows("recent_holds", (json.dumps(wanted[:MAX_WANTED]),)),
+                self.rows("recent_holds", (json.dumps(resources[:MAX_RESOURCES]),)),
                 self.windows_of(
-                    sorted(row["resource_id"] for row in self.rows("wanted_rates", (MAX_WANTED,))),
+                    sorted(row["resource_id"] for row in self.rows("wanted_rates", (MAX_RESOURCES,))),
                     self.now_us() // 1000,
                 ),
             )

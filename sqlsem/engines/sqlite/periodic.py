@@ -15,22 +15,22 @@ class SqlitePeriods(SqliteMembers, PeriodicSession):
     def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:
         at = None
         if ticket is not None:
-            at = self._turn_came(ticket)
+            at = self._granted_at(ticket)
             if at is None:
                 return None
-        found = self.row("once_due", {"name": name, "at": at, "per_ms": per_ms, "offset_ms": offset_ms})
-        return bool(found["due"])
+        answer = self.row("once_due", {"name": name, "at": at, "per_ms": per_ms, "offset_ms": offset_ms})
+        return bool(answer["due"])
 
     def mark_once(self, name: str, ticket: Ticket) -> bool:
         with fork.forks_blocked, self.writing():
-            at = self._turn_came(ticket)
+            at = self._granted_at(ticket)
             if at is None:
                 return False
             row = {"position": ticket.position, "requesting_id": ticket.requesting_id}
             self.run("mark_once", {"name": name, "at": at, **row, "login": user_name()})
         return True
 
-    def _turn_came(self, ticket: Ticket) -> float | None:
+    def _granted_at(self, ticket: Ticket) -> float | None:
         """Return the time at which the row was granted, or None."""
         key = {"resource": ticket.resource, "position": ticket.position, "requesting_id": ticket.requesting_id}
         row = self.row("once_turn", key)

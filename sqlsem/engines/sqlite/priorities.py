@@ -1,4 +1,4 @@
-"""Requests that wait by priority. See the comments of PostgreSQL's priorities.sql."""
+"""Requests that wait by priority, on SQLite. See the comments of PostgreSQL's priorities.sql."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqlsem.model import Request, Ticket
 
 
 class SqlitePriorities(SqliteLocks, PrioritySession):
-    """Priority queues. The file's write lock is the gate of all of them."""
+    """Priority queues. The file's write lock is the gate of all."""
 
     def acquire_by_priority(
         self,
@@ -32,29 +32,30 @@ class SqlitePriorities(SqliteLocks, PrioritySession):
         only_if_free: bool,
         place: Ticket | None,
     ) -> PriorityAnswer:
-        # First without the gate: the removal of a dead owner is a transaction of its own.
-        own = self._own_place(request, member_id, uid)
+        # First read without the gate: the removal of a dead owner is a transaction of its own.
+        own = self._own_entry(request, member_id, uid)
         before = self._before(request, own)
-        others = before is not None and before["member_id"] != member_id
-        if others and self.check_owner(priority_queue(request.resource), before["queue_position"], before["member_id"]):
+        is_foreign = before is not None and before["member_id"] != member_id
+        if is_foreign and self.check_owner(
+            priority_queue(request.resource), before["queue_position"], before["member_id"]
+        ):
             before = self._before(request, own)
-        come = before is None and self.admission(request, LAST).allowed
-        if before is None and not come:
-            come = self.check_blockers(request, LAST, member_id)
-        if place is not None and own is not None and not come:
-            return self._stands(own["queue_position"], requesting_id, request, before)
+        may_try = before is None and self.admission(request, LAST).allowed
+        if before is None and not may_try:
+            may_try = self.check_blockers(request, LAST, member_id)
+        if place is not None and own is not None and not may_try:
+            return self._waiting_answer(own["queue_position"], requesting_id, request, before)
         who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
         with fork.forks_blocked, self.writing():
             self.renew_lease(member_id)
-            found = self.rows("find", {"member": member_id, "uid": uid})
-            for row in found:
+            for row in self.rows("find", {"member": member_id, "uid": uid}):
                 if row["resource_id"] == request.resource:
-                    if not row["granted"]:  # revoked since
+                    if not row["granted"]:  # the row was revoked since
                         return PriorityAnswer(None, False)
                     return PriorityAnswer(
                         Ticket(request.resource, row["queue_position"], row["requesting_id"], True), True
                     )
-            own = self._own_place(request, member_id, uid)
+            own = self._own_entry(request, member_id, uid)
             if own is None and place is not None:
                 return PriorityAnswer(None, False)
             state = self.row("anybody", {"resource": request.resource, "member": member_id})
@@ -72,18 +73,18 @@ class SqlitePriorities(SqliteLocks, PrioritySession):
             if only_if_free:
                 return PriorityAnswer(None, False)
             if own is not None:
-                return self._stands(own["queue_position"], requesting_id, request, before)
-            its = {**who, **columns(priority_entry(request)), "uid": f"{uid}.1", "granted": True}
-            there = self.run("insert", its).lastrowid
-            assert there is not None
-            return self._stands(there, requesting_id, request, before)
+                return self._waiting_answer(own["queue_position"], requesting_id, request, before)
+            values = {**who, **columns(priority_entry(request)), "uid": f"{uid}.1", "granted": True}
+            position = self.run("insert", values).lastrowid
+            assert position is not None
+            return self._waiting_answer(position, requesting_id, request, before)
 
     @staticmethod
-    def _stands(position: int, requesting_id: str, request: Request, before: Any) -> PriorityAnswer:
+    def _waiting_answer(position: int, requesting_id: str, request: Request, before: Any) -> PriorityAnswer:
         ticket = Ticket(priority_queue(request.resource), position, requesting_id, True)
         return PriorityAnswer(ticket, False, before and before["queue_position"], before["ahead"] if before else 0)
 
-    def _own_place(self, request: Request, member_id: int, uid: str) -> Any:
+    def _own_entry(self, request: Request, member_id: int, uid: str) -> Any:
         return self.row("own_place", {"line": priority_queue(request.resource), "member": member_id, "uid": uid})
 
     def _before(self, request: Request, own: Any) -> Any:

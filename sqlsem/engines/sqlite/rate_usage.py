@@ -1,4 +1,4 @@
-"""The stored windows of rates, also those of the starts of tasks (SQLite)."""
+"""The stored windows of rates on SQLite, including the rates of starts of tasks."""
 
 from __future__ import annotations
 
