@@ -88,8 +88,12 @@ def test_of_many_keys_none_is_forgotten(database, queue):
     assert queue.try_claim() is None, "all are at their limits"
     keys = {task_row.task_id: task_row.key for task_row in queue.tasks(maximum=1000)}
     assert len({keys[task.id] for task in claimed}) == count
-    for task in claimed:
+    for task in claimed:  # a claim begins to read at a random key: so each key has to be found when it is the only one
         task.finish()
+        again = queue.try_claim()
+        assert again is not None, f"{keys[task.id]} is forgotten"
+        assert keys[again.id] == keys[task.id]
+        again.finish()
 
 
 def test_keys_are_compared_byte_by_byte(queue):
