@@ -237,7 +237,7 @@ def test_exporter_reports_an_outage_and_its_end(url, monkeypatch):
             raise Unavailable("it is away")
 
         monkeypatch.setattr(type(locks.engine), "connect", refuses)
-        exporter._drop()
+        exporter._close_session()
         exporter._last_metrics = None
         samples = values(exporter)
         assert {name for name, _ in samples} == {"sqlsem_up", "sqlsem_scrape_seconds"}
