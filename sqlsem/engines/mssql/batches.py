@@ -26,8 +26,8 @@ class SqlServerBatches(SqlServerConnection, BatchSession):
         uid: str,
         callback: tuple[str | None, str | None],
     ) -> PartStart:
-        asked = ("\n".join(parts), round(window * 1000))  # names contain no control characters
-        return PartStart(*self.rows("start_part", member_id, name, part, *asked, owner, uid, *callback)[0])
+        declaration = ("\n".join(parts), round(window * 1000))  # names contain no control characters
+        return PartStart(*self.rows("start_part", member_id, name, part, *declaration, owner, uid, *callback)[0])
 
     def end_part(
         self,
@@ -43,8 +43,8 @@ class SqlServerBatches(SqlServerConnection, BatchSession):
         code, number, is_last, status, attempt, kind, body = self.rows(
             "end_part", member_id, name, part, uid, outcome, error, owner, *callback
         )[0]
-        ours = None if attempt is None else Callback(number, name, attempt, kind, body)
-        return PartEnd(code, number, bool(is_last), status, ours)
+        claimed = None if attempt is None else Callback(number, name, attempt, kind, body)
+        return PartEnd(code, number, bool(is_last), status, claimed)
 
     def claim_callback(
         self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
@@ -59,8 +59,8 @@ class SqlServerBatches(SqlServerConnection, BatchSession):
         return bool(self.value("end_callback", member_id, batch_id, attempt, error))
 
     def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
-        found = self.value("abandon_batch", name, batch_id)
-        return None if found is None else int(found)
+        number = self.value("abandon_batch", name, batch_id)
+        return None if number is None else int(number)
 
     def list_batches(self, name: str | None, batch_id: int | None, maximum: int) -> list[BatchEntry]:
         return BatchEntry.of_rows(aware(row) for row in self.rows("list_batches", name, batch_id, maximum))

@@ -7,13 +7,13 @@ from sqlsem.engines.mssql.connection import SqlServerConnection
 
 
 class SqlServerCommitRelease(SqlServerConnection, CommitReleaseSession):
-    """Commit markers."""
+    """Commit markers, as rows of a table."""
 
     def database_identity(self) -> str:
         return str(self.value("database_identity"))
 
-    def is_committed(self, word: str) -> bool:
-        return bool(self.value("is_committed", word))
+    def is_committed(self, marker: str) -> bool:
+        return bool(self.value("is_committed", marker))
 
-    def delete_commit_marker(self, word: str) -> None:
-        self.rows("delete_commit_marker", word)
+    def delete_commit_marker(self, marker: str) -> None:
+        self.rows("delete_commit_marker", marker)

@@ -1,4 +1,4 @@
-"""PostgreSQL sessions of an event loop: waits for grants without a thread."""
+"""PostgreSQL sessions of an event loop, on which tasks wait for grants without a thread."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class AsyncPostgresSession(PsycopgConnection, AsyncSession):
-    """One psycopg connection of an event loop, used to wait."""
+    """One psycopg connection of an event loop, on which tasks wait."""
 
     def __init__(self, engine: PostgresDatabase, connection: AsyncConnection) -> None:
         super().__init__(engine, connection)
         self.connection = connection
-        connection.prepare_threshold = None  # see PostgresConnection
+        connection.prepare_threshold = None  # (See `PostgresConnection`.)
 
     async def prepare(self, purpose: str) -> None:
         """Prepare a new connection."""
@@ -63,24 +63,24 @@ class AsyncPostgresSession(PsycopgConnection, AsyncSession):
             timeout = max(0.0, deadline - monotonic())
 
     async def _answer(self, steps: Generator[int, int, T]) -> T:
-        """Run a generator of psycopg. (psycopg's own driver polls ten times a second.)"""
+        """Run a generator of psycopg to its end. (psycopg's own driver polls ten times a second.)"""
         loop, number = asyncio.get_running_loop(), self.connection.pgconn.socket
         try:
-            wanted = next(steps)
+            wait_for = next(steps)
             while True:
                 ready: asyncio.Future[int] = loop.create_future()
-                if wanted & waiting.WAIT_R:
+                if wait_for & waiting.WAIT_R:
                     loop.add_reader(number, _ready, ready, waiting.READY_R)
-                if wanted & waiting.WAIT_W:
+                if wait_for & waiting.WAIT_W:
                     loop.add_writer(number, _ready, ready, waiting.READY_W)
                 try:
                     state = await ready
                 finally:
-                    if wanted & waiting.WAIT_R:
+                    if wait_for & waiting.WAIT_R:
                         loop.remove_reader(number)
-                    if wanted & waiting.WAIT_W:
+                    if wait_for & waiting.WAIT_W:
                         loop.remove_writer(number)
-                wanted = steps.send(state)
+                wait_for = steps.send(state)
         except StopIteration as done:
             result: T = done.value
             return result
@@ -102,7 +102,7 @@ class AsyncPostgresSession(PsycopgConnection, AsyncSession):
         return self.connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
     def close(self) -> None:
-        # Without await, which fails in a closed loop or a cancelled task.
+        # (Without await, which would fail in a closed loop or a cancelled task.)
         self.connection.pgconn.finish()
 
 

@@ -28,8 +28,8 @@ class PostgresBatches(PostgresConnection, BatchSession):
         uid: str,
         callback: tuple[str | None, str | None],
     ) -> PartStart:
-        asked = (json.dumps(list(parts), ensure_ascii=False), round(window * 1000))
-        return PartStart(*self.row("start_part", member_id, name, part, *asked, owner, uid, *callback))
+        declaration = (json.dumps(list(parts), ensure_ascii=False), round(window * 1000))
+        return PartStart(*self.row("start_part", member_id, name, part, *declaration, owner, uid, *callback))
 
     def end_part(
         self,

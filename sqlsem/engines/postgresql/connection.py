@@ -1,4 +1,4 @@
-"""A blocking psycopg connection: statements by their names."""
+"""A blocking psycopg connection, which runs statements by their names."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class PostgresConnection(PsycopgConnection, LockSession):
         super().__init__(engine, connection)
         self.connection = connection
         self.cursor = connection.cursor()
-        # Routines that every acquisition calls are prepared once (see `_prepared`). Not with a lease, which is for
-        # poolers in transaction mode: there a prepared statement may be missing at the next call.
+        # Statements that every acquisition runs are prepared once (see `_prepared`), except with a lease. A lease is
+        # for poolers in transaction mode, which may use another session, without the prepared statement, for the next
+        # call.
         connection.prepare_threshold = None
         self.call: Callable[..., Sequence[Any]] = self.row if self.options.lease is not None else self._prepared
 
@@ -30,9 +31,9 @@ class PostgresConnection(PsycopgConnection, LockSession):
         lease = self.options.lease is not None
         if lease or purpose in ("main", "look"):
             pid = self.backend()
-            if pid != self.connection.info.backend_pid:  # there is a pooler
+            if pid != self.connection.info.backend_pid:  # a pooler is in between
                 if lease or purpose == "look":
-                    return  # settings would stay on the session for its next user
+                    return  # (Settings would stay in the session for its next user.)
                 self._require_own_session(pid)
         self.rows("session", self.setup(purpose))
 
@@ -41,16 +42,16 @@ class PostgresConnection(PsycopgConnection, LockSession):
         return self.number("backend")
 
     def _require_own_session(self, pid: int) -> None:
-        """Raise `ConfigurationError` if a pooler lends sessions by the transaction or the statement: the beacon's idle
-        session would go to the next client.
+        """Raise `ConfigurationError` if a pooler shares sessions between transactions or statements: the next client
+        would get the session with the beacon, which is idle.
         """
         other = self.engine.open_session("look")
         assert isinstance(other, PostgresConnection)
         try:
-            lent = other.backend() == pid or self.backend() != pid
+            is_shared = other.backend() == pid or self.backend() != pid
         finally:
             other.close()
-        if lent:
+        if is_shared:
             raise ConfigurationError(
                 f"{self.engine.label}: a pooler lends sessions out by the transaction, and a beacon needs one of its "
                 f"own; connect with lease=30 (--lease 30), past the pooler, or have it pool sessions"
@@ -78,8 +79,8 @@ class PostgresConnection(PsycopgConnection, LockSession):
         return int(self.row(name, *parameters)[0])
 
     def _prepared(self, name: str, *parameters: Any) -> Sequence[Any]:
-        """As `row`, for the statements of every acquisition: without psycopg's cursor, which would add half the time of
-        the call.
+        """Run a statement as `row` does, but without psycopg's cursor, which would add half the time of the call. For
+        the statements of every acquisition.
         """
         steps = self.statement_steps(name, *parameters)
         answer = None
@@ -102,7 +103,7 @@ class PostgresConnection(PsycopgConnection, LockSession):
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Raise sqlsem's errors for psycopg's errors in the body."""
+        """Translate psycopg's errors in the block into sqlsem's errors."""
         try:
             yield
         except psycopg.Error as exc:

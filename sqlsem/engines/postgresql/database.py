@@ -17,7 +17,7 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.model import Ticket
 from sqlsem.printable import first_line
 
-#: The setting that the server names, in every language, if its lock table is full; and the remedy.
+#: The setting that the server's message names, in every language, if its lock table is full; and the remedy.
 LOCKS_SETTING = "max_locks_per_transaction"
 LOCKS_FULL = (
     "its table of locks, which all its programs share, is full: end the session that has most of them (see pg_locks; "
@@ -47,7 +47,7 @@ class PostgresDatabase(Engine):
             return "the PostgreSQL database of creator="
         hosts = str(self._parameters.get("host") or self._parameters.get("hostaddr") or "localhost").split(",")
         ports = str(self._parameters.get("port") or "").split(",")
-        ports = ports * len(hosts) if len(ports) == 1 else ports  # one for all
+        ports = ports * len(hosts) if len(ports) == 1 else ports  # one port for all hosts
         places = ", ".join(f"{host or 'localhost'}:{port or '5432'}" for host, port in zip(hosts, ports, strict=False))
         return f"PostgreSQL database {self._parameters.get('dbname') or '(default)'!s} on {places}"
 

@@ -77,7 +77,7 @@ class PostgresEngine(PostgresDatabase):
         return self.creator is None and not isinstance(asyncio.get_running_loop(), _loops_without_sockets)
 
     async def connect_async(self, purpose: str) -> AsyncPostgresSession:
-        # In a task of its own, as older versions of psycopg may miss a cancellation.
+        # (In a task of its own: older versions of psycopg may miss a cancellation.)
         opening = asyncio.get_running_loop().create_task(self._open(purpose))
         try:
             return await asyncio.shield(opening)
@@ -109,5 +109,5 @@ def _close_opened(opening: asyncio.Task[AsyncPostgresSession]) -> None:
         opening.result().close()
 
 
-#: Empty except on Windows.
+#: The event loops in which psycopg cannot wait: none, except on Windows.
 _loops_without_sockets: tuple[type, ...] = tuple(filter(None, [getattr(asyncio, "ProactorEventLoop", None)]))

@@ -8,7 +8,7 @@ from sqlsem.insight.kept import KeptLock
 
 
 class PostgresKeptLocks(PostgresConnection, KeptLockSession):
-    """Advisory locks, and the table locks that replace some."""
+    """Kept locks: advisory locks, and the table locks that sqlsem takes instead of some."""
 
     def kept_locks(self, resource: str | None) -> list[KeptLock]:
         return [KeptLock(*row) for row in self.rows("kept_locks", (resource,))]

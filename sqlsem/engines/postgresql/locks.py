@@ -1,4 +1,4 @@
-"""Locks, conversions, hand-overs, priorities and administration on PostgreSQL: one routine call each."""
+"""Locks, conversions, hand-overs, priorities and administration on PostgreSQL. Each call is one call of a routine."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class PostgresLocks(
         return self.number("register_member", host, pid, program, grace, None if lease is None else int(lease * 1000))
 
     def reattach_member(self, member_id: int) -> bool:
-        found = bool(self.row("reattach_member", member_id)[0])
-        if found:
+        exists = bool(self.row("reattach_member", member_id)[0])
+        if exists:
             self.note_dropped(member_id)
-        return found
+        return exists
 
     def heartbeat(self, member_id: int) -> Heartbeat:
         known, positions, revoked = self.call("heartbeat", member_id)
@@ -74,8 +74,8 @@ class PostgresLocks(
             if position is None:
                 return None
             return [Ticket(request.resource, position, requesting_id, granted)]
-        asked = json.dumps([dataclasses.asdict(request) for request in requests])
-        rows = self.rows("register_all", (*common, asked))
+        request_list = json.dumps([dataclasses.asdict(request) for request in requests])
+        rows = self.rows("register_all", (*common, request_list))
         return [Ticket(resource, position, requesting_id, granted) for resource, position, granted in rows] or None
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
@@ -122,7 +122,7 @@ class PostgresLocks(
         if self.options.lease is None:
             try:
                 self.rows("retake_wakeup_lock", key)
-            except Busy as exc:  # without the lock, waiters behind poll from time to time
+            except Busy as exc:  # without the lock, the waiters behind it poll from time to time
                 log.info("Waiters behind %r at %d will poll for it: %s", ticket.resource, ticket.position, exc)
         return True
 
@@ -146,8 +146,10 @@ class PostgresLocks(
         for cycle in deadlocks.find([deadlocks.Row(*row[:8]) for row in rows], caps):
             if cycle.victim.member == member_id:
                 members = sorted({node[0] for node in cycle.nodes})
-                people = {row[0]: (row[1], row[2], row[3]) for row in self.rows("live_members", (members, member_id))}
-                return deadlocks.steps_of(cycle, people) if people else None
+                processes = {
+                    row[0]: (row[1], row[2], row[3]) for row in self.rows("live_members", (members, member_id))
+                }
+                return deadlocks.steps_of(cycle, processes) if processes else None
         return None
 
     # -- priorities ---------------------------------------------------------------------------------------------
@@ -162,9 +164,9 @@ class PostgresLocks(
         only_if_free: bool,
         place: Ticket | None,
     ) -> PriorityAnswer:
-        asked = (request.resource, request.access, request.limit, request.weight, request.note, request.priority)
+        fields = (request.resource, request.access, request.limit, request.weight, request.note, request.priority)
         common = (member_id, requesting_id, owner, uid, only_if_free)
-        position, granted, before, ahead = self.row("acquire_by_priority", *common, *asked, place and place.position)
+        position, granted, before, ahead = self.row("acquire_by_priority", *common, *fields, place and place.position)
         return PriorityAnswer.of(request, requesting_id, position, granted, before, ahead)
 
     def priorities(self) -> dict[str, float]:

@@ -25,8 +25,8 @@ AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 #: PostgreSQL's type oids: bigint, smallint and integer; boolean; bigint[].
 _INTEGERS, _BOOLEAN, _NUMBERS = (20, 21, 23), 16, 1016
-#: The classes of SQLSTATE by which sqlsem's routines report a mistake of the caller: bad values, missing rights or
-#: objects, and limits of a login.
+#: The classes of SQLSTATE with which sqlsem's routines report a mistake of the caller: bad values, missing rights or
+#: objects, and exceeded limits of a login.
 CALLERS_MISTAKES = ("22", "42", "54")
 _ROWS = psycopg.pq.ExecStatus.TUPLES_OK
 #: The counter in the names of prepared statements.
@@ -34,7 +34,7 @@ _numbers = itertools.count(1)
 
 
 class PsycopgConnection(EngineConnection):
-    """A psycopg connection, blocking or of an event loop."""
+    """A psycopg connection, either blocking or of an event loop."""
 
     def __init__(self, engine: PostgresDatabase, connection: Connection | AsyncConnection) -> None:
         self.engine = engine
@@ -42,28 +42,28 @@ class PsycopgConnection(EngineConnection):
         self.queries = engine.queries()
         self._connection = connection
         self.given_up = False
-        self._known: dict[str, bytes] = {}  # the statements prepared so far
+        self._prepared_names: dict[str, bytes] = {}  # the statements prepared so far
         self.encoding = connection.info.encoding
-        self._unsure = ""  # the server's warning about a commit that a failover may lose
+        self._unreplicated = ""  # the server's warning about a commit that a failover may lose
         connection.add_notice_handler(self._noticed)
 
     def _noticed(self, diagnostic: psycopg.errors.Diagnostic) -> None:
         # (Its text may be in any language.)
         if diagnostic.source_function == "SyncRepWaitForLSN":
-            self._unsure = diagnostic.message_primary or "a commit was not replicated"
+            self._unreplicated = diagnostic.message_primary or "a commit was not replicated"
 
     def require_replicated(self) -> None:
-        """Raise `Busy` if a commit was cancelled while it waited for a standby: only this server has it, so repeat
-        it.
+        """Raise `Busy` if the wait of a commit for a standby was cancelled: only this server has the commit, so the
+        caller must repeat the call.
         """
-        if self._unsure:
-            text, self._unsure = self._unsure, ""
+        if self._unreplicated:
+            text, self._unreplicated = self._unreplicated, ""
             raise Busy(f"{self.engine.label}: {text}")
 
     def setup(self, purpose: str) -> dict[str, str]:
         """Return the parameters of the statement that prepares a new connection."""
         alive = max(1, math.ceil(self.options.grace))
-        # The SQL of tasks waits for locks as long as its author allows.
+        # (The author of a task's SQL decides how long it waits for locks.)
         lock_timeout = 0 if purpose == "work" else int(self.options.gate_timeout * 1000)
         # sqlsem's statements need no search_path; a fixed one cannot be tampered with. The SQL of tasks uses the
         # login's own, and behind a pooler (a lease) other clients would get the fixed one, too.
@@ -78,8 +78,7 @@ class PsycopgConnection(EngineConnection):
         if isinstance(exc, errors.LockNotAvailable):
             return Busy(f"{where}: another session keeps a lock in an open transaction: {text}")
         if isinstance(exc, errors.DeadlockDetected):
-            # With another program's locks on sqlsem's tables (VACUUM FULL): the call was rolled back and can be
-            # repeated.
+            # Another program has locks on sqlsem's tables (VACUUM FULL). The call was rolled back, and can be repeated.
             return Busy(f"{where} chose this request as deadlock victim: {text}")
         if isinstance(exc, errors.NoDataFound):
             self.given_up = True  # the owner of this session registers as a new member
@@ -110,31 +109,31 @@ class PsycopgConnection(EngineConnection):
         return Unavailable(f"{where}: {text}")
 
     def statement_steps(self, name: str, *parameters: Any) -> Generator[Any, Any, list[Any]]:
-        """Run a statement without psycopg's cursor, prepared once a connection unless there is a lease. Yields
-        psycopg's generators to the caller, which runs them. Returns the values of the first row.
+        """Run a statement without psycopg's cursor, and return the values of the first row. Each connection prepares it
+        once, unless there is a lease. Yields psycopg's generators to the caller, which runs them.
         """
         pgconn = self._connection.pgconn
-        lasting = self.options.lease is None
-        known = self._known.get(name)
+        is_prepared = self.options.lease is None
+        known = self._prepared_names.get(name)
         if known is None:
             numbers = itertools.count(1)
             statement = re.sub("%s", lambda _: f"${next(numbers)}", self.queries[name]).encode()
-            # A new name each time: after an interrupt the last one may or may not be taken.
-            known = f"sqlsem_{name}_{next(_numbers)}".encode() if lasting else statement
-            if lasting:
+            # A new name each time: after an interrupt it is not known if the server has the last one.
+            known = f"sqlsem_{name}_{next(_numbers)}".encode() if is_prepared else statement
+            if is_prepared:
                 pgconn.send_prepare(known, statement)
                 self._require((yield generators.execute(pgconn)), psycopg.pq.ExecStatus.COMMAND_OK)
-            self._known[name] = known
+            self._prepared_names[name] = known
         values = [None if parameter is None else str(parameter).encode(self.encoding) for parameter in parameters]
         if b"\0" in b"".join(filter(None, values)):  # libpq would end a value there
             raise psycopg.DataError("PostgreSQL text cannot contain NUL characters")
-        (pgconn.send_query_prepared if lasting else pgconn.send_query_params)(known, values)
+        (pgconn.send_query_prepared if is_prepared else pgconn.send_query_params)(known, values)
         results = yield generators.execute(pgconn)
         result = results[0]
         # (Checked here first, to save calls in the usual case.)
         if len(results) > 1 or result.status != _ROWS:
             self._require(results, _ROWS)
-        if self._unsure:
+        if self._unreplicated:
             self.require_replicated()
         if result.nfields == 1:
             return [self._read(result, 0)]
@@ -153,8 +152,8 @@ class PsycopgConnection(EngineConnection):
     def _require(
         self, results: Sequence[psycopg.pq.abc.PGresult], status: psycopg.pq.ExecStatus
     ) -> psycopg.pq.abc.PGresult:
-        """Return the first result if no error follows it. The COMMIT is a step of its own, and the server may end the
-        session before it.
+        """Return the first result; raise the error of any. (The COMMIT is a step of its own, and the server may end the
+        session before it.)
         """
         for result in results:
             if result.status != status:

@@ -12,7 +12,7 @@ from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 
 class PostgresRates(PostgresConnection, RateSession):
-    """Rates, with batches of demands and reserved shares."""
+    """Rates, with batches of demands and reserved slots."""
 
     batches = True
 

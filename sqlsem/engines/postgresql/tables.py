@@ -29,7 +29,7 @@ MADE_BY_ANOTHER = (errors.UniqueViolation, errors.DuplicateTable, errors.Duplica
 
 
 class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
-    """Settings and scripts; members that an operator removes."""
+    """The settings and the scripts of the tables, and the removal of members by an operator."""
 
     @property
     def installed(self) -> Installed:
@@ -44,7 +44,7 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
         return int(self.row("revoke_members", here(), member, login, force)[1])
 
     def install(self, plan: Plan) -> None:
-        # Waits for another installer, but only briefly for a table lock: all other sessions would wait behind it.
+        # Wait for another installer; but only briefly for a table lock, because all other sessions wait behind it.
         with self._refusing():
             try:
                 try:
@@ -53,7 +53,7 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
                     self._install(plan)  # another installer has created the tables at the same time
             except psycopg.Error:
                 with contextlib.suppress(psycopg.Error):
-                    self._end_install()  # (while it is recorded, every wait reads the server's locks)
+                    self._end_install()  # (While an installation is recorded, every wait reads the server's locks.)
                 raise
 
     def _install(self, plan: Plan) -> None:
@@ -75,7 +75,7 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
             self._end_install()
 
     def _take_install_lock(self) -> bool:
-        """Lock other installers out until the transaction ends; return False if the tables are missing."""
+        """Exclude other installers until the transaction ends. Return False if the tables are missing."""
         if self.cursor.execute(self.queries["is_installed"]).fetchone() != (True,):
             return False
         try:
@@ -91,17 +91,17 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
 
     def _installers(self) -> str:
         rows = self.cursor.execute(self.queries["installers"]).fetchall()
-        named = [
+        descriptions = [
             f"session {pid} of login {login} (SELECT pg_catalog.pg_terminate_backend({pid}))" for pid, login in rows
         ]
-        return ", ".join(named) or "a session that has just ended"
+        return ", ".join(descriptions) or "a session that has just ended"
 
     def _end_install(self) -> None:
         if self.cursor.execute(self.queries["is_installed"]).fetchone() == (True,):
             self.cursor.execute(self.queries["install_end"])
 
     def _installed_settings(self) -> dict[str, str]:
-        """Return the rows of table ``setting`` about the installed features; empty when nothing is installed."""
+        """Return the rows of table ``setting`` about the installed features; empty if nothing is installed."""
         if self.cursor.execute(self.queries["version"]).fetchone() == (None,):
             return {}
         # (A table without a version is not sqlsem's; `plan` raises for it.)
@@ -109,7 +109,7 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Raise sqlsem's errors, with a remedy, for errors during `install`."""
+        """Translate errors in the block, during `install`, into sqlsem's errors with a remedy."""
         try:
             yield
         except errors.InsufficientPrivilege as exc:
@@ -126,7 +126,7 @@ class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
                 f"another session has kept a lock on the sqlsem tables for {INSTALL_PATIENCE_SECONDS} s (a dump, "
                 f"VACUUM FULL, an open transaction?); nothing was changed, try again later."
             )
-            with contextlib.suppress(psycopg.Error):  # (without the right to see them, they are left out)
+            with contextlib.suppress(psycopg.Error):  # (A login without the right to see the blockers gets no list.)
                 blockers = self.cursor.execute(self.queries["blockers"]).fetchall()
                 hint += f" They were kept by {name_sessions(blockers)}."
             raise Unavailable(f"{self.engine.label}: {text}; {hint}") from exc

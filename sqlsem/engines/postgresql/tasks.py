@@ -1,4 +1,4 @@
-"""The work queue on PostgreSQL."""
+"""Work queues on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -64,13 +64,19 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
     def next_tasks(
         self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, maximum: int
     ) -> tuple[list[str | None], list[Claimed]]:
-        asked = json.dumps(
+        documents = json.dumps(
             [
-                {"task": e.task_id, "attempt": e.attempt, "outcome": e.outcome, "result": e.result, "error": e.error}
-                for e in ends
+                {
+                    "task": end.task_id,
+                    "attempt": end.attempt,
+                    "outcome": end.outcome,
+                    "result": end.result,
+                    "error": end.error,
+                }
+                for end in ends
             ]
         )
-        ended, claimed = self.call("next_tasks", member_id, asked, queue, owner, uid, again, maximum)
+        ended, claimed = self.call("next_tasks", member_id, documents, queue, owner, uid, again, maximum)
         statuses = json.loads(ended or "{}")  # by task
         return [statuses.get(str(end.task_id)) for end in ends], [Claimed(*row) for row in json.loads(claimed or "[]")]
 
@@ -130,10 +136,10 @@ class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedT
 
     def execute(self, text: str) -> str | None:
         try:
-            # Without parameters, so that the text may hold several statements, which then form one transaction.
+            # (Without parameters the text may have several statements, which then form one transaction.)
             self.cursor.execute(text.encode(self.encoding))
         except psycopg.Error as exc:
-            # Any error is the task's error, and stored in full: the statement is not run again to ask for details.
+            # (Any error is the task's error. It is stored in full, because the statement is not run again for details.)
             raise TaskFailed(_in_full(exc)) from exc
         if self.connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             raise TaskFailed("The SQL left a transaction open; end it with COMMIT")
@@ -155,7 +161,7 @@ def _in_full(error: psycopg.Error) -> str:
         return f"{type(error).__name__}: {str(error).strip()}"
     lines = [f"{diag.sqlstate}: {diag.message_primary}"]
     notes = {"DETAIL": diag.message_detail, "HINT": diag.message_hint, "CONTEXT": diag.context}
-    lines += [f"{name}: {words}" for name, words in notes.items() if words]
+    lines += [f"{name}: {note}" for name, note in notes.items() if note]
     if diag.statement_position:
         lines.append(f"POSITION: {diag.statement_position}")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """The wakeup locks of a session: advisory locks on which the waiters behind its rows sleep.
 
-The server's lock table has a fixed size that all programs share, and a session walks through its own locks at the end
+The server's lock table has a fixed size, which all programs share; and a session goes through all its locks at the end
 of each transaction. So a member drops the wakeup locks of most of its waiting rows (`sqlsem.core.waiter_queues`).
 """
 
@@ -19,24 +19,26 @@ from sqlsem.model import Ticket
 class PostgresWakeupLocks(PostgresConnection):
     """The wakeup locks of a session.
 
-    Invariant: ``_dropped`` holds each row of the member without a wakeup lock. So a release only frees locks that
-    exist. (The server logs a warning for each attempt to free a missing one.)
+    Invariant: ``_dropped`` contains each row of the member that has no wakeup lock. So a release frees only locks that
+    exist. (The server logs a warning for each attempt to free a missing lock.)
     """
 
     def __init__(self, engine: PostgresDatabase, connection: Connection) -> None:
         super().__init__(engine, connection)
-        self._dropped: dict[int, int] = {}  # member by position
+        self._dropped: dict[int, int] = {}  # the member, by the position of its row
 
     def note_dropped(self, member_id: int) -> None:
         """Read which rows have no wakeup lock, after a member was reattached to this session."""
         if self.options.lease is None:
-            with contextlib.suppress(SchemaError, ConfigurationError):  # older routines or rights: none is dropped
+            with contextlib.suppress(
+                SchemaError, ConfigurationError
+            ):  # (With older routines, or without the right, no lock is dropped.)
                 self._dropped = {position: member_id for (position,) in self.rows("missing_wakeup_locks", (member_id,))}
 
     def drop_wakeup_locks(self, member_id: int, tickets: Sequence[Ticket]) -> None:
         if tickets and self.options.lease is None:
             positions = [ticket.position for ticket in tickets]
-            self._dropped.update(dict.fromkeys(positions, member_id))  # first, as the answer may be lost
+            self._dropped.update(dict.fromkeys(positions, member_id))  # first, because the answer may be lost
             try:
                 self.rows("drop_wakeup_locks", (member_id, tickets[0].resource, positions))
             except (SchemaError, ConfigurationError):  # older routines, or rights

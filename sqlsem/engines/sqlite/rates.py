@@ -1,4 +1,4 @@
-"""Rates."""
+"""Rates on SQLite."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest, R
 
 
 class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
-    """Rates: read, calculated and written in one writing transaction."""
+    """Rates. Each call reads, calculates and writes them in one writing transaction."""
 
     def take_rate(
         self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()
     ) -> RateAnswer:
-        line = {"resource": request.resource, "position": LAST}
-        if ticket is None and self.rows("first_in_line", line):  # remove dead owners ahead
+        end = {"resource": request.resource, "position": LAST}
+        if ticket is None and self.rows("first_in_line", end):  # remove rows of dead owners
             self.check_blockers(request.queue_request(), LAST, self.member_id)
         with fork.forks_blocked:
             with self.writing():
                 answer = self._take(request, ticket)
-                done = answer.status is RateStatus.TAKEN and ticket is not None
-                come = self.leave(ticket, "released")[1] if done and ticket is not None else []
-            if come:
-                self.notifier.notify(come)
+                is_served = answer.status is RateStatus.TAKEN and ticket is not None
+                granted = self.leave(ticket, "released")[1] if is_served and ticket is not None else []
+            if granted:
+                self.notifier.notify(granted)
         return answer
 
     def _take(self, request: RateRequest, ticket: Ticket | None) -> RateAnswer:

@@ -1,4 +1,4 @@
-"""Schedules of the work queue."""
+"""Schedules of work queues on SQLite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlsem.engines.sqlite.tasks import SqliteTasks
 from sqlsem.engines.sqlite.values import as_time, shown, user_name
 from sqlsem.model import NewTask, Schedule
 
-#: A schedule that is due so much later is noted as an operation.
+#: If the next time of a schedule is further ahead than this, an operator's action is recorded.
 LONG_SECONDS = 366 * 86400
 
 
@@ -34,8 +34,8 @@ class SqliteSchedules(SqliteTasks, ScheduleSession):
         check_task_options(options)
         values = {"name": name, "queue": queue, "cron": cron, "zone": zone, "kind": kind, "body": body}
         with fork.forks_blocked, self.writing():
-            kept = {"options": json.dumps(options), "due": due.timestamp(), "login": user_name()}
-            self.run("save_schedule", {**values, **kept})
+            stored = {"options": json.dumps(options), "due": due.timestamp(), "login": user_name()}
+            self.run("save_schedule", {**values, **stored})
 
     def fire_schedule(
         self, name: str, due: datetime, last: datetime, following: datetime, put: bool
@@ -47,8 +47,8 @@ class SqliteSchedules(SqliteTasks, ScheduleSession):
                 return False, None
             (row,) = self.rows("list_schedules", {"name": name, "queue": None})
             if not put or times["next"] > row["taken_at"] + LONG_SECONDS:
-                what = {"queue": row["queue"], "old": f"schedule {name}", "new": f"next {following}"}
-                self.note_operation("postpone" if put else "skip", **what)
+                change = {"queue": row["queue"], "old": f"schedule {name}", "new": f"next {following}"}
+                self.note_operation("postpone" if put else "skip", **change)
             if not put:
                 return True, None
             task = NewTask.of_options(row["kind"], row["body"], json.loads(row["options"]))

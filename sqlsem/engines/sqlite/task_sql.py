@@ -1,4 +1,4 @@
-"""Execution and cancellation of the SQL of tasks (SQLite)."""
+"""Runs and cancels the SQL of tasks, on SQLite."""
 
 from __future__ import annotations
 
@@ -36,41 +36,47 @@ class SqliteTaskSql(SqliteMembers):
         return None
 
     def _execute_text(self, text: str) -> None:
-        # Not through _open: the SQL of a task needs a connection of its own, as it may manage transactions itself.
+        # The SQL of a task gets a connection of its own, because it may manage transactions itself.
         before = files.identify(self.engine.path)
         self._working = connection = self.engine.open()
         with fork.forks_blocked, contextlib.suppress(sqlite3.Error), files.no_journal(self.engine.path, before):
             connection.execute(FIRST_READ).fetchall()
-        asked = 0
+        statements = 0
 
         def allow(*_: object) -> int:
-            # Called before each statement: after a cancellation no further statement begins.
-            nonlocal asked
-            asked += 1
+            # SQLite calls this before each statement. After a cancellation no further statement begins.
+            nonlocal statements
+            statements += 1
             return sqlite3.SQLITE_DENY if self._cancelled.is_set() else sqlite3.SQLITE_OK
 
-        # SQL that manages transactions itself, or cannot run in one, gets none.
+        # SQL that manages transactions itself, or cannot run in one, runs without a transaction of ours.
         first = re.match(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*(\w*)", text, re.DOTALL)
-        alone = first is not None and first[1].upper() in ("BEGIN", "PRAGMA", "VACUUM", "ATTACH", "DETACH")
+        without_transaction = first is not None and first[1].upper() in (
+            "BEGIN",
+            "PRAGMA",
+            "VACUUM",
+            "ATTACH",
+            "DETACH",
+        )
         timeout = f"PRAGMA busy_timeout = {SQL_PATIENCE_SECONDS * 1000:.0f};"
-        script = f"{timeout}\n{text}" if alone else f"BEGIN IMMEDIATE;\n{timeout}\n{text}\n;"
+        script = f"{timeout}\n{text}" if without_transaction else f"BEGIN IMMEDIATE;\n{timeout}\n{text}\n;"
         deadline = time.monotonic() + SQL_PATIENCE_SECONDS
         pause = 0.001
         try:
             connection.set_authorizer(allow)
             while True:
-                asked = 0
+                statements = 0
                 try:
                     connection.executescript(script)
                     break
                 except sqlite3.Error as exc:
-                    # This wait for the write lock can be cancelled; SQLite's own cannot.
-                    if alone or asked > 1 or not is_busy(exc) or time.monotonic() > deadline:
+                    # (A cancellation ends this wait for the write lock; it could not end SQLite's own.)
+                    if without_transaction or statements > 1 or not is_busy(exc) or time.monotonic() > deadline:
                         raise
                 self._cancelled.wait(random.uniform(0.5, 1) * pause)
                 pause = min(pause * 1.5, 0.05)
             if connection.in_transaction:
-                if alone:
+                if without_transaction:
                     raise Unavailable(f"{self.engine.label}: the SQL left a transaction open; end it with COMMIT")
                 connection.execute("COMMIT")
         except sqlite3.Error as exc:
@@ -84,11 +90,11 @@ class SqliteTaskSql(SqliteMembers):
     def cancel_running(self) -> None:
         self._cancelled.set()
         with fork.idle:
-            # Repeatedly: an interrupt between two statements has no effect.
+            # Interrupt repeatedly: between two statements an interrupt has no effect.
             while self in fork.executing:
                 self._interrupt_working()
                 if self.executing_in == threading.get_ident():
-                    return  # in a signal handler: it ends when that has returned
+                    return  # (In a signal handler: the SQL ends after the handler has returned.)
                 fork.idle.wait(0.02)
 
     def interrupt(self) -> None:

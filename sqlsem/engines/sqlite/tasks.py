@@ -1,4 +1,4 @@
-"""The work queue."""
+"""Work queues on SQLite."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import no_limit_set
 from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry, task_locks
 
-#: The kinds of tasks that may be claimed in groups, and characters of bodies after which a group is large enough.
+#: The kinds of tasks that may be claimed in groups, and the length of their bodies from which a group is large enough.
 GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
 #: Seconds between two checks whether another connection has written.
 HEAR_SECONDS = 0.02
 
 
 class SqliteTasks(SqliteFairQueueing, TaskSession):
-    """Tasks."""
+    """Tasks: put, claimed, ended and listed."""
 
     def __init__(self, engine: SqliteDatabase) -> None:
         super().__init__(engine)
@@ -76,31 +76,31 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         return [row["task_id"] for row in self.rows("put_before", before)]
 
     def _put_locks(self, uids: Sequence[str], tasks: Sequence[NewTask]) -> None:
-        asked = [
+        rows = [
             {**lock.as_option(), "uid": uid, "number": number}
             for uid, task in zip(uids, tasks, strict=True)
             for number, lock in enumerate(task.locks, 1)
         ]
-        if asked:
-            self.run_many("put_lock", asked)
+        if rows:
+            self.run_many("put_lock", rows)
 
     def _put_with_key(self, values: dict[str, Any], before: dict[str, Any], replace: bool) -> int:
         for row in self.rows("put_before", before):
             return int(row["task_id"])
-        there = self.row("task_of_key", {"queue": values["queue"], "key": values["unique"]})
-        if there is not None and not replace:
-            return int(there["task_id"])
-        if there is not None:  # first, as only one of both may have the key
-            self.run("give_up_key" if there["status"] == "running" else "supersede", (there["task_id"],))
+        previous = self.row("task_of_key", {"queue": values["queue"], "key": values["unique"]})
+        if previous is not None and not replace:
+            return int(previous["task_id"])
+        if previous is not None:  # before the new task is put, because only one task may have the key
+            self.run("give_up_key" if previous["status"] == "running" else "supersede", (previous["task_id"],))
         self.run("put_task", values)
-        made = int(self.row("put_before", before)["task_id"])
-        if there is not None and there["status"] != "running":
-            self.run("superseded_by", {"task": there["task_id"], "by": made})
-        return made
+        task_id = int(self.row("put_before", before)["task_id"])
+        if previous is not None and previous["status"] != "running":
+            self.run("superseded_by", {"task": previous["task_id"], "by": task_id})
+        return task_id
 
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
         values = {"queue": queue, "member": member_id, "owner": owner, "uid": uid}
-        # Reading takes no lock: an empty queue delays no other session.
+        # (Reads take no lock, so a poll of an empty queue delays no other session.)
         if not again and not self._has_pending(queue):
             self.require_member(member_id)
             return None
@@ -108,15 +108,15 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
             return self._claim(values, again)
 
     def _has_pending(self, queue: str) -> bool:
-        # Read one snapshot. Otherwise a free task could stay unseen for as long as other workers claim during the scan.
+        # Read one snapshot. Otherwise this could miss a free task while other workers claim during the scan.
         with fork.forks_blocked, self.reading():
             return self.next_pending(queue) is not None
 
     def _claim(self, values: dict[str, Any], again: bool) -> Claimed | None:
         key = {name: values[name] for name in ("queue", "member", "uid")}
         self.renew_lease(values["member"], known=True)
-        found = self.row("claimed_before", key) if again else None
-        if found is None:
+        claimed = self.row("claimed_before", key) if again else None
+        if claimed is None:
             task_id = self.next_pending(values["queue"], start=True)
             if task_id is None:
                 return None
@@ -124,7 +124,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
             if self.run("claim_task", {**claim, "task": task_id}).rowcount != 1:
                 self.require_member(values["member"])
             return self._claimed(task_id)
-        return self._claimed(found["task_id"])
+        return self._claimed(claimed["task_id"])
 
     def _claimed(self, task_id: int) -> Claimed:
         return Claimed(*self.row("claimed", (task_id,)))
@@ -135,11 +135,11 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
 
     def _end(self, member_id: int, end: End) -> str | None:
         key = {"task": end.task_id, "attempt": end.attempt, "member": member_id, "outcome": end.outcome}
-        what = {"error": end.error, "result": end.result}
-        if self.run("keep_attempt", {**key, **what}).rowcount != 1:
-            found = self.row("ended_before", key)
-            return found["status"] if found else None
-        self.run("end_task", {"task": end.task_id, "outcome": end.outcome, **what})
+        result = {"error": end.error, "result": end.result}
+        if self.run("keep_attempt", {**key, **result}).rowcount != 1:
+            ended = self.row("ended_before", key)
+            return ended["status"] if ended else None
+        self.run("end_task", {"task": end.task_id, "outcome": end.outcome, **result})
         status: str = self.row("task_status", (end.task_id,))["status"]
         return status
 
@@ -164,7 +164,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         self.renew_lease(member_id)
         if again and (found := self.rows("claimed_before", key)):
             return [self._claimed(row["task_id"]) for row in found]
-        if self.uses_fair_queueing(queue):  # each task is drawn by itself
+        if self.uses_fair_queueing(queue):  # (Fair queueing chooses one task at a time.)
             claim = self._claim({**key, "owner": owner}, False)
             return [] if claim is None else [claim]
         group: list[Claimed] = []
@@ -215,7 +215,7 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         return True
 
     def _version(self) -> tuple[int, int]:
-        # Changes when another connection has written; reads no table.
+        # This changes when another connection has written. It reads no table.
         return self.row("data_version")["data_version"], id(self.connection)
 
     def queue_state(self, queue: str) -> QueueState:
@@ -227,11 +227,15 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         return [shown(QueueCounts, row, lost=lost[row["queue"]]) for row in self.rows("queue_counts", {"queue": queue})]
 
     def list_tasks(self, queue: str | None, status: str | None, maximum: int, skip: int = 0) -> list[TaskEntry]:
-        wanted = {"queue": queue, "status": "running" if status == "lost" else status, "maximum": skip + maximum}
+        criteria: dict[str, Any] = {
+            "queue": queue,
+            "status": "running" if status == "lost" else status,
+            "maximum": skip + maximum,
+        }
         if status in ("running", "lost"):
-            wanted["maximum"] = -1  # which members are dead shows only after the read
+            criteria["maximum"] = -1  # (Only after the read is it known which members are dead.)
         entries = []
-        for row in self.rows("page_tasks", wanted):
+        for row in self.rows("page_tasks", criteria):
             entry = shown(TaskEntry, row, locks=task_locks(row["locks"]))
             if self.missing(row)[0]:
                 entry = dataclasses.replace(entry, status="lost")
@@ -283,8 +287,8 @@ class SqliteTasks(SqliteFairQueueing, TaskSession):
         return code
 
     def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
-        asked = self.rows("task_controls", {"member": member_id, "tasks": json.dumps(list(task_ids))})
-        return [(row["task_id"], row["time_limit"], row["cancel_asked_by"]) for row in asked]
+        controls = self.rows("task_controls", {"member": member_id, "tasks": json.dumps(list(task_ids))})
+        return [(row["task_id"], row["time_limit"], row["cancel_asked_by"]) for row in controls]
 
     def prune_tasks(self, maximum: int) -> int:
         with fork.forks_blocked, self.writing():

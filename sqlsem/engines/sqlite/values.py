@@ -1,4 +1,4 @@
-"""Conversions of stored values for displays."""
+"""Conversions of values that are stored in SQLite."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def as_text(value: bytes) -> str:
 
 
 def named(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Return many rows as dicts: SQLite's own rows search the names of all columns at each access."""
+    """Return rows as dicts, for many accesses: `sqlite3.Row` searches the names of all columns at each access."""
     names = rows[0].keys() if rows else ()
     return (dict(zip(names, row, strict=True)) for row in rows)
 
 
 def shown(kind: type[T], row: Any, **known: Any) -> T:
-    """Return a row as a ``kind``: its fields have the names of the columns; ``known`` fields are not read from the row.
-    SQLite stores any value in any column, so a row that was written by hand may contain invalid values. They must not
-    hide the other rows.
+    """Return a row as an object of class ``kind``, whose fields have the names of the columns. Fields in ``known`` are
+    not read from the row. SQLite stores any value in any column, so a row that was written by hand may contain invalid
+    values. They must not hide the other rows.
     """
     for name, is_time in _fields_of(kind):  # type: ignore[arg-type]
         if name not in known:
@@ -60,12 +60,12 @@ def shown(kind: type[T], row: Any, **known: Any) -> T:
 
 @functools.cache
 def _fields_of(kind: type[Any]) -> list[tuple[str, bool]]:
-    """Return the names of the fields, and whether they are times."""
+    """Return the names of the fields, and for each True if it is a time."""
     return [(field.name, "datetime" in str(field.type)) for field in dataclasses.fields(kind)]
 
 
 def as_time(seconds: object) -> datetime | None:
-    """Return a stored time; None for a value that is no time."""
+    """Return a stored time; None for a value that is not a time."""
     if not isinstance(seconds, (int, float)):
         return None
     try:
