@@ -72,7 +72,7 @@ def test_retry_does_not_duplicate_a_key(queue):
     operators = Admin(queue.claiming.client)
     operators.cancel_task(number)
     other = queue.put(2, unique="x")
-    with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {number}: another one with its key is open"):
+    with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {number}: another task with its key is open"):
         operators.retry_task(number)
     operators.cancel_task(other)
     operators.retry_task(number)

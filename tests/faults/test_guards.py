@@ -98,7 +98,7 @@ def test_a_pooler_in_transaction_mode(postgres_server, database, connect, guarde
 def _write_through(url, connect, guarded, refusal, name):
     with connect().mutex(name) as grant, psycopg.connect(url) as pooled:
         pooled.prepare_threshold = None
-        with pytest.raises(sqlsem.ConfigurationError, match="a pooler stands between"), grant.session(pooled):
+        with pytest.raises(sqlsem.ConfigurationError, match="a pooler is in between"), grant.session(pooled):
             raise AssertionError("entered")
         pooled.rollback()
         with pooled.transaction():

@@ -414,7 +414,7 @@ def test_loss_is_told_after_a_thread_was_struck(connect, database, name, state, 
     with state(coordinator, database, name) as holding:
         strike(kept(coordinator)[which].thread, raised)
         if raised is not ZeroDivisionError:  # the heartbeat thread takes it for a failed heartbeat
-            until(lambda: said(f"sqlsem-{which} was broken off"), "that is logged")
+            until(lambda: said(f"sqlsem-{which} failed"), "that is logged")
         until(lambda: kept(coordinator)[which].runs, "it goes on")
         assert not holding.is_told(), "nothing was lost"
         holding.take_away()

@@ -44,7 +44,9 @@ class World:
             raise Busy("locked")
         if begun is Upgrading.BEGUN and only_if_free:
             return Upgrading.NOT_YET
-        self.access = {"it writes": "write", "it waits until it is alone": "upgrade"}.get(begun.value, self.access)
+        self.access = {"it is the writer": "write", "it waits until it is the only holder": "upgrade"}.get(
+            begun.value, self.access
+        )
         return begun
 
     def upgrade(self, ticket, timeout, nudge):

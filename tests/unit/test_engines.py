@@ -146,7 +146,7 @@ def test_an_upgrade_is_refused_and_the_reader_reads_on():
     with sqlsem.testing.memory() as locks, locks.read("x") as grant:
         with pytest.raises(sqlsem.ConfigurationError, match="needs upgrades"):
             grant.upgrade()
-        with pytest.raises(sqlsem.ConfigurationError, match="no rows that a transaction could keep"):
+        with pytest.raises(sqlsem.ConfigurationError, match="no rows that a transaction could pin"):
             transaction = sqlite3.connect(":memory:", isolation_level=None).execute("BEGIN")
             grant.assert_held(transaction)
         grant.check()
