@@ -172,7 +172,7 @@ def throughput(engine: str, url: str, options: dict[str, Any]) -> Any:
 
 
 def tasks(engine: str, url: str, options: dict[str, Any]) -> Any:
-    """Print the tasks a second, ours and the peers'."""
+    """Print the tasks per second of sqlsem and of its peers."""
     number, workers = options["tasks"], options["workers"]
     forms = {"1 worker": (1, 1), f"{workers} processes": (workers, 1), f"{workers} in 1 process": (1, workers)}
     subjects_of = queues.subjects(engine)

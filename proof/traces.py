@@ -32,7 +32,7 @@ REMOVED = ("reaped", "revoked")
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the trace. ``who`` does it, to a row ``of`` an owner. ``at`` in units of the clock."""
+    """One event of the trace: the actor ``who`` acts on a row ``of`` an owner. ``at`` is in units of the clock."""
 
     at: int
     what: str  # 'registered', 'granted', 'entered', 'left', 'ended', 'removed', 'upgraded', 'downgraded'

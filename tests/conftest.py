@@ -188,7 +188,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    """Skip the cases of roles that an engine refuses because it has no such feature."""
+    """Skip a case if the memory engine refuses it because it lacks the feature."""
     try:
         return (yield)
     except sqlsem.ConfigurationError as exc:
@@ -358,7 +358,7 @@ def _mssql_database() -> Iterator[support.Database]:
     base = support.Database("mssql", os.environ["SQLSEM_TEST_MSSQL"])
     name = support.random_name()
     connection = base.raw()
-    # Two copies at once may block each other: the template database is locked meanwhile.
+    # Two copies at once may block each other: each locks the template database.
     with filelock.FileLock(Path(os.environ[SHARED]) / "lock"):
         try:
             connection.execute(f"CREATE DATABASE {name}")

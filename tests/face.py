@@ -1,6 +1,6 @@
 """Wrap the API for asyncio as the one for threads, so that the same bodies test both.
 
-Each calling thread is one task of one event loop, which acquires, enters, leaves and releases as the thread asks.
+Each calling thread has one task on one event loop. The task makes the calls of its thread, which waits for them.
 """
 
 from __future__ import annotations

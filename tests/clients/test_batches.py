@@ -164,7 +164,7 @@ def test_user_does_not_undo_an_operators_hold(user, connect, name):
         with batch.part("b" if client is coordinator else "a"):
             pass
     assert (batch.entry().callback_kind, batch.entry().callback_body) == ("sql", None), (
-        "what it runs is not a user's to see"
+        "users may not see the SQL of a callback"
     )
     entry = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect()).entry()
     assert (entry.callback_kind, entry.callback_body) == ("sql", "SELECT 1")

@@ -284,7 +284,7 @@ FORGED = [
 
 @pytest.mark.parametrize("text", FORGED)
 def test_another_logins_grant_cannot_be_named(database, guarded, user, login, name, text):
-    """Whatever settings a login makes, it can only use a grant of its own login, which it may do anyway."""
+    """With any settings a login can only use a grant of its own login, which it may use anyway."""
     other = login("sqlsem_user")
     with user.raw() as connection, other.raw(autocommit=False) as other_connection, database.raw() as owner:
         owner.execute(f"GRANT ALL ON {guarded} TO PUBLIC")
@@ -368,7 +368,7 @@ def name_of(login):
 
 
 def test_guard_trigger_ignores_the_writers_search_path(database, connect, guarded, user, name):
-    """Its names mean the system's objects, whatever the writer's search_path."""
+    """The trigger's names mean the system's objects under any search_path of the writer."""
     schema = f"s{name}"
     with database.raw() as owner:
         owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of(user)}")
@@ -439,7 +439,7 @@ def test_a_dump_restores_the_guard(make_database, postgres_server, name):
         assert values(second, "ledger") == [1, 3]
 
 
-def test_writes_past_a_guard_are_those_of_the_page(database, connect, guarded, writer, name):
+def test_writes_past_a_guard_match_the_page(database, connect, guarded, writer, name):
     """The writes that a guard cannot see, as the page lists them."""
     connection = writer()
     connection.execute("SET LOCAL session_replication_role = replica")

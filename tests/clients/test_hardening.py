@@ -342,7 +342,7 @@ def test_reader_sees_dead_members_without_writing(orphan, login, database, name)
     assert state_of(reader, name) == ("dead", True, 600.0)
     assert reader.rows("SELECT holding, waiting FROM sqlsem.resources() WHERE resource_id = ?", name) == [(1, 0)]
     rows = database.rows("SELECT missing_since FROM sqlsem.member WHERE member_id = ?", member)
-    assert rows == [(None,)], "who looks changes nothing"
+    assert rows == [(None,)], "a read changes nothing"
 
 
 def test_the_first_try_after_the_grace_gets_in(orphan, login, user, database, name):

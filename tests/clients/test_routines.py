@@ -496,7 +496,7 @@ def test_a_killed_session_is_gone_at_once(database, session, kill, name, state):
         assert isinstance(victim.failed(), psycopg.OperationalError)
         connection.release(name)
     three.granted()
-    assert time.monotonic() - began < slack(4), "grace is 0: nobody waits for a session to come back"
+    assert time.monotonic() - began < slack(4), "grace is 0: a lost session is not waited for"
 
 
 def test_a_closed_connection_frees_its_lock(session, name):
@@ -665,7 +665,7 @@ def test_pause_and_resume(session, name):
     assert connection.acquire(name, concurrency_limit=3)[0] == 0
     operator.value("sqlsem.pause(%s)", name)
     assert connection.renew(name, connection.value("max(queue_position) FROM sqlsem.status(%s)", name)) == 0, (
-        "who is inside stays"
+        "the holder keeps its lock"
     )
     assert second.acquire(name, concurrency_limit=3, timeout_ms=300)[0] == -1
     second.start(name, concurrency_limit=3)

@@ -57,7 +57,7 @@ def test_waiting_session_sleeps_for_many_slices(database, session, name, threads
     assert len(slices) <= 6
     assert len(late) > 20
     # (Briefly, after the server stood still.)
-    assert sum(late) <= len(late) // 10, "for a while anybody could have removed the row as one that nobody attends to"
+    assert sum(late) <= len(late) // 10, "the waiter's lease had expired: another client could have removed its row"
     threads.join()
     assert 7 <= time.monotonic() - started < slack(20)
     assert answer == [(-1, None)]

@@ -602,7 +602,7 @@ def test_reentrant_block_survives_cancel_at_any_await(run, connect, database, na
                     async with lock, coordinator.mutex(resource, reentrant=True):
                         await asyncio.sleep(0)
                 finally:
-                    assert not grant.state.released  # wherever the cancellation struck
+                    assert not grant.state.released  # at any point of the cancellation
 
         outer = CancelledAt(work(), number)
 
@@ -666,7 +666,7 @@ def test_lock_lost_while_its_task_is_cancelled(run, connect, name, ours_first):
         for act in acts if ours_first else reversed(acts):
             act()
         await asyncio.wait({task})
-        assert task.cancelled(), "the other's cancellation was taken for ours"
+        assert task.cancelled(), "the cancellation of another task was taken for the waiter's own"
         with pytest.raises(TimeoutError) as caught:
             await asyncio.create_task(limited())
         assert not isinstance(caught.value, sqlsem.SqlsemError)
@@ -732,7 +732,7 @@ def test_ended_loop_releases_its_grants(run, connect, database, name, caplog):
         run(main())
     assert "still held when its event loop ended" in caplog.text
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-    until(lambda: database.queue(name) == [], "given back")
+    until(lambda: database.queue(name) == [], "the lock is released")
 
     async def later():
         for use in (grants[0].check, grants[0].release):
@@ -776,7 +776,7 @@ def test_closed_loop_cancels_waits_and_releases_grants(connect, database, name, 
         until(lambda: len(database.queue(name("wanted"))) == 4)
         with caplog.at_level(logging.INFO, "sqlsem"):
             loop.close()
-            until(lambda: database.queue(name("held")) == [], "what was held is given back")
+            until(lambda: database.queue(name("held")) == [], "the held locks are released")
             until(lambda: len(database.queue(name("wanted"))) == 2, "what was wanted is withdrawn")
             until(lambda: "still held when its event loop ended" in caplog.text, "the log names the grant")
     behind.leave()

@@ -129,7 +129,7 @@ FOR_EVER = {("Queue", "claim", "wait"), ("Batch", "wait", "timeout")}
 
 
 class Bench:
-    """The fixtures of an engine, made anew for each call."""
+    """The database, coordinator and new names that a call is tested with."""
 
     def __init__(self, database, coordinator, name):
         self.database, self.coordinator, self.names = database, coordinator, name
@@ -284,7 +284,7 @@ def functions(owner):
 
 
 def parameters(function):
-    """The names of a function's parameters, those of its options included; True for those that must be given."""
+    """Return the names of a function's parameters and options; True for required ones."""
     required = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in ("self", "cls"):

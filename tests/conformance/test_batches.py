@@ -624,7 +624,7 @@ def test_a_paused_process_keeps_its_callback(make, spawn, name):
     batch = make("a", on_success=lambda: pytest.fail("must not run"))
     child.pause()
     try:
-        remains(lambda: batch.resume() is False, 2.5 * GRACE, "nobody takes it from a process that lives")
+        remains(lambda: batch.resume() is False, 2.5 * GRACE, "no process takes over the part of a living one")
     finally:
         child.resume()
     child.send(end=True)

@@ -135,7 +135,7 @@ def test_sql_is_ended(connect, queue, running):
     time.sleep(0.3)
     cancel(connect, number)
     error = end_of(queue, number)
-    assert error.startswith(f"cancelled by {me(queue)}\n"), "who asked stands in the log"
+    assert error.startswith(f"cancelled by {me(queue)}\n"), "the log names the login that cancelled"
     queue.join(PATIENCE)
     after = queue.put(sqlsem.Call(quick, 1))
     until(lambda: status(queue, after) == "finished")
@@ -196,7 +196,7 @@ def test_claiming_program_is_notified_of_cancel(connect, queue):
     cancel(connect, number)
     assert task.stop_event.wait(PATIENCE)
     assert task.why_stopped.startswith("cancelled by ")
-    remains(lambda: status(queue, number) == "running", 0.5, "nobody takes it away")
+    remains(lambda: status(queue, number) == "running", 0.5, "the task is not taken away")
     with pytest.raises(RuntimeError), task:
         raise RuntimeError("I stop")
     error = end_of(queue, number)

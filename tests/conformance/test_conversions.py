@@ -567,7 +567,7 @@ def test_fences_of_writers_never_fall(member):
     other.downgrade(second)
     late = reader.ask(READ)
     assert not late.granted, "a writer waits ahead of it"
-    assert other.begin(second, only_if_free=True) is True, "who waits behind a writer is not inside"
+    assert other.begin(second, only_if_free=True) is True, "a reader behind a writer is not granted"
     fences.append(second.position)
     other.release(second)
     assert third.enters(writer) is True

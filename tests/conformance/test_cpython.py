@@ -184,7 +184,7 @@ def test_released_by_another_thread_only_through_the_grant(make, bunch):
 
 @both
 def test_a_mutex_taken_twice(connect, name):
-    """A Lock would wait for ever here; an RLock counts."""
+    """A Lock would wait without end here; an RLock counts."""
     lock = connect().mutex(name)
     with lock, pytest.raises(sqlsem.Deadlock):
         lock.acquire()

@@ -49,9 +49,9 @@ def test_ls_shows_dead_members_without_waiters(spawn, connect, database, name):
     assert entry.pid == child.pid
     later = until(lambda: (row := entry_of(coordinator, name)).missing_for > entry.missing_for + 0.2 and row)
     assert later.state == "dead"
-    assert len(database.queue(name)) == 1, "who looks removes nothing"
+    assert len(database.queue(name)) == 1, "a read removes nothing"
     lock = coordinator.mutex(name)
-    assert lock.acquire(blocking=False), "a try gets in at once, though nobody has waited"
+    assert lock.acquire(blocking=False), "a try succeeds at once, though no waiter has reaped"
     lock.release()
 
 
@@ -96,7 +96,7 @@ def test_history_names_the_revoking_operator(connect, database, name):
     other.acquire()
     operator.admin.revoke(other.grant.position)
     until(lambda: other.grant.lost, "it is told")
-    until(lambda: database.queue(name) == [], "it is given back")
+    until(lambda: database.queue(name) == [], "the lock is released")
     for which in (name, name("b")):
         (past,) = coordinator.admin.history(which)
         assert past.outcome == "revoked"

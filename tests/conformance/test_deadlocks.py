@@ -481,7 +481,7 @@ def test_search_ends_with_the_last_waiter(database, connect, name, threads):
         holder = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b")))
         holder.want(name)
         lookout = coordinator.client.deadlock_monitor.thread
-        until(lambda: lookout.runs, "somebody who looks")
+        until(lambda: lookout.runs, "the deadlock monitor runs")
     assert isinstance(holder.done(), sqlsem.Grant)
     lookout.thread.join(PATIENCE)
     assert not lookout.runs

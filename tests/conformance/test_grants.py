@@ -371,6 +371,6 @@ def test_all_of_releases_the_rest_when_a_row_is_lost(connect, name):
         with sqlsem.all_of(owner.mutex(first), owner.limit(second, 2)) as grant:
             operator.admin.revoke(grant.positions[first], force=True)
             until(lambda: grant.lost, "it hears that it was revoked")
-    until(lambda: not operator.admin.entries(second), "the other row is given back")
+    until(lambda: not operator.admin.entries(second), "the other row is released")
     with operator.mutex(second):
         pass

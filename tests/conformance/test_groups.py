@@ -228,7 +228,7 @@ def test_group_size_follows_task_duration():
     sizer.record_duration(0.04)
     assert sizer.next_size() > 50, "it may have waited for others"
     sizer.record_duration(0.06)
-    assert sizer.next_size() == 1, "too long for a group, whatever it was"
+    assert sizer.next_size() == 1, "too long for a group"
 
 
 def test_prefetch_shrinks_claims_of_long_tasks():
@@ -361,7 +361,7 @@ def test_aborted_worker_returns_all_unfinished_tasks(queue, eager):
     go.set()
     thread.join(PATIENCE)
     assert not thread.is_alive()
-    assert outcomes(queue, numbers[2]) == ["returned"], "and that it went on is nobody's business"
+    assert outcomes(queue, numbers[2]) == ["returned"], "the result that came late is not reported"
 
 
 def test_lost_task_does_not_start(connect, queue, name, eager):

@@ -108,7 +108,7 @@ def test_heavy_waiter_waits_for_enough_room(party, name, limits, weights):
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_release_of_one_of_three_grants_a_waiter(party, name, number):
+def test_release_in_a_limit_of_three_grants_a_waiter(party, name, number):
     """A waiter is granted whichever of the three holders leaves."""
     holders = [party().ask(name, limit=3) for _ in range(3)]
     answer = party().ask(name, limit=3).sleep(PATIENCE)

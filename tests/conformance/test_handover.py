@@ -62,9 +62,9 @@ def test_handover_lets_no_waiter_in_between(pair, connect, name, threads):
         threads.start(wait)
         assert not entered.wait(0.3)
         token = grant.hand_over()
-    assert not entered.wait(0.5), "let in while the lock was in transit"
+    assert not entered.wait(0.5), "granted while the lock was in transit"
     adopted = adopt(taker, token)
-    assert not entered.wait(0.5), "let in beside the adopter"
+    assert not entered.wait(0.5), "granted beside the adopter"
     adopted.release()
     assert entered.wait(slack(10))
     threads.join()

@@ -47,7 +47,7 @@ def working(connect, name):
     thread = threading.Thread(target=worker.run)
     thread.start()
     client = queue.claiming.client
-    until(lambda: client.notifications.heard, "somebody listens")
+    until(lambda: client.notifications.heard, "a worker listens")
     yield queue
     worker.stop()
     thread.join(PATIENCE)

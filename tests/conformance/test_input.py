@@ -464,7 +464,7 @@ def test_after_close(database, name):
     coordinator.close()
     assert coordinator.closed
     assert "closed" in repr(coordinator)
-    assert database.queue(name) == [], "what was held is given back"
+    assert database.queue(name) == [], "the held lock is released"
     with pytest.raises(sqlsem.LockLost):
         grant.check()
     with pytest.raises(sqlsem.LockLost):

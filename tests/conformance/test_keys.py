@@ -56,7 +56,7 @@ def test_later_task_replaces_the_earlier(queue):
     task = queue.try_claim()
     assert task.id == second
     third = queue.put(Json("newer"), replace="index")
-    assert states(queue)[second] == "running", "what runs is not taken away"
+    assert states(queue)[second] == "running", "a running task is not replaced"
     assert queue.put(Json("newer"), unique="index") == third
     task.finish()
     fourth = queue.put(Json("newest"), replace="index")

@@ -433,7 +433,7 @@ def test_missing_member_keeps_its_rows_for_the_grace(database, name):
             assert other.register(member, "other", "o", f"{name}.2", [Request(name)], True) is None
             return bool(database.rows(missed, number))
 
-        until(is_missed, "the server has noticed that the session has ended, and somebody has looked")
+        until(is_missed, "the server has noticed the end of the session, and a client has polled")
         assert other.reattach_member(number)
         assert other.heartbeat(number).positions == {ticket.position}
         assert other.release(ticket, "released")

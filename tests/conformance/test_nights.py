@@ -118,7 +118,7 @@ def test_caps_and_pauses_count_from_when_they_were_set(connect, threads, name, m
         coordinator.admin.pause(name)
     coordinator.admin.resume(name)
     until(
-        lambda: [entry.state for entry in coordinator.admin.entries(name)] == ["holds"], "it is let in after the pause"
+        lambda: [entry.state for entry in coordinator.admin.entries(name)] == ["holds"], "it is granted after the pause"
     )
     threads.join()
     assert (found(), set(found(earlier=SINCE))) == ([], {"cap", "pause"})

@@ -162,7 +162,7 @@ def test_last_run_is_shown_and_forgotten(pair, name):
 
 
 def test_run_counts_for_periods_of_other_lengths(pair, name):
-    """A run counts for every period that contains its start, whatever length a caller uses."""
+    """A run counts for every period that contains its start, also for other lengths."""
     first, other = pair
     with first.once(name, "90d") as run:
         assert run is not None

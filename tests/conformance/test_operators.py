@@ -166,7 +166,7 @@ def test_revoked_holder_is_notified_before_the_next_grant(connect, name, waiter)
     until(lambda: len(operator.admin.entries(name)) == 2, "the next waits")
     assert operator.admin.revoke(grant.position) is False  # the holder is notified, and has its grace
     late.granted()
-    assert knew == [True], "the next was let in before the holder knew"
+    assert knew == [True], "the next waiter was granted before the holder was notified"
     until(grant.lost_event.is_set, "it is told")
     late.leave()
     with pytest.raises(sqlsem.LockLost):
@@ -287,7 +287,7 @@ def test_bare_rows_are_removed_at_their_age(connect, database, name):
     try:
         database.insert_bare(connection.cursor(), name, "a bare one")
         assert not coordinator.mutex(name).acquire(timeout=0.5)
-        assert len(database.queue(name)) == 1, "by default nobody removes it"
+        assert len(database.queue(name)) == 1, "by default such a row stays"
         coordinator.admin.set_stale_after(name, 0.2)
         with coordinator.mutex(name, timeout=60):
             assert [row[2] for row in database.queue(name)] != ["a bare one"]

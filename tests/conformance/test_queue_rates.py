@@ -104,7 +104,7 @@ def test_a_worker_that_dies_does_not_give_its_start_back(spawn, queue, name):
     task = next(queue.claim(wait=PATIENCE))
     task.finish()
     until(lambda: queue.claiming.recover(now=True) == 0 and not queue.state().running, "all are pending again")
-    assert queue.try_claim() is None, "two were started, whatever has become of them"
+    assert queue.try_claim() is None, "two attempts were started; their outcome does not matter"
     assert queue.counts().pending == 1
 
 
@@ -171,7 +171,7 @@ def test_tasks_with_locks_obey(queue, name):
     assert Counter(bodies) == {resources[0]: 1, resources[1]: 1, "other": 1}
     pending = [task_row for task_row in queue.tasks() if task_row.status == "pending"]
     assert [row.body for row in pending] == [f'"{resources[2]}"']
-    assert all(lock.position is None for lock in pending[0].locks), "it keeps nobody out while it could not run"
+    assert all(lock.position is None for lock in pending[0].locks), "it blocks no other request while it cannot run"
     queue.set_key_rate(3, per="1h")
     with next(queue.claim(wait=PATIENCE)) as task:
         assert task.body == resources[2]
@@ -316,7 +316,7 @@ def test_start_is_counted_while_expired_uses_are_pruned(database, queue):
         claimed = []
         claimer = threading.Thread(target=lambda: claimed.append(queue.try_claim()))
         claimer.start()
-        until(lambda: database.waiting_for("transactionid"), "it waits for who forgets")
+        until(lambda: database.waiting_for("transactionid"), "it waits for the transaction that prunes")
         pruner.commit()
         claimer.join(PATIENCE)
     claimed[0].finish()

@@ -130,7 +130,7 @@ def test_expired_tokens_are_not_refunded(connect, name):
     assert third.taken_ms - second.taken_ms >= 995
     slow = coordinator.rate(name("slow"), 10, per="10000s", burst=2, cost=2)  # these two return in half an hour
     slow.take().adjust(0)
-    assert slow.take(timeout=PATIENCE) is not None, "what has not leaked yet is given back"
+    assert slow.take(timeout=PATIENCE) is not None, "the tokens that have not expired are returned"
 
 
 def test_a_debt_that_is_never_paid(connect, name):
@@ -145,10 +145,10 @@ def test_a_debt_that_is_never_paid(connect, name):
 def test_limits_of_other_clients_count(connect, name):
     first, other = connect(), connect()
     assert first.rate(name, 5, per=LONG, cost=4).take(False) is not None
-    assert other.rate(name, 3, per=1800).take(False) is None, "a new window began without what was used of late"
+    assert other.rate(name, 3, per=1800).take(False) is None, "a new window began without the recent uses"
     assert other.rate(name, 5, per=LONG).take(False) is not None
     assert first.rate(name, 5, per=LONG).take(False) is None
-    assert first.rate(name, 6, per=LONG).take(False) is None, "the lower limit counts as long as what it has granted"
+    assert first.rate(name, 6, per=LONG).take(False) is None, "the lower limit counts as long as its grants"
     assert first.admin.reset_rate(name) is True
     assert first.rate(name, 6, per=LONG, cost=6).take(False) is not None
 

@@ -131,7 +131,7 @@ def test_schedule_of_the_same_name_is_replaced(database, queue, name):
 
 
 def test_broken_schedule_does_not_stop_others(database, connect, queue, name, caplog):
-    """Whatever a broken schedule contains, the queue's other schedules put tasks and its workers go on."""
+    """With any broken schedule, the queue's other schedules put tasks, and its workers go on."""
     bad = name("a-bad-one")
     queue.schedule("0 2 * * *", nothing, name=bad)
     queue.schedule("0 2 * * *", nothing, name=str(name), note="good")

@@ -189,7 +189,7 @@ def test_semaphore_is_released_by_another_thread(connect, database, name):
     assert lock.acquire(blocking=False) is False
     first = database.queue(name)[0][0]
     lock.release()
-    assert first not in [row[0] for row in database.queue(name)], "the one that was acquired first"
+    assert first not in [row[0] for row in database.queue(name)], "the first acquired grant"
     assert in_another(lock.release) is None
     assert lock.acquire(blocking=False) is True
     own = max(row[0] for row in database.queue(name))

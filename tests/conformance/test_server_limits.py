@@ -85,7 +85,7 @@ def test_declared_number_is_an_upper_bound(connect, name, set_limit, waiter):
     for attempt in three:
         attempt.granted()
     assert waiter(coordinator.limit(name, 3)).waits()
-    assert not coordinator.limit(name).acquire(blocking=False), "those ahead accept three at the most"
+    assert not coordinator.limit(name).acquire(blocking=False), "the requests ahead accept at most three"
     for attempt in three:
         attempt.leave()
 

@@ -282,7 +282,7 @@ def test_beacon_file_follows_its_member(tmp_path, by_path):
         assert look.held is False
         if not by_path:
             with beacons.probe(free) as again:
-                assert again.held is False, "who tests is not taken for the holder"
+                assert again.held is False, "a process that tests the beacon is not taken for its holder"
         look.remove()
     assert not (beacons.folder / free).exists()
     first.remove()

@@ -414,7 +414,7 @@ def test_the_reference_load(queue, connect, name):
     for lower, higher in zip(load, list(load)[1:], strict=False):
         assert max(end for _, end, _ in spans[lower]) <= min(began for began, _, _ in spans[higher])
     first, second = spans[400]
-    assert overlap(first, second), "those of one order run side by side"
+    assert overlap(first, second), "tasks of one order run side by side"
 
 
 def test_a_failed_task_stops_later_orders(queue):

@@ -120,7 +120,7 @@ def test_why_continues_at_the_blocking_request(database, session, connect, name,
         assert entries[row[2]].resource == name("b")
         assert entries[row[9]].resource == name("a")
         (row,) = told(session, row[9])[2]
-        assert row[9] is None, "the head waits for nobody"
+        assert row[9] is None, "the root blocker waits for no other row"
 
 
 def test_why_of_an_unknown_position(session):

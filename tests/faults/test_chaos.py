@@ -21,7 +21,7 @@ WORKERS = 5
 
 
 def churn(channel, url, options, name, journal, seed):
-    """Acquire and release for ever, with a journal: one line a write, so that no kill can tear it."""
+    """Acquire and release in an endless loop. Each journal line is one write, so that a kill leaves whole lines."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(threadName)s %(levelname)s %(message)s")
     rng = random.Random(seed)
     file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -126,7 +126,7 @@ def test_random_faults_keep_the_rule(spawn, database, name, tmp_path):
             lambda: coordinator.admin.reap() is not None and database.queue(name) == [],
             "the rows of the dead are removed",
         )
-        # The tables show no fault at any time, whatever the processes noticed.
+        # The tables show no fault at any time.
         for resource in (name("mutex"), name("pair")):
             night = Night(coordinator, resource, 3600)
             result = audit(night.past(), night.entries)

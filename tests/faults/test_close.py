@@ -18,7 +18,7 @@ def test_close_ends_waiters_and_holders(connect, database, name):
     holder.granted()
     waiters = [Attempt(coordinator.mutex(f"{name}-a")) for _ in range(4)]
     waiters += [Attempt(coordinator.write(f"{name}-b")) for _ in range(3)]  # one of them holds
-    until(lambda: len(database.queue(name)) == 8, "everybody is in the queue")
+    until(lambda: len(database.queue(name)) == 8, "all requests are in the queue")
     until(lambda: any(waiter.inside for waiter in waiters[4:]), "one is inside")
     began = time.monotonic()
     coordinator.close()

@@ -45,7 +45,7 @@ def test_two_thousand_tasks_on_a_single_resource(connect, database, name, monkey
         took = time.process_time() - began
         assert order == sorted(order)
         assert len(order) == number
-        assert idle == 0, "who waits behind another one of ours asks nothing"
+        assert idle == 0, "a waiter behind another waiter of its process sends no statement"
         assert sum(polls) <= number + 10, "one short look for each hand-over at the most"
         return took / number
 

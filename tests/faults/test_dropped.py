@@ -86,7 +86,7 @@ def test_unused_coordinator_is_dropped_without_a_word(database):
 
 @pytest.mark.parametrize("keep", ["the lock", "the grant", "nothing"])
 def test_held_lock_outlives_its_coordinator(database, name, keep):
-    """The program has dropped the coordinator, and even the lock: it may rely on what it acquired."""
+    """The program has dropped the coordinator, and even the lock: it may rely on its grant."""
     before = threading.enumerate()
     lock = database.coordinator().mutex(name)
     assert lock.acquire()

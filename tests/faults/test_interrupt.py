@@ -106,7 +106,7 @@ def test_interrupts_at_random_moments(spawn, agents, database, name, kind):
     other.hold("mutex", name)
     interrupt(child, kind)
     child.expect("go")
-    until(lambda: len([row for row in database.queue(name) if row[1] == name]) == 2, "one row for each who wants one")
+    until(lambda: len([row for row in database.queue(name) if row[1] == name]) == 2, "one row for each thread")
     other.release()
 
 

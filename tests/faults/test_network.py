@@ -125,7 +125,7 @@ def test_black_hole_ends_trust_of_a_live_connection(pair, proxy, database, name)
     lost = holder.event("lost")
     assert lost["at"] < fell + 2 + slack(10)
     # The server has not noticed: the beacon is still held, and no other request is granted.
-    remains(lambda: not entry.ready, 2, "nobody is granted while the server keeps the old session")
+    remains(lambda: not entry.ready, 2, "no request is granted while the server keeps the old session")
     with pytest.raises(RemoteError, match="LockLost"):
         holder.call("release").get(20)
     noticed = time.monotonic()

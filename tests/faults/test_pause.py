@@ -15,7 +15,7 @@ def test_a_stopped_holder_is_not_reaped(agents, database, name, waiting):
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
     holder.stop()
-    remains(lambda: not entry.ready, LONG, "nobody is granted while the holder sleeps")
+    remains(lambda: not entry.ready, LONG, "no request is granted while the holder is stopped")
     holder.resume()
     holder.check()
     assert not holder.lost()
@@ -49,7 +49,7 @@ def test_a_stopped_waiter_keeps_its_place(agents, database, name, waiting):
     waiting(name, 3)
     waiter.stop()
     holder.release()
-    remains(lambda: not later.ready, LONG, "nobody overtakes the waiter that sleeps")
+    remains(lambda: not later.ready, LONG, "no request overtakes the stopped waiter")
     assert len(database.queue(name)) == 2
     waiter.resume()
     entry.get()
@@ -65,7 +65,7 @@ def test_a_stopped_holder_that_dies_makes_way(agents, database, name, waiting):
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
     holder.stop()
-    remains(lambda: not entry.ready, 2 * GRACE, "nobody is granted while the holder sleeps")
+    remains(lambda: not entry.ready, 2 * GRACE, "no request is granted while the holder is stopped")
     killed = holder.kill()
     assert killed < entry.get()["got"] < killed + GRACE + 20
     waiter.release()

@@ -95,7 +95,7 @@ def test_suspended_priority_waiter_keeps_its_position(agents, name, ranked, in_l
 
 
 def wander(channel, url, options, name, seed):
-    """Acquire and release for ever, and report the times."""
+    """Acquire and release in an endless loop, and report the times."""
     coordinator = sqlsem.connect(url, grace=0.5, **options)
     choose = random.Random(seed)
     channel.tell("ready")
@@ -109,7 +109,7 @@ def wander(channel, url, options, name, seed):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_processes_are_killed_at_any_point(spawn, connect, database, name, ranked, seed):
-    """Wherever a process is killed: never two holders, fences grow, and grants go on."""
+    """After a kill at any point there are never two holders, fences grow, and grants go on."""
     choose = random.Random(seed)
     number = iter(range(1000))
 
@@ -123,7 +123,7 @@ def test_processes_are_killed_at_any_point(spawn, connect, database, name, ranke
 
     def enter(priority):
         lock = coordinator.mutex(name, priority=priority)
-        assert lock.acquire(timeout=GRACE + CHECK), "nobody gets in any more"
+        assert lock.acquire(timeout=GRACE + CHECK), "no further request is granted"
         lock.release()
 
     for _ in range(6):

@@ -93,7 +93,7 @@ def test_outage_beyond_grace_is_noticed_before_next_grant(own_postgres_server, r
     with pytest.raises(RemoteError, match="LockLost") as caught:
         holder.release()
     assert str(name) in caught.value.message
-    remains(lambda: len(restarted.queue(name)) == 1, 0.3, "leaving a lost lock takes nobody else's row")
+    remains(lambda: len(restarted.queue(name)) == 1, 0.3, "the release of a lost lock removes no other row")
     waiter.release()
     assert restarted.queue(name) == []
 

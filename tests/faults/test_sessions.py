@@ -139,7 +139,7 @@ def test_a_beacon_that_is_cleaned_away_is_lit_again(agents, database, connect, n
     else:
         for path in folder.iterdir():
             path.unlink()
-    remains(lambda: not entry.ready, 3, "nobody is granted")
+    remains(lambda: not entry.ready, 3, "no request is granted")
     until(lambda: not beacons() & before, "both have new beacons")
     assert all((folder / beacon).exists() for beacon in beacons())
     holder.check()
@@ -164,7 +164,7 @@ def test_a_bare_row_of_the_dead_falls_to_stale_after(spawn, agents, connect, dat
     (waiter,) = agents(1, grace=1)
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
-    remains(lambda: not entry.ready, 1.5, "a bare row stands for ever, unless told otherwise")
+    remains(lambda: not entry.ready, 1.5, "a bare row stays, unless stale_after is set")
     coordinator.admin.set_stale_after(str(name), 3600)
     remains(lambda: not entry.ready, 0.5, "it is not stale yet")
     coordinator.admin.set_stale_after(str(name), 1)

@@ -250,7 +250,7 @@ def test_a_short_soak(place):
     folder = Path(tempfile.mkdtemp(prefix="sqlsem-soak-"))
     folder.chmod(0o755)
     entered: Counter[str] = Counter()
-    # (Who is stopped inside of a transaction on SQLite stops everybody: a night may be too quiet for all kinds.)
+    # (A process stopped inside a transaction on SQLite stops all others: a night may be too quiet for all kinds.)
     for number in range(NIGHTS):
         result = night.run(place, folder / f"night {number}", SECONDS, random.randrange(2**31))
         print(f"seed {result.seed}: {dict(result.entered)} beside {dict(result.faults)}, {dict(result.trouble)}")

@@ -560,7 +560,7 @@ def test_loss_is_told_though_a_thread_is_stuck(connect, database, name, state, s
             until(lambda: said("sqlsem-heartbeat is stuck at"), "that is logged")
         finally:
             leave.set()
-    until(lambda: not before.is_alive(), "the one that was stuck ends when it can")
+    until(lambda: not before.is_alive(), "the stuck thread ends when it can")
     del coordinator.client.event_loops.discard_closed_loops
 
 

@@ -71,11 +71,11 @@ def test_more_waiters_than_waiting_sessions(agents, connect, database, name, thr
     if database.engine == "postgresql":
         # The other process has a main session, too.
         assert max(counts) <= 1 + MAX_BLOCKED_CONNECTIONS + 1
-        until(lambda: connections(database) <= 1 + MAX_IDLE_CONNECTIONS + 1, "those that are too many are closed")
+        until(lambda: connections(database) <= 1 + MAX_IDLE_CONNECTIONS + 1, "the surplus connections are closed")
 
 
 def connections(database):
-    """Return the number of connections, without those of the test itself."""
+    """Return the number of connections, without the test's own."""
     if database.engine != "postgresql":
         return 0
     return database.rows(

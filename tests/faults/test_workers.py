@@ -47,9 +47,7 @@ def test_a_killed_worker_gives_its_task_back(spawn, connect, name):
             assert (task.id, task.attempt) == (number, 2)
         break
     if queue.claiming.client.engine.name == "postgresql":
-        assert got >= killed + GRACE, (
-            "a beacon that is gone does not tell a dead process from one that lost its connection"
-        )
+        assert got >= killed + GRACE, "without a beacon, a dead process and a disconnected one look alike"
     assert got < killed + GRACE + 20
     assert [run.outcome for run in queue.log(number)] == ["lost", "finished"]
 
@@ -72,7 +70,7 @@ def test_a_paused_worker_keeps_its_task(spawn, connect, name):
     child.expect("claimed")
     child.pause()
     try:
-        remains(lambda: queue.try_claim() is None, 3, "nobody takes a task from a worker that lives")
+        remains(lambda: queue.try_claim() is None, 3, "no worker takes a task from a living one")
     finally:
         child.resume()
     child.send(go=True)

@@ -173,7 +173,7 @@ class Machine(RuleBasedStateMachine):
             assert done is expected
             if expected and not wrote:
                 assert [entry for entry in self.model.rows if entry.told and entry is not row] == [], (
-                    "somebody is inside"
+                    "another row is granted"
                 )
                 self.fences.append(row.position)
                 row.told = True

@@ -345,7 +345,7 @@ def told_before(world):
     def told(word, answer):
         # (Elsewhere a commit may come later than its decision: there the check compares the times.)
         late = revoked and answer is True and world.database.engine == "sqlite"
-        assert not late, "granted after it was taken away"
+        assert not late, "granted after it was revoked"
 
     waiter.done = told  # it trusts no grant: its heartbeat reports the loss
     other = holder  # on SQLite a release grants the next row; elsewhere any connection may poll for a row
@@ -676,7 +676,7 @@ def a_rate_with_a_line(world):
 
     def end():
         assert takers[0] == "a"
-        assert takers == sorted(takers), "somebody was passed"
+        assert takers == sorted(takers), "a request was overtaken"
         assert second.answers["take"].status in (RateStatus.TAKEN, RateStatus.OTHERS_FIRST)
         assert "c" not in takers or "b" in takers, "taken past the line"
 

@@ -226,8 +226,8 @@ class Machine(RuleBasedStateMachine):
 
     def safe(self):
         if self.holding:
-            assert not self.server.dead(), "it believes, and others are let in"
-            assert not self.server.taken(), "it was not told in time, and others are let in"
+            assert not self.server.dead(), "it trusts its grant while others are granted"
+            assert not self.server.taken(), "it did not learn of the loss in time, and others are granted"
 
     @rule(seconds=st.sampled_from([0.1, LIFE / 10, LIFE / 3, LIFE, 3 * LIFE]))
     def time_passes(self, seconds):

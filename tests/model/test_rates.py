@@ -247,7 +247,7 @@ def test_reservations_never_exceed_a_limit_and_are_fifo(database, name):
                 time.sleep(rng.choice([0, 0.02, answer.seconds / 2]))
                 continue
             assert list(answer.times) == sorted(answer.times)
-            assert answer.times[0] >= last, "one that asks later is promised an earlier moment"
+            assert answer.times[0] >= last, "a later request got an earlier reservation"
             last = answer.times[-1]
             for number, (at, wish) in enumerate(zip(answer.times, wishes, strict=False)):
                 assert answer.due_in(number) * 1000 <= min(wish.ahead_ms, AHEAD_MS)

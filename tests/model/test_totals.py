@@ -36,7 +36,7 @@ def test_single_scan_matches_the_rule_for_each_row(words, cap, asked):
         wanted = request("x", word)
         fits = wanted.fits(ahead, cap)
         assert line.fits(wanted.access, wanted.limit, wanted.weight) == fits
-        assert not (line.closed and fits), "somebody behind would never be looked at"
+        assert not (line.closed and fits), "a row behind would never be polled"
         assert not QueueTotals(cap, True).fits(wanted.access, wanted.limit, wanted.weight)
         line.add(wanted.access, wanted.limit, wanted.weight)
         ahead.append(wanted)

@@ -1,6 +1,4 @@
-"""A browser for the dashboard: Debian's Chromium, driven by Playwright, with axe, which finds barriers to
-accessibility.
-"""
+"""A browser for the dashboard: Debian's Chromium, driven by Playwright. axe finds barriers to accessibility."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ __all__ = ["chromium", "lacks"]
 
 
 def chromium() -> str | None:
-    """Return its path: ``$SQLSEM_TEST_CHROMIUM``, or in PATH."""
+    """Return the path of Chromium: ``$SQLSEM_TEST_CHROMIUM``, or the first that PATH has."""
     names = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
     return os.environ.get("SQLSEM_TEST_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
 
 
 @functools.cache
 def lacks() -> str:
-    """Return what is missing for it, in words; empty if nothing is missing."""
+    """Return the names of the packages that the browser tests lack; empty if none is missing."""
     parts = [
         name
         for name, module in (("playwright", "playwright"), ("axe-playwright-python", "axe_playwright_python"))

@@ -40,7 +40,7 @@ class Channel:
             self._output.flush()
 
     def ask(self) -> dict[str, Any]:
-        """Wait for the next command; leaves the process when the parent is gone."""
+        """Wait for the next command. End the process if the parent has ended."""
         line = self._commands.readline()
         if not line:
             os._exit(3)
@@ -49,7 +49,7 @@ class Channel:
 
 
 def _start(env: dict[str, str], errors: IO[bytes]) -> subprocess.Popen[str] | forks.Forked:
-    if sys.platform == "linux" and "LD_PRELOAD" not in env:  # it counts for programs that are started anew
+    if sys.platform == "linux" and "LD_PRELOAD" not in env:  # only a newly started program loads it
         return forks.server().fork(env, errors)
     words = [sys.executable, "-c", "import support; support.child_main()"]
     pipe = subprocess.PIPE
@@ -92,7 +92,7 @@ class Child:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.endswith("\n"):  # not part of a line, after a kill
+            if line.endswith("\n"):  # a killed process may leave part of a line
                 self._events.put(json.loads(line))
         self._events.put(None)
 
@@ -108,27 +108,27 @@ class Child:
             return self._events.get(timeout=timeout)
         except queue.Empty:
             raise AssertionError(
-                f"{self.function} (process {self.pid}) told nothing for {timeout:g} s\n{self.errors()}"
+                f"{self.function} (process {self.pid}) sent no event for {timeout:g} s\n{self.errors()}"
             ) from None
 
     def expect(self, event: str, timeout: float = PATIENCE) -> dict[str, Any]:
-        """Return the next event, and require that it is this one."""
+        """Return the next event; fail if it is of another kind."""
         received = self.next(timeout)
         assert received is not None, (
             f"{self.function} ended (code {self.process.wait()}) before {event!r}\n{self.errors()}"
         )
-        assert received["event"] == event, f"{self.function} told {received}, not {event!r}\n{self.errors()}"
+        assert received["event"] == event, f"{self.function} sent {received}, not {event!r}\n{self.errors()}"
         return received
 
     def quiet(self, seconds: float) -> bool:
-        """Return True if no event comes for so long. For events that must *not* come: keep ``seconds`` small."""
+        """Return True if no event comes within ``seconds``. Each call takes that long, so keep it small."""
         with contextlib.suppress(queue.Empty):
             received = self._events.get(timeout=seconds)
-            raise AssertionError(f"{self.function} told {received} though it should wait\n{self.errors()}")
+            raise AssertionError(f"{self.function} sent {received}, but should wait\n{self.errors()}")
         return True
 
     def rest(self, timeout: float = PATIENCE) -> list[dict[str, Any]]:
-        """Return all events until the process ends, with exit status 0."""
+        """Return all events until the process ends; fail unless its exit status is 0."""
         deadline = time.monotonic() + timeout
         events = []
         while (event := self.next(max(0.1, deadline - time.monotonic()))) is not None:

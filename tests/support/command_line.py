@@ -11,8 +11,8 @@ from sqlsem import cli
 #: The words of a command: ``("tasks", "log")``.
 Path = tuple[str, ...]
 
-#: Arguments for each command, in the order of a day on one empty database: a later command may need what an earlier one
-#: has made. ``{port}`` is free, ``{folder}`` is the test's. A new command needs a line here.
+#: Arguments for each command, in an order in which they run on one empty database: a later command may need what
+#: an earlier one has put or set. ``{port}`` is free, ``{folder}`` is the test's. A new command needs a line here.
 EXAMPLES: dict[Path, tuple[str, ...]] = {
     ("init",): (),
     ("sql",): ("sqlite", "drop"),
@@ -63,7 +63,7 @@ SERVES = {("dashboard",), ("metrics",)}
 
 
 def commands() -> Iterator[tuple[Path, click.Command]]:
-    """Return every command with its words, including those of a listing."""
+    """Yield every command with its words: also the subcommands of `tasks` and others."""
     for name, command in cli.main.commands.items():
         yield (name,), command
         for below, other in getattr(command, "commands", {}).items():

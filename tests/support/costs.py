@@ -31,7 +31,7 @@ def processor_seconds(call, times):
 
 
 def pages(connection, statement, *parameters, times=6):
-    """Count the pages that PostgreSQL reads for a statement, and for the functions that it calls; a dead row is a read.
+    """Count the pages that PostgreSQL reads for a statement, and for the functions that it calls. Dead rows count too.
 
     The statement is rolled back. The result is the least of several runs: a session reads the catalogue and plans again
     when other sessions, or autovacuum, invalidate its caches, and that reads pages as well.
@@ -47,7 +47,7 @@ def pages(connection, statement, *parameters, times=6):
 
 
 def cost_of_turns(database, queue, *, finds, times=10):
-    """Return the cost of so many searches for the next task of a queue, which find one, or none."""
+    """Return the cost of ``times`` searches for the next task of a queue. ``finds``: True if each finds a task."""
 
     def look(session):
         assert (session.next_pending(queue) is not None) == finds
@@ -59,7 +59,7 @@ def cost_of_turns(database, queue, *, finds, times=10):
 
 
 def cost_of_next_ready(database, queue, between, *, times=10):
-    """Return the cost of so many queries for the seconds until the next task of a queue may run."""
+    """Return the cost of ``times`` queries for the seconds until the next task of a queue may run."""
 
     def check(seconds):
         assert seconds is None if between is None else between[0] <= seconds <= between[1], seconds
@@ -75,8 +75,8 @@ def cost_of_next_ready(database, queue, between, *, times=10):
 
 
 def _cost(database, look, query, queue, found, times):
-    """Return the cost of so many reads: steps of SQLite's machine; on PostgreSQL index searches, and rows that they
-    found.
+    """Return the cost of ``times`` reads: steps of SQLite's virtual machine; on PostgreSQL the number of index searches
+    and of the rows that they returned.
     """
     if database.engine == "sqlite":
         with contextlib.closing(database.session(grace=600)) as session:

@@ -119,8 +119,8 @@ class Database:
         return [row for row in rows if row[1].startswith(prefix)]
 
     def waiting_for(self, lock: str) -> list[tuple[Any, ...]]:
-        """Return PostgreSQL's sessions that wait for a lock ("advisory", "relation", "transactionid"), of this
-        database: those of other databases belong to other workers' tests.
+        """Return PostgreSQL's sessions that wait for a lock ("advisory", "relation", "transactionid"), in this
+        database only: in the others, tests of other workers run.
         """
         return self.rows(
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' "

@@ -1,5 +1,5 @@
-"""Fork child processes from a server that has everything loaded: that takes milliseconds instead of most of a second
-for a new Python. One such server for each process that runs tests; it only forks, and ends with the process it serves.
+"""Fork child processes from a server that has everything loaded: a fork takes milliseconds, a new Python most
+of a second. Each process that runs tests has one such server, which only forks, and ends with that process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def serve(control: int) -> None:
         if awake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(awake, 4096)
-            _tell_ends(children)
+            _report_exits(children)
         if line not in ready:
             continue
         request, received, _, _ = socket.recv_fds(line, 1 << 20, 4)
@@ -84,7 +84,7 @@ def serve(control: int) -> None:
         line.send(str(pid).encode())
 
 
-def _tell_ends(children: dict[int, int]) -> None:
+def _report_exits(children: dict[int, int]) -> None:
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -104,7 +104,7 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 class Server:
-    """The server, with its children as `subprocess.Popen` has them."""
+    """The fork server of this process; its children are used like `subprocess.Popen`."""
 
     def __init__(self) -> None:
         self._line, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -166,5 +166,5 @@ class Forked:
 
 @functools.cache
 def server() -> Server:
-    """Return the server of this process."""
+    """Return the fork server of this process, and start it at the first call."""
     return Server()

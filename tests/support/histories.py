@@ -1,4 +1,4 @@
-"""Record who held a lock when, and check that the overlaps are legal."""
+"""Record the holders of a lock with their times, and check the recorded holds against the rule."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from support.patience import PATIENCE
 
 @dataclass(frozen=True)
 class Stay:
-    """One stay of a holder.
+    """One hold, as its holder saw it.
 
-    ``entered`` is read *after* the grant, ``left`` *before* the release: an overlap here was a real overlap.
-    ``left`` is None for a holder that never left.
+    ``entered`` is read *after* the grant, ``left`` *before* the release, so an overlap of two records was a real one.
+    ``left`` is None if the holder did not release.
     """
 
     resource: str
@@ -35,11 +35,11 @@ class Stay:
 
 
 def check_history(stays: Iterable[Stay], caps: Mapping[str, int] | None = None) -> int:
-    """Check G1 and G2 over recorded stays and return how many there were.
+    """Check guarantees G1 and G2 (docs/guarantees.md) for recorded stays; return the number of stays.
 
-    At each grant, the conflicting stays ahead of it in the queue that are not over, *granted or not*, must leave room
-    for it. That is the rule itself: no overlap beyond the limit, a writer alone, stages not mixed, no request overtaken
-    by a conflicting one.
+    At each grant, the conflicting stays ahead of it that have not ended must leave room for it, *granted or not*.
+    That is the rule: no overlap beyond the limit, a writer alone, stages not mixed, and no request overtaken by a
+    conflicting one.
     """
     queues: dict[str, list[Stay]] = defaultdict(list)
     for stay in stays:
@@ -47,7 +47,7 @@ def check_history(stays: Iterable[Stay], caps: Mapping[str, int] | None = None) 
     for resource, stays_of_resource in queues.items():
         stays_of_resource.sort(key=lambda stay: stay.position)
         numbers = [stay.position for stay in stays_of_resource]
-        assert len(set(numbers)) == len(numbers), f"a number was given twice on {resource}: {numbers}"
+        assert len(set(numbers)) == len(numbers), f"a position was assigned twice on {resource}: {numbers}"
         for stay in stays_of_resource:
             assert stay.left is None or stay.left >= stay.entered, stay
         for number, stay in enumerate(stays_of_resource):
@@ -62,7 +62,7 @@ def check_history(stays: Iterable[Stay], caps: Mapping[str, int] | None = None) 
             load = sum(other.weight for other in ahead) + stay.weight
             if limits and ahead and load > min(limits):
                 raise AssertionError(
-                    f"{stay} entered though {load} > {min(limits)} with those ahead of it:\n"
+                    f"{stay} entered though {load} > {min(limits)} with the stays ahead of it:\n"
                     + "\n".join(map(repr, ahead))
                 )
     return sum(map(len, queues.values()))
@@ -89,8 +89,8 @@ class Recorder:
 
     @contextlib.contextmanager
     def stay(self, lock: sqlsem.Lock, timeout: float | None = PATIENCE) -> Iterator[sqlsem.Grant]:
-        """Hold ``lock``, and record when."""
-        assert lock.acquire(timeout=timeout), f"{lock} was not had in {timeout} s"
+        """Hold ``lock``, and record the stay."""
+        assert lock.acquire(timeout=timeout), f"{lock} was not granted within {timeout} s"
         grant = lock.grant
         entered = time.monotonic()
         try:

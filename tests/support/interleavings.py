@@ -50,7 +50,7 @@ class Actor:
 
 
 class Stopped(Exception):
-    """The schedule ended before this actor did: something has failed."""
+    """Ends an actor's thread when the schedule ends early, because a step failed."""
 
 
 class Player:
@@ -129,12 +129,12 @@ class PostgresCutter(Cutter):
     """Puts a transaction around each call; its commit is a step."""
 
     def __init__(self, database: Database) -> None:
-        self._look = database.raw()
+        self._connection = database.raw()
 
     @contextlib.contextmanager
     def cut(self, session: Any, pause: Pause) -> Iterator[Callable[[Callable[[Any], Any]], Any]]:
         pause()
-        # (Some calls do more at random; all schedules use the same random numbers.)
+        # Some calls do extra work at random, so every schedule uses the same random numbers.
         session.connection.execute("BEGIN; SELECT setseed(0.5)")
         try:
             yield lambda call: call(session)
@@ -147,7 +147,7 @@ class PostgresCutter(Cutter):
 
     def is_blocked(self, session: Any) -> bool:
         pid = session.connection.info.backend_pid
-        return bool(self._look.execute("SELECT pg_blocking_pids(%s) <> '{}'", (pid,)).fetchone()[0])
+        return bool(self._connection.execute("SELECT pg_blocking_pids(%s) <> '{}'", (pid,)).fetchone()[0])
 
 
 #: The first words of SQLite statements that only read, after the comments.
@@ -174,7 +174,7 @@ class SqliteCutter(Cutter):
 
 
 def cutter(database: Database) -> Cutter:
-    """Return the player for this engine."""
+    """Return the cutter for this engine."""
     if database.engine == "postgresql":
         return PostgresCutter(database)
     return SqliteCutter() if database.engine == "sqlite" else Cutter()
@@ -248,7 +248,7 @@ def play(
 
 
 def _settle(players: list[Player], cutter: Cutter) -> None:
-    """Wait until each actor has ended its step, or waits for another one's lock."""
+    """Wait until each actor has ended its step, or waits for a lock of another actor."""
     deadline = time.monotonic() + PATIENCE
     while True:
         blocked = 0
@@ -260,7 +260,7 @@ def _settle(players: list[Player], cutter: Cutter) -> None:
                 else:
                     moving += 1
         if not moving:
-            # (An actor that was blocked when we asked may have been unblocked by one that ended its step since.)
+            # An actor that `is_blocked` reported may be free since: another actor may have ended its step.
             again = [player for player in players if player.under_way]
             if len(again) == blocked and all(cutter.is_blocked(player.actor.session) for player in again):
                 return
@@ -285,8 +285,10 @@ def explore(make: Callable[[], Scenario], cutter: Cutter) -> int:
     while True:
         actors, check, end = make()
         played = play(actors, cutter, schedule, check, parted)
-        # (The search would not end if a scenario kept state from one run to the next.)
-        assert len(parted) <= MAX_PARTED + count // 10, f"not the same in each schedule, from {parted[-1]!r} on"
+        # If a scenario kept state from one run to the next, the search would not end.
+        assert len(parted) <= MAX_PARTED + count // 10, (
+            f"the same steps lead to different states, from {parted[-1]!r} on"
+        )
         if played:
             try:
                 end()
@@ -323,13 +325,13 @@ class Seen:
 
 
 def against_the_rule(rows: list[Seen]) -> str | None:
-    """Return what is wrong with the rows of one resource; None if nothing is. (Without the product's own rule.)"""
+    """Return the fault in the rows of one resource, or None. The rule is written anew here, not the product's."""
     # A reader that upgrades is a holder, and will not write before the others have left.
     inside = [row for row in rows if row.granted and row.access != "upgrade"]
     upgrading = any(row.access == "upgrade" for row in rows)
     for row in inside:
         if not row.fits_beside([other for other in inside if other is not row]):
-            return f"inside beside each other: {inside}"
+            return f"these hold together against the rule: {inside}"
         if not upgrading and not row.fits_beside([entry for entry in rows if entry.position < row.position]):
-            return f"{row} has overtaken somebody of {rows}"
+            return f"{row} has overtaken a row ahead of it: {rows}"
     return None

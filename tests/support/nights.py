@@ -1,4 +1,4 @@
-"""Make up histories with a small and slow model of the rule, and check them in the same plain way."""
+"""Make histories with a small, slow model of the rule, and check histories with the same model."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Ask:
 
 
 def lived(asks: Sequence[Ask]) -> list[Past]:
-    """Apply the rule to requests second by second, checking each request each time. Newest end first."""
+    """Return the history of the requests: the rule is applied to each of them in each second. Newest end first."""
     asks = sorted(asks, key=lambda ask: ask.at)
     requests = [Request(ask.resource, ask.access, ask.limit, ask.weight) for ask in asks]
     granted: dict[int, int] = {}
@@ -127,12 +127,12 @@ def lived(asks: Sequence[Ask]) -> list[Past]:
 
 
 def newest_first(rows: Iterable[Past]) -> list[Past]:
-    """Shuffle the rows, but keep those that ended at the same time in order."""
+    """Sort the rows by their end, newest first; rows that ended at the same time keep their order."""
     return sorted(rows, key=lambda row: row.ended_at, reverse=True)
 
 
 def broken(rows: Sequence[Past]) -> set[int]:
-    """Return the positions that were granted although they did not fit with the rows ahead that had not ended."""
+    """Return the positions granted against the rule: they did not fit beside the open rows ahead of them."""
     positions = set()
     for row in rows:
         if row.granted_at is None:
@@ -148,20 +148,20 @@ def broken(rows: Sequence[Past]) -> set[int]:
 
 
 def handed_over(rows: Sequence[Past]) -> float:
-    """Return the seconds of all hand-overs: from the moment with room for a request until its grant."""
+    """Return the sum of the hand-over times: the seconds from the moment with room for a request until its grant."""
     total = 0.0
     for row in rows:
         if row.granted_at is None:
             continue
         ahead = [other for other in rows if other.resource == row.resource and other.position < row.position]
         for moment in sorted([row.requested_at, *(other.ended_at for other in ahead)]):
-            moments = [
+            remaining = [
                 Request(other.resource, other.access, other.limit, other.weight)
                 for other in ahead
                 if other.ended_at > moment
             ]
             if moment >= row.requested_at and Request(row.resource, row.access, row.limit, row.weight).fits(
-                moments, None
+                remaining, None
             ):
                 total += max(0.0, (row.granted_at - moment).total_seconds())
                 break

@@ -95,27 +95,27 @@ class FakePoller:
     where = "PostgreSQL database dwh on db.example:5432"
     every = 2.0
 
-    def __init__(self, seen: Snapshot | Overview, rights: Iterable[str] = ("operate", "retry")) -> None:
+    def __init__(self, data: Snapshot | Overview, rights: Iterable[str] = ("operate", "retry")) -> None:
         rights = frozenset(rights)
-        self.snapshot = seen if isinstance(seen, Snapshot) else Snapshot(seen, NOW, rights=rights, why=reasons(seen))
+        self.snapshot = data if isinstance(data, Snapshot) else Snapshot(data, NOW, rights=rights, why=reasons(data))
         self.done: list[Action] = []
         self.failure: Exception | None = None
         self.stopped = threading.Event()
-        self._tell: Callable[[Snapshot], None] = lambda seen: None
+        self._callback: Callable[[Snapshot], None] = lambda snapshot: None
 
-    def start(self, tell: Callable[[Snapshot], None]) -> None:
-        self._tell = tell
-        tell(self.snapshot)
+    def start(self, callback: Callable[[Snapshot], None]) -> None:
+        self._callback = callback
+        callback(self.snapshot)
 
     def stop(self) -> None:
         self.stopped.set()
 
     def poll_now(self) -> None:
-        self._tell(self.snapshot)
+        self._callback(self.snapshot)
 
-    def see(self, seen: Snapshot) -> None:
-        self.snapshot = seen
-        self._tell(seen)
+    def see(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._callback(snapshot)
 
     def refusal(self, action: Action) -> str | None:
         if self.snapshot.rights is None or action.right in self.snapshot.rights:

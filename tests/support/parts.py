@@ -16,11 +16,13 @@ MADE = re.compile(
 
 @functools.cache
 def names_in(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the tables and routines that a script makes, and those that it names outside comments and advice."""
-    # (Sentences are for readers: they may advise features that are not installed.)
+    """Return the names of the tables and routines that a script creates, and all names that it uses.
+
+    Comments and sentences in strings do not count: they may advise features that are not installed.
+    """
     text = re.sub(
         r"--[^\n]*|'(?:[^']|'')*'",
-        lambda found: found[0] if found[0][0] == "'" and " " not in found[0] else "",
+        lambda match: match[0] if match[0][0] == "'" and " " not in match[0] else "",
         text,
     )
     return frozenset(MADE.findall(text)), frozenset(re.findall(r"\bsqlsem\.\[?(\w+)", text))

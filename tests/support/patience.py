@@ -13,14 +13,15 @@ from typing import Any
 PATIENCE = float(os.environ.get("SQLSEM_TEST_PATIENCE", "60"))
 #: A grace (and a retry time) for members that must not lose anything in a test, however slow the machine is.
 AMPLE = {"grace": 90.0, "retry": 90.0}
-#: The grace of coordinators of tests that do not set one. The usual one could be used up by a machine that stands still
-#: for some seconds. Not longer, because some tests wait for a message of the next heartbeat.
+#: The grace of coordinators of tests that do not set one. A machine that stops for some seconds would use up the
+#: default grace. It is no longer than this, because some tests wait for the next heartbeat.
 STEADY = max(15.0, PATIENCE / 4)
 
 
 def slack(seconds: float) -> float:
-    """Return the seconds that something of at most ``seconds`` on a quiet machine takes on this one as busy as it is.
+    """Return the time limit, in seconds, for work that takes at most ``seconds`` on an idle machine.
 
+    The busier this machine is, the longer the limit.
     A load average lags: between two reads of it a machine may become very busy. So a test that tells two behaviours
     apart by their times must keep them far apart: make the slower one slower (a pause of minutes), not the limit
     tighter.
@@ -41,9 +42,9 @@ def until(condition: Callable[[], Any], description: str = "the condition", time
 
 
 class Standstills:
-    """Record when this process, and so perhaps the whole machine, stood still; a context that checks all the time.
+    """A context that records when this process, and perhaps the whole machine, stood still.
 
-    Of two processes that wake at the same time, the one that should be notified first may run second.
+    After a standstill, two processes wake at the same time, and may run in either order.
     """
 
     #: Seconds between two checks, and the delay that counts as a stop.
@@ -63,7 +64,7 @@ class Standstills:
             last = now
 
     def between(self, since: float, until: float) -> bool:
-        """Return True if it stood still at any time in this interval."""
+        """Return True if the process stood still at any time in this interval."""
         return any(began < until and since < ended for began, ended in self._found)
 
     def __enter__(self) -> Standstills:
@@ -76,9 +77,9 @@ class Standstills:
 
 
 def promptly(attempt: Callable[[], float], seconds: float, description: str, times: int = 5) -> None:
-    """Assert that something takes less than so long: ``attempt()`` does it once, and returns how long it took.
+    """Assert that an attempt takes less than ``seconds``. ``attempt()`` runs once, and returns its duration.
 
-    A machine that stands still makes one attempt slow; slow code is slow each time.
+    A standstill of the machine makes one attempt slow; slow code makes all slow. So one fast attempt is enough.
     """
     took: list[float] = []
     while not took or took[-1] >= seconds:
@@ -87,7 +88,7 @@ def promptly(attempt: Callable[[], float], seconds: float, description: str, tim
 
 
 def remains(condition: Callable[[], bool], seconds: float, description: str) -> None:
-    """Assert that a condition holds all the time, for that long."""
+    """Assert that a condition stays true for ``seconds``."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert condition(), f"not any more: {description}"

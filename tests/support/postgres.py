@@ -28,7 +28,7 @@ def have_postgres() -> bool:
 
 
 class PostgresServer:
-    """A PostgreSQL server. One that the tests started (``mine``) can be restarted and killed."""
+    """A PostgreSQL server. If the tests started it (``mine``), they can restart and kill it."""
 
     #: A role that TCP admits with its password only; other roles need none.
     CAREFUL = "sqlsem_careful"
@@ -179,8 +179,8 @@ class PostgresServer:
 
 
 def free_port() -> int:
-    """Return a port that no process listens on, and that the system gives to no connection, so that a restarted server
-    gets it again. (Not an ephemeral port: those begin at 32768 or later.)
+    """Return a free port that the system assigns to no connection, so that a restarted server can use it
+    again. (Not an ephemeral port: those begin at 32768 or later.)
     """
     while True:
         port = 10_000 + secrets.randbelow(22_000)  # (tests seed `random`)

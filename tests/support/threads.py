@@ -12,8 +12,8 @@ from support.patience import PATIENCE
 
 
 def started_since(before: Collection[threading.Thread], prefix: str = "") -> list[str]:
-    """Return the names of new threads, not in ``before``. (Threads left by other tests may end meanwhile; the one that
-    delivers events belongs to the whole process.)
+    """Return the names of new threads, not in ``before``. (Threads of other tests may end at any time. The
+    thread that delivers events belongs to the whole process, and is left out.)
     """
     names = [thread.name for thread in threading.enumerate() if thread not in before and thread.name != "sqlsem-events"]
     return sorted(name for name in names if name.startswith(prefix))
@@ -51,13 +51,13 @@ class Threads:
 
 
 class Attempt:
-    """A thread that acquires a lock, holds it until asked, and releases."""
+    """A thread that acquires a lock, holds it until `leave` is called, and releases it."""
 
     def __init__(
         self, lock: sqlsem.Lock, timeout: float | None = PATIENCE, *, entering: Callable[[], Any] = lambda: None
     ) -> None:
         self._lock = lock
-        self._entering = entering  # called by its thread as soon as it is granted
+        self._entering = entering  # called in its thread as soon as the lock is granted
         self._timeout = timeout
         self._done = threading.Event()
         self._leave = threading.Event()

@@ -43,7 +43,7 @@ def test_the_youngest_of_a_ring(session, database, name, size):
     code, words = futures[-1].result(60)
     assert time.monotonic() - began < 30
     assert code == -3
-    assert len(database.queue(name)) == 2 * size - 1, "its request is gone, it keeps what it had"
+    assert len(database.queue(name)) == 2 * size - 1, "its request is removed, and it keeps its lock"
     assert not any(future.done() for future in futures[:-1])
     for number in range(size):
         assert f"holds '{name(number)}' at {held[number]}, waits for '{name((number + 1) % size)}' at " in words

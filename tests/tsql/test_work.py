@@ -409,7 +409,7 @@ def test_orders_are_barriers(session, database, put, notes, name):
     until(lambda: written(database, notes) == [1], "the first order running")
     assert work(other, name, 0.3) == (0, 0)
     put(note(notes, 2), order=-2)
-    assert work(other, name) == (1, 0), "one that is put late, in a lower order, is next"
+    assert work(other, name) == (1, 0), "a later task of a lower order is next"
     assert written(database, notes) == [1, 2]
     database.rows(note(notes, 0))
     assert working.result(PATIENCE) == (2, 0)

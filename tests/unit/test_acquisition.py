@@ -43,7 +43,7 @@ class Table(WakeupLocks):
         self.spared = ()  # calls that meet no trouble
         self.done, self.struck = [], []
         self.outcomes = []  # of what was cancelled
-        self.tried = None  # whether it was asked for only if it is free
+        self.tried = None  # True if the registration was a try
         self.clock = 0.0
 
     def now(self):
@@ -263,7 +263,7 @@ def test_rolled_back_acquire_holds_nothing():
 
 @contextlib.contextmanager
 def asked_of(table):
-    """A process that performs in the table, and what is asked of it for ``r0`` by hand."""
+    """Yield a coordinator whose calls go to the table, and an acquisition of ``r0`` that the test runs by hand."""
     with coordinator_of(table) as coordinator:
         client = coordinator.client
         make = functools.partial(Grant, client)
@@ -280,7 +280,7 @@ def test_rolled_back_acquire_publishes_its_end():
         effects.run_generator(acquisition.run(), coordinator.client.execute_effect)
         for _ in range(2):
             effects.run_generator(acquisition.rollback(), coordinator.client.execute_effect)
-        until(lambda: len(events) >= 2, "both are told")
+        until(lambda: len(events) >= 2, "both events arrive")
         assert [event.name for event in events] == ["granted", "released"]
 
 

@@ -198,7 +198,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_audit_finds_what_each_case_expects(case):
+def test_audit_finds_the_expected_faults(case):
     rows, expected, entries = (*case, ()) if len(case) == 2 else case
     assert found(rows, entries) == expected
 
@@ -462,7 +462,7 @@ def battery(audit):
 def test_fault_in_the_checker_is_detected(mutant):
     text = Path(module.__file__).read_text(encoding="utf-8")
     was, is_ = MUTANTS[mutant]
-    assert was in text, "the checker has changed: say anew what a fault of it would be"
+    assert was in text, "the checker has changed: choose another fault to seed"
     changed = types.ModuleType("sqlsem.insight.mutant")
     sys.modules[changed.__name__] = changed
     try:

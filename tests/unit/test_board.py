@@ -98,7 +98,7 @@ def test_rate_line_shows_its_use():
     assert last.details[1] == f"Why: rate 'api': {used}; 2 ahead of it in the queue, so it is granted in about 00:12"
     paused = listing(overview(in_line(5, 6), [resource("rate:api", paused=True)], rates=windows()))
     assert "PAUSED" in paused.rows[0].cells[0]
-    assert cells(paused, "why", "enters")[1] == ("paused", ""), "nobody knows when"
+    assert cells(paused, "why", "enters")[1] == ("paused", ""), "the time is unknown"
     dead = [*in_line(5, 6), entry(7, "dead", "rate:api", limit=1)]
     assert "  2 in line, 1 dead  3 of 10 used" in listing(overview(dead, rates=windows())).rows[0].cells[0]
     assert listing(overview(in_line(5, 6))).rows[0].cells[0] == "rate:api  1 in, 1 waiting", "nothing is known of it"

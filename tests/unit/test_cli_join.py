@@ -73,7 +73,7 @@ def test_join_without_a_lock_is_refused(bench):
 
 
 def test_joined_command_ends_before_the_release(bench, coordinator):
-    """Its background process goes on: no other is granted beside it."""
+    """Its background process runs on, and no other request is granted beside it."""
     process = joined(bench, then="true")
     (pid,) = until(lambda: pids(bench.told), "the joined command runs")
     with coordinator.mutex("nightly", timeout=PATIENCE):

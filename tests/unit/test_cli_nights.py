@@ -34,7 +34,7 @@ def call(*arguments: str) -> Result:
 
 
 def write(url: str, *rows: tuple[object, ...]) -> None:
-    """Rows of history: resource, position, asked, granted and ended so many seconds ago; limit; note."""
+    """Rows of history: resource, position, requested, granted and ended (seconds ago); limit; note."""
     now = time.time()
     with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
         connection.executemany(

@@ -32,7 +32,7 @@ def test_rates_command_lists_windows(tmp_path, monkeypatch):
         coordinator.rate("mail", 3, per="1h").take()
         waiting = threading.Thread(target=lambda: coordinator.rate("api", windows, cost=4).take(timeout=PATIENCE))
         waiting.start()
-        until(lambda: coordinator.admin.entries("rate:api"), "somebody waits")
+        until(lambda: coordinator.admin.entries("rate:api"), "a request waits")
         heads, *lines = (line.split() for line in call().stdout.splitlines())
         grant.adjust(0)
         waiting.join()
@@ -98,7 +98,7 @@ def test_members_are_removed_by_number_and_by_login(tmp_path, monkeypatch):
         member = next(entry for entry in coordinator.admin.entries("etl")).member_id
         result = runner.invoke(cli.main, ["revoke", "--member", str(member)], prog_name="sqlsem")
         assert result.stdout.startswith("0 members are gone; members that still hold something have been told")
-        until(lambda: lock.grant is None or lock.grant.lost, "the holder is told")
+        until(lambda: lock.grant is None or lock.grant.lost, "the holder is notified")
         login = other.admin.overview().members[0].login
         result = runner.invoke(cli.main, ["revoke", "--login", login, "--force"], prog_name="sqlsem")
         assert result.stdout.endswith("members are gone, with their rows.\n")

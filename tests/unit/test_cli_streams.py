@@ -98,7 +98,7 @@ def end_once_it_answers(pid: int, port: int) -> None:
 
 
 def a_day(fault: str, folder: str) -> None:
-    """All commands, one after the other: how each ended, and what it wrote, as JSON."""
+    """Run all commands one after the other; print their exit codes and output as JSON."""
     assert all(command.callback for _, command in command_line.commands())  # their modules are loaded
     outputs = {}
     for path, arguments in command_line.examples().items():

@@ -593,7 +593,7 @@ def test_commands_end_with_their_killed_worker(
         process.kill()
         process.wait(PATIENCE)
         until(lambda: not any(map(alive, commands)), "the end of the commands")
-        assert alive(service), "its task had ended, so it is nobody's but its own"
+        assert alive(service), "its task had ended: the killer leaves the process alone"
     finally:
         for pid in (*commands, service):
             with contextlib.suppress(ProcessLookupError):
@@ -823,7 +823,7 @@ def test_queues_command_shows_counts(coordinator: sqlsem.Coordinator) -> None:
     heads, *lines = done("queues").splitlines()
     assert heads.split()[:3] == ["QUEUE", "PENDING", "RUNNING"]
     assert [line.split()[:7] for line in lines if line.startswith("q ")] == [["q", "1", "0", "0", "0", "1", "0"]]
-    assert any("[31m markup [bold]" in line for line in lines), "as it is, and no colour"
+    assert any("[31m markup [bold]" in line for line in lines), "unchanged, and without colour"
     assert f"held up by task {bad}, which has failed; see it with: sqlsem tasks log {bad}" in done("queues", "q")
     (counts,) = json.loads(done("queues", "q", "--json"))
     assert (counts["pending"], counts["failed"], counts["blocked_by"]) == (1, 1, bad)

@@ -307,7 +307,7 @@ def test_row_missing_at_release_was_lost(locks, registry):
     ):
         lock.release()
     assert grant.lost
-    until(lambda: lost, "it is told")
+    until(lambda: lost, "the event arrives")
     assert [(event.resource, event.position) for event in lost] == [("a", grant.position)]
     assert "removed before it was released" in lost[0].why
     assert not registry
@@ -355,7 +355,7 @@ def test_deferred_release_publishes_its_end(locks, registry):
     lock = locks.mutex("a")
     assert lock.acquire()
     registry.release_later(lock.grant)
-    until(lambda: released, "it is told")
+    until(lambda: released, "the event arrives")
     assert [event.resource for event in released] == ["a"]
     until(lambda: locks.admin.entries("a") == [], "the next ping removes it")
 
@@ -372,7 +372,7 @@ def answer(result):
 def test_grant_event_names_the_rows_waited_for(locks, registry):
     granted = told_of(locks, "granted")
     with locks.all_of(locks.mutex("a"), locks.mutex("b")) as grant:
-        until(lambda: len(granted) == 2, "both are told")
+        until(lambda: len(granted) == 2, "both events arrive")
         assert [(event.at_once, event.behind) for event in granted] == [(True, None)] * 2
         waiters = {}
         for ticket, request in zip(grant.state.tickets, grant.state.requests, strict=True):
@@ -380,7 +380,7 @@ def test_grant_event_names_the_rows_waited_for(locks, registry):
         blocker = registry.blocker_of(Request("b"), 99)
         waiters[grant.positions["b"]].behind = blocker
         registry.publish_granted(grant.state, 2.5, waiters)
-        until(lambda: len(granted) == 4, "both are told again")
+        until(lambda: len(granted) == 4, "both events arrive again")
         assert {event.resource: (event.at_once, event.behind, event.waited) for event in granted[2:]} == {
             "a": (False, None, 2.5),
             "b": (False, blocker, 2.5),
@@ -397,7 +397,7 @@ def test_end_event_is_published_once_with_its_duration(locks, registry):
             assert grant.state.is_published is True
             end(grant.state)
             assert grant.state.is_published is False
-    until(lambda: len(events) == len(ends), "each end is told, and once")
+    until(lambda: len(events) == len(ends), "each end is published once")
     assert [event.name for event in events] == ["released", "lost"]
     assert all(0 <= event.held < 60 for event in events)
 

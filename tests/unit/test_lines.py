@@ -99,7 +99,7 @@ def test_readers_are_let_in_together(pair, looks):
         inside.wait(PATIENCE)
         for each in done:
             each.result(PATIENCE)
-    assert len(looks) <= 4, "one statement lets in all those behind the first"
+    assert len(looks) <= 4, "one statement grants all readers behind the first"
     assert max(map(len, looks)) >= 15
 
 
@@ -156,13 +156,13 @@ def test_ten_thousand_tasks_on_a_resource(pair, looks):
         tasks = [asyncio.create_task(enter()) for _ in range(number)]
         while waiters(other) < number:
             await asyncio.sleep(0.05)
-        assert looks == [], "nobody looks, while they only wait"
+        assert looks == [], "no poll while they only wait"
         began = time.process_time()
         await asyncio.to_thread(grant.release)
         await asyncio.gather(*tasks)
         assert len(done) == number
         assert max(map(len, looks), default=0) <= 1
-        assert len(looks) <= number, "at most one look for each hand-over"
+        assert len(looks) <= number, "at most one poll for each hand-over"
         looks.clear()
         return number / (time.process_time() - began)
 
@@ -228,12 +228,12 @@ def test_poll_gives_each_waiter_its_answer(room):
         room.lines.poll_delay(waiter)
     room.granted, room.gone = {3, 7}, {5}
     room.now += 1
-    assert sorted(room.looks_for(several[0])) == list(range(10)), "all, and nobody is left out"
+    assert sorted(room.looks_for(several[0])) == list(range(10)), "every waiter is polled for"
     answers = {waiter.position: waiter.answer for waiter in several}
     assert answers == {**dict.fromkeys(range(10), False), 3: True, 7: True, 5: None}
     assert set(woken(*several)) == {3, 5, 7}
     assert [waiting.position for waiting in room.lines.waiters()] == [0, 1, 2, 4, 6, 8, 9], (
-        "who is answered is in no line"
+        "an answered waiter is in no queue"
     )
     assert [room.lines.state(several[number]) for number in (3, 5, 4)] == [
         *[WaiterState.ANSWERED] * 2,
@@ -281,12 +281,12 @@ def test_poll_leader_is_replaced_when_it_is_lost(room):
         room.lines.poll_delay(waiter)
     room.now += 1
     assert room.lines.begin_poll(several[0])
-    assert room.lines.begin_poll(several[1]) == [], "while one looks no other does"
+    assert room.lines.begin_poll(several[1]) == [], "one poll at a time"
     room.now += 3 * waiter_queues.LONGEST_SECONDS
     assert len(room.looks_for(several[1])) == 3
     room.now += 10 * waiter_queues.LONGEST_SECONDS
     room.lines.wake_missed()
-    assert len(woken(*several)) == 3, "the pulse sees that nobody looks"
+    assert len(woken(*several)) == 3, "the heartbeat finds waiters that no one polls for"
 
 
 def test_failed_poll_is_repeated_silently(room):
@@ -409,7 +409,7 @@ def test_notify_polls_for_the_resource_at_once(room):
     assert room.lines.begin_poll(several[1]) == []
     room.lines.notify("r1")
     assert woken(*several) == [1]
-    assert room.looks_for(several[1]) == [1], "and for nobody else"
+    assert room.looks_for(several[1]) == [1], "and for no other waiter"
 
 
 def test_last_poll_at_the_timeout(room):
@@ -595,7 +595,7 @@ def test_poll_leader_is_replaced_when_it_waits_in_session(room):
 def test_next_waiters_use_the_database_after_others(room):
     waiter = room.waiter(1)
     room.lines.grant_next_local("a", room, 1)
-    assert room.asked == [], "nobody waits at home"
+    assert room.asked == [], "no waiter sleeps locally"
     assert room.lines.should_wait_locally(waiter, [Request("a")])
     room.lines.grant_next_local("a", room, 1)
     assert room.asked == [[1]]
@@ -613,7 +613,7 @@ def test_blockers_of_a_locally_blocked_waiter(room):
     assert room.lines.blocker_of(first) is None
     assert room.lines.blocker_of(other) is None
     first.behind = blocker
-    assert room.lines.blocker_of(room.waiter(4)) is blocker, "whom that one waits behind is the one to be told of"
+    assert room.lines.blocker_of(room.waiter(4)) is blocker, "the blocker of the waiter ahead is reported"
     readers = [room.waiter(number, "c", "read", None) for number in (5, 6)]
     assert room.lines.blocker_of(readers[1]) is None, "they share: both wait for the same one"
 

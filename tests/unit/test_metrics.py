@@ -366,7 +366,7 @@ def test_uses_of_rates_are_counted(url):
         assert look()[0] == 15
         forget("api-1")
         locks.rate("api-1", 100, per="1h", cost=4).take()
-        assert look()[0] == 19, "less than before: it has begun anew"
+        assert look()[0] == 19, "less than before: the counter began at zero again"
         for number in range(200):
             locks.rate(f"other{chr(97 + number // 26)}{chr(97 + number % 26)}", 10, per="1h").take()
         look()

@@ -20,7 +20,7 @@ def test_backoff_delays_grow_up_to_the_longest():
     delays = list(islice(backoff_delays(first=0.001, longest=0.05), 20))
     assert delays[0] < 0.002
     assert 0.04 <= delays[-1] <= 0.06
-    assert len(set(delays[-5:])) > 1, "nobody keeps in step with others"
+    assert len(set(delays[-5:])) > 1, "the delays are random, so that waiters do not poll together"
 
 
 def test_backoff_delays_end_with_the_timeout(clock):

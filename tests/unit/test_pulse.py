@@ -39,7 +39,7 @@ def locks():
 def goes_on(pings):
     """Wait for more heartbeats than a thread sends before it idles."""
     before = len(pings)
-    until(lambda: len(pings) >= before + 5, "it goes on pinging")
+    until(lambda: len(pings) >= before + 5, "heartbeats continue")
 
 
 def rests(pings):
@@ -175,7 +175,7 @@ def test_check_after_a_pause_waits_for_verification(tmp_path, monkeypatch, chang
         def proving(since):
             prove(since)
             if threading.current_thread() is not holder:
-                assert answered.wait(10), "who is in doubt gets its answer"
+                assert answered.wait(10), "an uncertain caller gets its answer"
 
         grant = locks.mutex("a").acquire() and locks.client.registry.grants()[0]
         with member.main._lock:  # no heartbeat comes between

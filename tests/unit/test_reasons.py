@@ -213,7 +213,7 @@ def ahead(rows, row):
 def test_every_reason_follows_the_rule(made):
     rows, set_ = made
     by_position = reasons(overview(rows, *set_))
-    assert set(by_position) == {row.position for row in rows if row.state == "waits"}, "and nobody else has one"
+    assert set(by_position) == {row.position for row in rows if row.state == "waits"}, "and no other row has a reason"
     for row in rows:
         if row.state != "waits":
             continue
@@ -230,7 +230,7 @@ def test_every_reason_follows_the_rule(made):
             if reason.code != "own_earlier" and request(row).fits([], its.cap):
                 assert request(row).fits(map(request, reason.behind[:-1]), its.cap), "and no more than are needed"
         elif reason.code not in ("paused", "turn_now"):
-            assert not request(row).fits([], its.cap), "nobody else is in the way"
+            assert not request(row).fits([], its.cap), "no other row blocks it"
         assert reason.words
         assert reason.short
 
@@ -490,11 +490,11 @@ def test_reason_of_a_task_due_later():
 
 def test_unknown_estimates_of_tasks():
     assert starts(*night(4), runs(1, 40.0), task(2)) == {}, "too few"
-    assert starts(*night(), task(2)) == {}, "nobody works on it"
-    assert starts(*night(), ended(99, 10.0, -30.0), task(2, ready_at=at(-10))) == {}, "who was there has left"
+    assert starts(*night(), task(2)) == {}, "no worker runs it"
+    assert starts(*night(), ended(99, 10.0, -30.0), task(2, ready_at=at(-10))) == {}, "the worker has ended"
     assert starts(*night(), ended(99, 10.0, -70.0), task(2, ready_at=at(300))) == {}, "long ago"
     held_up = [task(1, 1, "failed"), task(2, 1), task(3, 2), runs(4, 40.0)]
-    assert set(starts(*night(), *held_up)) == {2}, "nobody knows when the failed one is retried"
+    assert set(starts(*night(), *held_up)) == {2}, "the time of a retry is unknown"
     held_up[0] = replace(held_up[0], on_failure="continue")
     assert set(starts(*night(), *held_up)) == {2, 3}
 
@@ -515,7 +515,7 @@ def test_estimate_uses_tasks_of_the_same_kind():
     running = replace(running, body='["./slow.sh", "--all"]')
     assert task_estimates([*quick, *slow, running, task(2)], NOW)[2].low > 400
     running = replace(running, note="quick")
-    assert task_estimates([*quick, *slow, running, task(2)], NOW)[2].low > 400, "no such note is known"
+    assert task_estimates([*quick, *slow, running, task(2)], NOW)[2].low > 400, "no earlier hold has this note"
     noted = [replace(past, note="quick") for past in quick]
     assert task_estimates([*noted, *slow, running, task(2)], NOW)[2].high < 20
 

@@ -56,7 +56,7 @@ def test_reserved_names_match_the_source():
         places.setdefault(prefix, set()).add(place)
     unknown = {prefix: place for prefix, place in places.items() if prefix not in {**RESERVED, **NO_NAMES}}
     assert unknown == {}
-    assert set(RESERVED) <= set(places), "the scan misses what it is there to find"
+    assert set(RESERVED) <= set(places), "the scan misses a reserved prefix"
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_order_is_kept_across_threads():
             for thread in threads:
                 thread.join(PATIENCE)
             event_bus.drain(PATIENCE)
-            until(lambda: len(positions) == 400, "all were told")
+            until(lambda: len(positions) == 400, "all events arrive")
     threads = [worker for worker in threading.enumerate() if worker.name == "sqlsem-events"]
     assert len(threads) == 1
     for position in set(positions):

@@ -1,4 +1,4 @@
-"""docs/words.py: it counts what docs/words.toml lists, and no number goes up."""
+"""docs/words.py counts the places that docs/words.toml lists, and raises no number."""
 
 import importlib.util
 import re
