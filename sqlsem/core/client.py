@@ -82,9 +82,9 @@ class DatabaseClient:
         cancellation_monitor: Reads cancel requests and time limits of running tasks.
         contention_monitor: Notices requests that wait behind a grant of this process.
         queue_changes: Counts changes to work queues.
-        notifications: Receives notifications of the tasks that other open_clients put.
+        notifications: Receives notifications of the tasks that other processes put.
         event_loops: The drivers and threads of this process's event loops.
-        parent_locks: The locks that the parent `sqlsem run` open_clients hold.
+        parent_locks: The locks that the parent `sqlsem run` processes hold.
         nonce: Distinguishes this process from an earlier one with the same pid.
     """
 
