@@ -1,9 +1,8 @@
 """PostgreSQL in a simulation: the real engine on a real server, one connection a session, in virtual time.
 
-The steps of a session are: the call of a routine, the COMMIT after it, and the answer after that; and inside a routine
-each wait for a lock, each sleep, and the part after a lock was granted. Only one session works in the server at a time.
-A session that is blocked there (``pg_blocking_pids``) goes on when another session's step unblocks it, or when its
-lock_timeout is over in virtual time.
+The steps of a session are: the call of a routine, the COMMIT after it, and the answer; and inside a routine each wait
+for a lock, each sleep, and the part after a grant. Only one session works in the server at a time. A blocked session
+(``pg_blocking_pids``) goes on when another session's step unblocks it, or its lock_timeout is over in virtual time.
 
 The simulation has a temporary database on that server. Its clock, its sleeps and its waits for advisory locks are
 replaced (``sql/postgresql/simulated.sql``), which needs a superuser. The tables and routines are the shipped ones.
@@ -49,10 +48,9 @@ CALL_SECONDS = 0.0005
 LOOK_SECONDS = 0.001
 #: The same for a session that has not answered, as it may wait for a row. The time doubles with each check.
 UNSURE_SECONDS = 0.01
-#: The real time after which the server itself ends waits for rows (deadlock_timeout, lock_timeout).
-DEADLOCK_SECONDS = 5.0
-#: The real time after which a server that does not answer is an error.
-SILENT_SECONDS = 30.0
+#: The real time after which the server itself ends waits for rows (deadlock_timeout, lock_timeout), and after which a
+#: server that does not answer is an error.
+DEADLOCK_SECONDS, SILENT_SECONDS = 5.0, 30.0
 #: Calls that are no steps: they prepare a connection, or only read.
 QUIET = frozenset(("backend", "session", "version", "settings", "installed"))
 #: Calls that only read: they need no COMMIT, and the answer to them is no step of its own.
@@ -112,20 +110,16 @@ class SimulatedSession(Calling, PostgresSession):
 
     _server: PostgresServer
 
-    def __init__(
-        self, engine: SimulatedEngine, pg_connection: SimulatedConnection, random_numbers: random.Random
-    ) -> None:
+    def __init__(self, engine: SimulatedEngine, pg_connection: SimulatedConnection, rng: random.Random) -> None:
         super().__init__(engine, cast("Connection", pg_connection))
         self._server, self._fibers, self.owner = engine.server, engine.server.fibers, engine.owner
         self.pg_connection = pg_connection
         self.pid = pg_connection.info.backend_pid
         self.cut = False
         self.shut = False  # True if the client has closed it, and the server has not noticed yet
-        self.abandoned_fiber: Fiber | None = (
-            None  # the fiber of a call that the client abandoned, and the server goes on with
-        )
+        self.abandoned_fiber: Fiber | None = None  # of a call that the client abandoned, and that goes on
         self.running_call: _Call | None = None  # the call that runs in the server
-        self._random_numbers = random_numbers  # decides which calls have a COMMIT as a step of its own
+        self._rng = rng  # decides which calls have a COMMIT as a step of its own
         self._inside = False  # True during a call that is already divided into steps
         self.call = functools.partial(self._called, self.call)
         pg_connection.add_notice_handler(self._on_notice)
@@ -156,7 +150,7 @@ class SimulatedSession(Calling, PostgresSession):
 
     def _in_steps(self, name: str, what: str, call: Callable[[], T]) -> T:
         self._step(what)
-        if name in LOOKS or self._random_numbers.random() < 0.5:
+        if name in LOOKS or self._rng.random() < 0.5:
             answer = self._timed(call)
         else:
             self._run("BEGIN")
@@ -280,13 +274,13 @@ class SimulatedEngine(PostgresEngine):
 
     def open_session(self, purpose: str) -> SimulatedSession:
         self.server.fibers.step(f"connect to {purpose}")
-        random_numbers = self.server.random_numbers()
+        rng = self.server.random_numbers()
         try:
             pg_connection = SimulatedConnection.connect(**self.connect_parameters(purpose))
-            pg_connection.execute(_queries()["lots"].encode(), (random_numbers.uniform(-1, 1),))
+            pg_connection.execute(_queries()["lots"].encode(), (rng.uniform(-1, 1),))
         except psycopg.Error as exc:
             raise self.unreachable(exc) from exc
-        return SimulatedSession(self, pg_connection, random_numbers)
+        return SimulatedSession(self, pg_connection, rng)
 
 
 class Cursor:
@@ -537,8 +531,7 @@ def _queries() -> dict[str, str]:
 def _ready(pg_connection: SimulatedConnection, wants: Wait, seconds: float) -> Ready | None:
     """Return whether a connection can be read or written; None if neither, after ``seconds``."""
     socket = pg_connection.pgconn.socket
-    reads = [socket] if wants & Wait.R else []
-    writes = [socket] if wants & Wait.W else []
+    reads, writes = [socket] if wants & Wait.R else [], [socket] if wants & Wait.W else []
     readable, writable, _ = select.select(reads, writes, [], seconds)
     if readable:
         return Ready.RW if writable else Ready.R

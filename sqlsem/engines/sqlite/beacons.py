@@ -79,8 +79,8 @@ class Beacon:
             return
         with contextlib.suppress(OSError):
             if isinstance(lock, int):
-                # Remove it before it is unlocked: a free lock would prove that the member is dead, whose row still
-                # exists.
+                # Remove it before it is unlocked: a free lock would prove that the member is dead, but its row
+                # still exists.
                 with self._beacons._open() as folder:
                     if folder is not None and _same(folder, self.name, os.fstat(lock)):
                         os.unlink(self.name, dir_fd=folder)

@@ -49,7 +49,7 @@ class SqliteTaskSql(SqliteMembers):
             statements += 1
             return sqlite3.SQLITE_DENY if self._cancelled.is_set() else sqlite3.SQLITE_OK
 
-        # SQL that manages transactions itself, or cannot run in one, runs without a transaction of ours.
+        # SQL that manages transactions itself, or cannot run in one, runs without a transaction.
         first = re.match(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*(\w*)", text, re.DOTALL)
         without_transaction = first is not None and first[1].upper() in (
             "BEGIN",

@@ -45,7 +45,7 @@ def named(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def shown(kind: type[T], row: Any, **known: Any) -> T:
-    """Return a row as an object of class ``kind``, whose fields have the names of the columns. Fields in ``known`` are
+    """Return a row as an object of class ``kind`` with one field for each column. Fields in ``known`` are
     not read from the row. SQLite stores any value in any column, so a row that was written by hand may contain invalid
     values. They must not hide the other rows.
     """
