@@ -69,13 +69,13 @@ class Mutant:
         for hunk in self.hunks:
             text = texts[hunk.file]
             places = [match.start() for match in re.finditer(re.escape(hunk.before), text)]
-            # (At the beginning of a line; of several places, the one nearest to the old line number.)
-            places = [place for place in places if place == 0 or text[place - 1] == "\n"]
-            if not places:
+            places = [place for place in places if place == 0 or text[place - 1] == "\n"]  # of whole lines
+            if len(places) != 1:
                 raise ValueError(
-                    f"{self.name}: the lines at {hunk.file}:{hunk.line} are not there; make the patch anew"
+                    f"{self.name}: the lines at {hunk.file}:{hunk.line} are in {len(places)} places; make the "
+                    "patch anew, with lines that are in a single place"
                 )
-            place = min(places, key=lambda offset: abs(text.count("\n", 0, offset) + 1 - hunk.line))
+            (place,) = places
             texts[hunk.file] = text[:place] + hunk.after + text[place + len(hunk.before) :]
         return texts
 

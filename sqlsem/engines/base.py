@@ -204,7 +204,7 @@ class Engine(abc.ABC):
         return tuple(capability for capability in CAPABILITIES if cls.has(capability))
 
     def require(self, capability: type[Any], caller: str) -> None:
-        """Raise `ConfigurationError` if this engine lacks a capability. ``caller`` is the operation, for the message."""
+        """Raise `ConfigurationError` if this engine lacks a capability. ``caller``: the operation, for the message."""
         if not self.has(capability):
             raise ConfigurationError(
                 f"{caller} needs {capability.offers}, which {self.label} does not offer; name another database, such "

@@ -52,5 +52,5 @@ def test_patch_that_does_not_apply_is_reported(tmp_path):
         "bug: b\nseen: s\nfind: tests\n\n"
         "--- a/pyproject.toml\n+++ b/pyproject.toml\n@@ -1,1 +1,1 @@\n-no such line\n+x\n"
     )
-    with pytest.raises(ValueError, match=r"the lines at pyproject\.toml:1 are not there"):
+    with pytest.raises(ValueError, match=r"the lines at pyproject\.toml:1 are in 0 places"):
         run_mutants.parse(path).mutated(ROOT)
