@@ -202,7 +202,7 @@ class Coordinator:
 
     @property
     def aio(self) -> AsyncLocks:
-        """The locks of this database for asyncio tasks: ``await coordinator.aio.mutex("x").acquire()``. See
+        """The locks of this database for asyncio tasks, such as ``await coordinator.aio.mutex("x").acquire()``. See
         `sqlsem.aio`.
         """
         from sqlsem.aio import AsyncLocks  # when it is first used, as above

@@ -135,8 +135,8 @@ class Term:
 
 
 class Leader:
-    """A candidate for leadership: a context manager, whose block is a term. Made by `leader`. It may be used again and
-    again, and by several threads; each thread is a candidate of its own.
+    """A candidate for leadership: a context manager with a term as its block. Made by `leader`. It may be used
+    again and again, and by several threads; each thread is a candidate of its own.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class Run:
     """The one run of a period, as `sqlsem.Run`, with calls that are awaited.
 
     Attributes:
-        name: The name given to `once`.
+        name: The name given to `sqlsem.aio.once`.
         grant: The grant of the mutex ``once:<name>``, which the run holds until it ends.
     """
 
