@@ -103,7 +103,7 @@ def test_part_of_another_login_cannot_be_ended(login, connect, name):
         return other.rows(text, member, name, uid, outcome)
 
     assert end_part("succeeded") == end_part("failed") == [("lost",)]
-    with pytest.raises(psycopg.Error, match="not there"):
+    with pytest.raises(psycopg.Error, match="is not known"):
         start = "SELECT * FROM sqlsem.start_part(?, ?, 'a', '[\"a\"]', 60000, 'x', ?, NULL, NULL)"
         other.rows(start, member, name, uid)
     assert running._declaration.entry().parts[0].status == "running"
@@ -137,7 +137,7 @@ def test_part_of_another_login_cannot_be_ended(login, connect, name):
     ],
 )
 def test_nulls_are_refused(session, call):
-    with pytest.raises(psycopg.Error, match=r"NULL|not there"):
+    with pytest.raises(psycopg.Error, match=r"NULL|is not known"):
         session()(f"SELECT sqlsem.{call}")
 
 
@@ -185,7 +185,7 @@ def test_roles(login, session, name):
     # Another login cannot end this login's part.
     member = ask("SELECT member_id FROM sqlsem.list_batches(%s)", name)[0]
     other = session(login("sqlsem_user"))
-    with pytest.raises(psycopg.Error, match="not there"):
+    with pytest.raises(psycopg.Error, match="is not known"):
         other("SELECT * FROM sqlsem.claim_callback(%s, %s, NULL, 'x', 'x', true)", member, name)
     assert other("SELECT sqlsem.end_callback(%s, 1, 1, NULL)", member) == (False,)
 

@@ -558,7 +558,7 @@ def call_take(start, patience):
     waiting = patience(second, f"CALL sqlsem.take('slow{tag}', 1, 600000)")
     waiting.begins(f"rate:slow{tag}")
     second.cancel()
-    with pytest.raises(psycopg.errors.QueryCanceled, match="left the line"):
+    with pytest.raises(psycopg.errors.QueryCanceled, match="left the queue"):
         waiting.answer()
     assert called(connection, f"CALL sqlsem.take('pair{tag}', 1, 6000)")[0] == 0
     waiting = patience(second, f"CALL sqlsem.take('pair{tag}', 1, 6000)")
@@ -570,7 +570,7 @@ def call_sleep_until_due(start, patience):
     connection = start()
     connection.execute("CALL sqlsem.sleep_until_due('rate:d', 1, 1, 1)")
     connection.execute("SET statement_timeout = '300ms'")
-    with pytest.raises(psycopg.errors.QueryCanceled, match="has given back"):
+    with pytest.raises(psycopg.errors.QueryCanceled, match="its reservation was returned"):
         connection.execute("CALL sqlsem.sleep_until_due('rate:d', 1, 1, 60000)")
 
 

@@ -390,7 +390,7 @@ def test_model_finds_seeded_faults(wrong, monkeypatch):
         self.trust = self._certain = LIFE
 
     monkeypatch.setattr(wrong, "__init__", bare)
-    with pytest.raises(AssertionError, match="others are let in"):
+    with pytest.raises(AssertionError, match="others are granted"):
         run(
             "lease",
             max_examples=1000,
