@@ -225,7 +225,7 @@ def test_another_login_cannot_act_for_a_member(database, member, stranger, name)
             call(f"{routine}({arguments})", number, name)
     # The client reports the other login, too, and does not suggest a grant of rights, which would not help.
     session.connection.execute(f"SET SESSION AUTHORIZATION {database.schema}_stranger")
-    with pytest.raises(ConfigurationError, match=r"another login .*enrolled"):
+    with pytest.raises(ConfigurationError, match=r"another login .*registered"):
         session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
     session.connection.execute("RESET SESSION AUTHORIZATION")
     assert session.heartbeat(number).positions == {ticket.position}
