@@ -183,7 +183,7 @@ def test_steps_of_a_sessions_pair() -> None:
             "@answer = 0": ALWAYS,
             **RELEASE,
         },
-        release_rows={"@one IS NOT NULL": (True, False)},
+        release_rows={"@current IS NOT NULL": (True, False)},
     )
     assert counts == {"statements": 60, "calls": 7, "locks": 4, "transactions": 2, "tables": 6}
 
