@@ -1,11 +1,11 @@
--------------------------------------- MODULE Blocked ------------------------------------
+------------------------------------- MODULE Blocked ------------------------------------
 (***************************************************************************************)
-(* Tasks with locks (sql/postgresql/blocked_tasks.sql): a blocked task waits in the queues of *)
-(* its locks, by rows of a member of its work queue (the proxy member), whose lease  *)
+(* Tasks with locks (sql/postgresql/blocked_tasks.sql): a blocked task waits in the queues of*)
+(* its locks, by rows of a member of its work queue (the proxy member), whose lease    *)
 (* only claims renew. The claim that starts the task grants all of its rows, and moves *)
 (* them to the worker. Beside the tasks one process requests a lock for itself. The    *)
 (* queues are of mutexes, and each step is a transaction, whose parts are in           *)
-(* Lines.tla.                                                                          *)
+(* Queues.tla.                                                                         *)
 (***************************************************************************************)
 EXTENDS Integers, Sequences, FiniteSets
 

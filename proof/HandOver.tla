@@ -1,4 +1,4 @@
-------------------------------------- MODULE HandOver -----------------------------------
+------------------------------------ MODULE HandOver ------------------------------------
 (***************************************************************************************)
 (* A hand-over (sql/postgresql/handovers.sql, sqlsem/core/handover.py): the giver      *)
 (* hands the lock over under a token, and the process that adopts it has the same row. *)

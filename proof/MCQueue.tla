@@ -1,4 +1,4 @@
-------------------------------------- MODULE MCQueue -------------------------------------
+------------------------------------- MODULE MCQueue ------------------------------------
 EXTENDS Queue, TLC
 CONSTANTS a, b, c, x, y
 Asked(s, kind, most) == [resource |-> s, access |-> kind, limit |-> most, weight |-> 1]

@@ -119,7 +119,7 @@ Again(r) ==
        IN call' = [call EXCEPT ![r] = [step |-> "gate", cost |-> queue[n].cost]]
     /\ UNCHANGED <<now, real, seen, slots, gate, queue, asked, taken, faults>>
 
-(* It gives up, or its row is removed with a dead process: Lines.tla. *)
+(* It gives up, or its row is removed with a dead process: Queues.tla. *)
 Leave(r) ==
     /\ call[r] = Idle /\ InLine(r)
     /\ queue' = SelectSeq(queue, LAMBDA one : one.requester # r)

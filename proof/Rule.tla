@@ -2,8 +2,8 @@
 (***************************************************************************************)
 (* The rule that decides which requests are granted (sqlsem.model.Request.fits), and   *)
 (* what must be true of the granted ones. A row is a record with at least              *)
-(*   number    its queue_position                                                      *)
-(*   ask       [resource, access, limit, weight], its request                          *)
+(*   position  its queue_position                                                      *)
+(*   request   [resource, access, limit, weight], its request                          *)
 (*   granted   TRUE if it is granted                                                   *)
 (***************************************************************************************)
 EXTENDS Integers, FiniteSets
@@ -12,7 +12,7 @@ CONSTANT Mutant         \* the step that is left out, so that a promise fails; o
 
 RECURSIVE Sum(_)
 Sum(some) == IF some = {} THEN 0
-             ELSE LET one == CHOOSE r \in some : TRUE IN one.ask.weight + Sum(some \ {one})
+             ELSE LET one == CHOOSE r \in some : TRUE IN one.request.weight + Sum(some \ {one})
 
 Least(S) == CHOOSE x \in S : \A y \in S : x <= y
 
@@ -21,31 +21,31 @@ Conflict(a, b) == a.access = "write" \/ a.access # b.access
 -----------------------------------------------------------------------------------------
 (* What the engines compute. *)
 
-(* The rows that count against a request with this number. *)
-Ahead(rows, q, number) ==
+(* The rows that count against a request with this position. *)
+Ahead(rows, q, position) ==
     {r \in rows :
-        /\ r.ask.resource = q.resource /\ r.number < number
-        /\ Conflict(q, r.ask) /\ (Mutant = "stages mix" => "write" \in {q.access, r.ask.access})
+        /\ r.request.resource = q.resource /\ r.position < position
+        /\ Conflict(q, r.request) /\ (Mutant = "stages mix" => "write" \in {q.access, r.request.access})
         /\ Mutant = "barging" => r.granted}
 
-Fits(rows, q, number) ==
-    LET ahead == Ahead(rows, q, number)
+Fits(rows, q, position) ==
+    LET ahead == Ahead(rows, q, position)
         load == IF Mutant = "weights" THEN Cardinality(ahead) + 1 ELSE Sum(ahead) + q.weight
-    IN load <= Least({q.limit} \cup {r.ask.limit : r \in IF Mutant = "others limit" THEN {} ELSE ahead})
+    IN load <= Least({q.limit} \cup {r.request.limit : r \in IF Mutant = "others limit" THEN {} ELSE ahead})
 
 -----------------------------------------------------------------------------------------
 (* What must be true. *)
 
 (* G1: may these be held at the same time? *)
 Together(S) ==
-    \A a \in S : LET others == {b \in S : b # a /\ Conflict(a.ask, b.ask)}
-                 IN Sum(others) + a.ask.weight <= Least({a.ask.limit} \cup {b.ask.limit : b \in others})
+    \A a \in S : LET others == {b \in S : b # a /\ Conflict(a.request, b.request)}
+                 IN Sum(others) + a.request.weight <= Least({a.request.limit} \cup {b.request.limit : b \in others})
                     \/ others = {}
 
 (* G2: a granted request has overtaken none: the conflicting ones ahead may be granted as well. *)
 InTurn(rows) ==
     \A o \in {r \in rows : r.granted} :
-    \A p \in {r \in rows : r.ask.resource = o.ask.resource /\ r.number < o.number /\ Conflict(o.ask, r.ask)} :
-        LET ahead == {r \in rows : r.ask.resource = o.ask.resource /\ r.number < p.number /\ Conflict(p.ask, r.ask)}
-        IN Sum(ahead) + p.ask.weight <= Least({p.ask.limit} \cup {r.ask.limit : r \in ahead})
+    \A p \in {r \in rows : r.request.resource = o.request.resource /\ r.position < o.position /\ Conflict(o.request, r.request)} :
+        LET ahead == {r \in rows : r.request.resource = o.request.resource /\ r.position < p.position /\ Conflict(p.request, r.request)}
+        IN Sum(ahead) + p.request.weight <= Least({p.request.limit} \cup {r.request.limit : r \in ahead})
 ==========================================================================================

@@ -1,4 +1,4 @@
------------------------------------- MODULE Ungated ------------------------------------
+------------------------------------- MODULE Ungated ------------------------------------
 (***************************************************************************************)
 (* The three statements that sqlsem began with: INSERT a row, SELECT whether a row is  *)
 (* ahead of it, DELETE it. A number is given when the row is inserted, and the row is  *)

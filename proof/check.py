@@ -1,7 +1,7 @@
 """Check the specifications, and that each of their properties can fail.
 
     python proof/check.py                all of it (some minutes)
-    python proof/check.py Lines Rates    of these modules
+    python proof/check.py Queues Rates    of these modules
     python proof/check.py --table        … and print the table of proof/README.md
     python proof/check.py --simulate     the larger bounds, at random (as long as you let it)
 
@@ -63,51 +63,51 @@ CHECKS = (
     Check("Ungated", "Gated", words="the three statements that sqlsem began with, and a gate"),
     Check("Ungated", "Ungated", ("Alone",), words="the three statements that sqlsem began with"),
     # The rule, the gate, polls, grants, upgrades.
-    Check("MCLines", "Lines", words="three readers and writers of one resource"),
-    Check("MCLines", "Lines", constants={"Request": "Limits"}, words="three that share a limit, with weights"),
+    Check("MCQueues", "Queues", words="three readers and writers of one resource"),
+    Check("MCQueues", "Queues", constants={"Request": "Limits"}, words="three that share a limit, with weights"),
     Check(
-        "MCLines",
-        "Lines",
+        "MCQueues",
+        "Queues",
         constants={"Request": "Both", "MaxFaults": "2"},
         words="three, two resources, two faults",
     ),
-    Check("MCLines", "LinesServed", words="each living waiter is granted: two readers and writers"),
-    _mutant("MCLines", "Lines", "no gate", "InOrder SafeRows", "a registration does not take the gate"),
+    Check("MCQueues", "QueuesServed", words="each living waiter is granted: two readers and writers"),
+    _mutant("MCQueues", "Queues", "no gate", "InOrder SafeRows", "a registration does not take the gate"),
     _mutant(
-        "MCLines",
-        "Lines",
+        "MCQueues",
+        "Queues",
         "barging",
         "Ordered",
         "waiters are overtaken",
         Request="Limits",
     ),
-    _mutant("MCLines", "Lines", "weights", "SafeRows", "rows count instead of their weights", Request="Limits"),
+    _mutant("MCQueues", "Queues", "weights", "SafeRows", "rows count instead of their weights", Request="Limits"),
     _mutant(
-        "MCLines",
-        "Lines",
+        "MCQueues",
+        "Queues",
         "others limit",
         "SafeRows Ordered",
         "the limits of other rows do not count",
         Request="Limits",
     ),
-    _mutant("MCLines", "Lines", "stages mix", "SafeRows", "different labels share", Request="Stages"),
-    _mutant("MCLines", "Lines", "past readers", "SafeRows", "an upgrade checks only the rows ahead"),
-    _mutant("MCLines", "Lines", "two upgraders", "SafeRows Ordered", "two readers upgrade at once"),
+    _mutant("MCQueues", "Queues", "stages mix", "SafeRows", "different labels share", Request="Stages"),
+    _mutant("MCQueues", "Queues", "past readers", "SafeRows", "an upgrade checks only the rows ahead"),
+    _mutant("MCQueues", "Queues", "two upgraders", "SafeRows Ordered", "two readers upgrade at once"),
     _mutant(
-        "MCLines",
-        "Lines",
+        "MCQueues",
+        "Queues",
         "readers behind",
         "SafeRows",
         "readers behind that fit are not granted",
     ),
     _mutant(
-        "MCLines",
-        "Lines",
+        "MCQueues",
+        "Queues",
         "unlocked",
         "SafeRows",
         "the row that blocks a reader behind leaves meanwhile",
     ),
-    _mutant("MCLines", "LinesServed", "the dead stay", "time", "dead members are not removed"),
+    _mutant("MCQueues", "QueuesServed", "the dead stay", "time", "dead members are not removed"),
     # Hand-overs.
     Check("MCHandOver", "HandOver", words="a giver, two others with the token"),
     _mutant("MCHandOver", "HandOver", "giver goes on", "OneWorks", "the giver works until it has its answer"),
@@ -221,7 +221,7 @@ CHECKS = (
 )
 #: Larger bounds, at random: a configuration of each module.
 LARGE = (
-    Check("MCLines", "Lines", constants={"Request": "Both", "MaxRequests": "2", "MaxFaults": "2"}),
+    Check("MCQueues", "Queues", constants={"Request": "Both", "MaxRequests": "2", "MaxFaults": "2"}),
     Check("MCHandOver", "HandOver", constants={"Ttl": "4", "MaxFaults": "4"}),
     Check("MCRates", "Rates", constants={"MaxTime": "16", "MaxTakes": "8", "Limit": "3", "MaxFaults": "2"}),
     Check("MCBlocked", "BlockedSafe", constants={"MaxAttempts": "6", "MaxFaults": "6"}),
@@ -249,7 +249,7 @@ def _print_table(lines: Iterable[tuple[Check, tlc.Outcome]]) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", help="of these: Lines, Queue, HandOver, Rates, Blocked")
+    parser.add_argument("modules", nargs="*", help="of these: Queues, Queue, HandOver, Rates, Blocked")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--behaviours", type=int, default=10_000, help="with --simulate: so many")

@@ -1,12 +1,12 @@
-"""Check recorded histories against the specification: is a history a behaviour of ``Lines.tla``?
+"""Check recorded histories against the specification: is a history a behaviour of ``Queues.tla``?
 
     python proof/traces.py --url postgresql://…/db --since 1h
 
 A history has the finished requests of table ``history`` and, if programs recorded them, the times at which they worked.
-It becomes module ``Trace``, which ``TraceLines.tla`` follows event by event. It must be complete, including the rows
+It becomes module ``Trace``, which ``TraceQueues.tla`` follows event by event. It must be complete, including the rows
 that did not end well; rows that are still there, or were there before, are ignored.
 
-Raises `ValueError` for what ``Lines.tla`` does not model: hand-overs, and requests without a limit of their own.
+Raises `ValueError` for what ``Queues.tla`` does not model: hand-overs, and requests without a limit of their own.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def events(past: Iterable[Past], visits: Iterable[Visit] = (), *, unit: float = 
         life.sort(key=lambda row: (row.ended_at, row.outcome not in CONVERTED))
         first, last = life[0], life[-1]
         if any(row.outcome == "handed_over" for row in life):
-            raise ValueError(f"Position {key[1]} on {key[0]!r} was handed over, which Lines.tla does not know")
+            raise ValueError(f"Position {key[1]} on {key[0]!r} was handed over, which Queues.tla does not know")
         # (Not every engine records the limit of a converted row; it is always 1.)
         limit = 1 if len(life) > 1 else last.limit
         if limit is None:
             raise ValueError(
-                f"Position {key[1]} on {key[0]!r} went by the limit of the server, which Lines.tla does not know"
+                f"Position {key[1]} on {key[0]!r} went by the limit of the server, which Queues.tla does not know"
             )
         access = READ if first.access == UPGRADE else first.access
         moments = [(first.requested_at.timestamp(), "registered")]
@@ -133,7 +133,7 @@ def module(trace: Sequence[Event]) -> str:
     def record(event: Event) -> str:
         return (
             f"[what |-> {_text(event.what)}, who |-> {_text(event.who)}, of |-> {_text(event.of)}, "
-            f"resource |-> {_text(event.resource)}, number |-> {ranks[event.number]}, "
+            f"resource |-> {_text(event.resource)}, position |-> {ranks[event.number]}, "
             f"access |-> {_text(event.access)}, limit |-> {event.limit}, weight |-> {event.weight}]"
         )
 
@@ -152,11 +152,11 @@ def module(trace: Sequence[Event]) -> str:
 
 
 def check(trace: Sequence[Event], *, seconds: float = 600) -> Verdict:
-    """Check whether these events, in order, are a behaviour of ``Lines.tla``. Raises `RuntimeError` if TLC cannot
+    """Check whether these events, in order, are a behaviour of ``Queues.tla``. Raises `RuntimeError` if TLC cannot
     run.
     """
-    config = (tlc.FOLDER / "TraceLines.cfg").read_text(encoding="utf-8")
-    outcome = tlc.run("TraceLines", config, files={"Trace.tla": module(trace)}, seconds=seconds)
+    config = (tlc.FOLDER / "TraceQueues.cfg").read_text(encoding="utf-8")
+    outcome = tlc.run("TraceQueues", config, files={"Trace.tla": module(trace)}, seconds=seconds)
     if outcome.violated == "NotAccepted":
         return Verdict(accepted=True, events=len(trace))
     reached = [int(number) for number in re.findall(r'<<"moment", (\d+)>>', outcome.output)]

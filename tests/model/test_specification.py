@@ -13,7 +13,7 @@ QUICK = (
     "Gated",
     "Ungated",
     'HandOver: Mutant = "token used twice"',
-    'Lines: Mutant = "no gate"',
+    'Queues: Mutant = "no gate"',
     'Queue: Mutant = "no watch", Requester = {a}, AnyTurn = TRUE, AtOnce = TRUE, MaxRequests = 2, MaxFaults = 2',
 )
 needs_tlc = pytest.mark.skipif(bool(LACKS), reason=f"TLC needs {LACKS}")
@@ -21,7 +21,7 @@ needs_tlc = pytest.mark.skipif(bool(LACKS), reason=f"TLC needs {LACKS}")
 
 def test_each_mutant_of_a_specification_is_checked():
     checked = {model_check.constants.get("Mutant", "").strip('"') for model_check in check.CHECKS}
-    for name in ("Lines", "Queue", "HandOver", "Rates", "Blocked"):
+    for name in ("Queues", "Queue", "HandOver", "Rates", "Blocked"):
         text = (TESTS.parent / "proof" / f"{name}.tla").read_text(encoding="utf-8")
         compared = re.findall(r'Mutant (?:[=#] ("[^"]+")|\\in \{([^}]+)\})', text)
         named = {name for some in compared for name in re.findall(r'"([^"]+)"', " ".join(some))}
@@ -35,7 +35,7 @@ def test_quick_checks_are_known_checks():
 
 def test_replaced_text_must_exist():
     with pytest.raises(ValueError, match="has no constant Colour"):
-        check.Check("MCLines", "Lines", constants={"Colour": "1"}).text()
+        check.Check("MCQueues", "Queues", constants={"Colour": "1"}).text()
 
 
 @needs_tlc

@@ -30,7 +30,7 @@ GRACE, RETRY = 4.0, 20.0
 START = 600.0
 #: Threads of each process.
 THREADS = 6
-#: Follow the beginning of these histories through proof/Lines.tla: so many events, for at most so many seconds.
+#: Follow the beginning of these histories through proof/Queues.tla: so many events, for at most so many seconds.
 FOLLOWED, MAX_EVENTS, TLC_SECONDS = ("mutex-0", "limit-0", "table-0", "table-1", "shared"), 400, 300.0
 PATHS = ":".join(map(str, (TESTS.parent, TESTS, TESTS / "faults")))
 
@@ -263,7 +263,7 @@ class Night:
         self.result.followed = verdict.events
         if not verdict.accepted:
             words = verdict.violated or "nothing of it can come next"
-            self.result.findings.append(f"no behaviour of proof/Lines.tla: {words}, at one of {verdict.refused}")
+            self.result.findings.append(f"no behaviour of proof/Queues.tla: {words}, at one of {verdict.refused}")
 
     def _read(self) -> None:
         """Return the records of the book."""

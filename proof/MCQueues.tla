@@ -1,5 +1,5 @@
-------------------------------------- MODULE MCLines ------------------------------------
-EXTENDS Lines, TLC
+------------------------------------ MODULE MCQueues ------------------------------------
+EXTENDS Queues, TLC
 CONSTANTS a, b, c
 Asked(s, kind, most, weighs) == [resource |-> s, access |-> kind, limit |-> most, weight |-> weighs]
 \* Two resources: readers and writers of the one, a limit of two on the other.

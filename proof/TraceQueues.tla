@@ -1,18 +1,18 @@
------------------------------------ MODULE TraceLines -----------------------------------
+----------------------------------- MODULE TraceQueues ----------------------------------
 (***************************************************************************************)
-(* Whether a recorded history is a behaviour of Lines.tla (trace validation, as CCF    *)
+(* Whether a recorded history is a behaviour of Queues.tla (trace validation, as CCF   *)
 (* does it: "Smart Casual Verification of the Confidential Consortium Framework", NSDI *)
 (* 2025). proof/traces.py makes module Trace of a history:                             *)
 (*   Moments      a sequence of sets of events; events of one set have the same time,  *)
 (*                and may have happened in any order                                   *)
 (*   Requester, Request, UpgradeLater                                                  *)
-(* An event is [what, who, of, resource, number, access, limit, weight]: its actor,    *)
+(* An event is [what, who, of, resource, position, access, limit, weight]: its actor,  *)
 (* and the owner of the row. The steps in between are not recorded: the gate, the      *)
 (* commit, the poll, the beginning of an upgrade. Some are taken as early as possible, *)
 (* or only where the next event needs them: a history accepted so is a behaviour all   *)
 (* the same.                                                                           *)
 (***************************************************************************************)
-EXTENDS Lines, Trace, Sequences, TLC
+EXTENDS Queues, Trace, Sequences, TLC
 
 VARIABLES
     moment,         \* the index of the present set
@@ -21,9 +21,9 @@ VARIABLES
 
 all == <<vars, moment, left, early>>
 
-Key(e) == <<e.resource, e.number>>
-Id(o) == <<o.ask.resource, o.number>>
-AsAsked(e) == [resource |-> e.resource, access |-> e.access, limit |-> e.limit, weight |-> e.weight]
+Key(e) == <<e.resource, e.position>>
+Id(o) == <<o.request.resource, o.position>>
+RequestOf(e) == [resource |-> e.resource, access |-> e.access, limit |-> e.limit, weight |-> e.weight]
 RowOf(e) == {o \in rows : Id(o) = Key(e)}
 
 TraceInit == Init /\ moment = 1 /\ left = Moments[1] /\ early = {}
@@ -39,9 +39,9 @@ Consume(e) ==
 
 Registered(e) ==
     LET r == e.who IN
-    \/ Register(r, AsAsked(e)) /\ Hidden
-    \/ call[r].step = "gate" /\ call[r].ask = AsAsked(e) /\ TakeGate(r) /\ Hidden
-    \/ call[r].step = "insert" /\ call[r].ask = AsAsked(e) /\ Insert(r, e.number, FALSE) /\ Consume(e) /\ UNCHANGED early
+    \/ Register(r, RequestOf(e)) /\ Hidden
+    \/ call[r].step = "gate" /\ call[r].request = RequestOf(e) /\ TakeGate(r) /\ Hidden
+    \/ call[r].step = "insert" /\ call[r].request = RequestOf(e) /\ Insert(r, e.position, FALSE) /\ Consume(e) /\ UNCHANGED early
 
 Granted(e) ==
     \/ \E o \in RowOf(e) : Poll(e.who, o) /\ Hidden
@@ -50,15 +50,15 @@ Granted(e) ==
     \/ Key(e) \in early /\ early' = early \ {Key(e)} /\ Consume(e) /\ UNCHANGED vars
 
 Entered(e) == \E o \in RowOf(e) : Enter(e.who, o) /\ Consume(e) /\ UNCHANGED early
-Left(e) == \E b \in believes : Same(b, [ask |-> AsAsked(e), number |-> e.number]) /\ Leave(e.who, b) /\ Consume(e) /\ UNCHANGED early
+Left(e) == \E b \in grants : Same(b, [request |-> RequestOf(e), position |-> e.position]) /\ Leave(e.who, b) /\ Consume(e) /\ UNCHANGED early
 
 Ended(e) == \E o \in RowOf(e) : End(e.who, o) /\ Consume(e) /\ UNCHANGED early
 
 (* It was reaped, or an operator revoked it: its program had stopped working before. *)
 Removed(e) == \E o \in RowOf(e) :
-    \/ o.requester = e.of /\ Believed(o) /\ Mutant # "told too late"
-        /\ believes' = {b \in believes : ~Same(b, o)} /\ UNCHANGED <<rows, gate, given, call, alive, requests, faults>> /\ Hidden
-    \/ o.requester = e.of /\ ~o.revoked /\ ~Believed(o) /\ o.granted /\ Revoke(o) /\ Hidden
+    \/ o.requester = e.of /\ HasGrant(o) /\ Mutant # "told too late"
+        /\ grants' = {b \in grants : ~Same(b, o)} /\ UNCHANGED <<rows, gate, last_position, call, alive, requests, faults>> /\ Hidden
+    \/ o.requester = e.of /\ ~o.revoked /\ ~HasGrant(o) /\ o.granted /\ Revoke(o) /\ Hidden
     \/ o.requester = e.of /\ ~o.granted /\ Revoke(o) /\ Consume(e) /\ UNCHANGED early
     \/ o.requester = e.of /\ Remove(o) /\ Consume(e) /\ UNCHANGED early
 
@@ -95,7 +95,7 @@ Commits(r) ==
 
 (* A reader whose upgrade follows in the trace begins it at some earlier time: the only guess. *)
 Begins == \E o \in rows :
-    /\ Id(o) \in UpgradeLater /\ o.ask.access = "read" /\ (Others(o) # {})
+    /\ Id(o) \in UpgradeLater /\ o.request.access = "read" /\ (Others(o) # {})
     /\ BeginUpgrade(o.requester, o) /\ Hidden
 
 (* A requester ends the steps of its event before others begin theirs: of many orders one is enough. *)
