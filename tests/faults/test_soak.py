@@ -64,7 +64,7 @@ SEEDED = {
     "four in a limit of three": ([stay(number, 0, 5, limit=3) for number in (1, 2, 3, 4)], "4 > 3"),
     "a writer beside a reader": ([stay(1, 0, 5, access="read", limit=None), stay(2, 1, 2)], "entered though"),
     "overtaken": ([stay(1, 3, 4), stay(2, 1, 2)], "entered though"),
-    "a number twice": ([stay(1, 0, 1), stay(1, 2, 3)], "given twice"),
+    "a number twice": ([stay(1, 0, 1), stay(1, 2, 3)], "assigned twice"),
     "two owners of what travels": ([hop(0, 0, 2), hop(1, 1, 3, pid=2)], "two owners"),
     "another fence on the way": ([hop(0, 0, 1), hop(1, 2, 3, fence=8)], "changed its fence"),
     "a token used twice": ([hop(0, 0, 1), hop(1, 1, 2), hop(1, 3, 4, pid=3)], "adopted twice"),
