@@ -99,7 +99,8 @@ def test_idle_workers_cost_a_statement_per_second(working):
     time.sleep(8)
     for name in names:
         delattr(session, name)
-    assert 0 < sum(calls.values()) <= 1 + time.monotonic() - began, calls
+    # (Each kind of call may come once more than its share, as it may fall on the beginning and the end.)
+    assert 0 < sum(calls.values()) <= len(+calls) + time.monotonic() - began, calls
 
 
 def test_task_of_another_process_starts_at_once(seldom, idle, connect, name):
