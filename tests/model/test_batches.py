@@ -7,7 +7,6 @@ import itertools
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -15,8 +14,8 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
+from support.state_machines import run_in_database
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 
@@ -357,24 +356,10 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_batches_follow_the_model(database, name):
-    run(database, name, max_examples=60, stateful_step_count=40)
+    run_in_database(Machine, database, name, max_examples=60, stateful_step_count=40)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_batches_follow_the_model_for_long(database, name):
-    run(database, name, max_examples=2000, stateful_step_count=80)
-
-
-def run(database, name, **limits):
-    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            **limits,
-            deadline=None,
-            print_blob=True,
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_in_database(Machine, database, name, max_examples=2000, stateful_step_count=80)

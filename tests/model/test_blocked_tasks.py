@@ -6,9 +6,9 @@ A waiting task holds nothing, and a running task holds all its locks. No limit i
 import itertools
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.state_machines import run_in_database
 
 from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.model import End, NewTask, Request, TaskLock
@@ -188,7 +188,9 @@ class Machine(RuleBasedStateMachine):
 def test_blocked_tasks_follow_the_model(database, name):
     if not database.make_engine().has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
-    run(database, name, max_examples=2 if database.engine == "mssql" else 25, stateful_step_count=30)
+    run_in_database(
+        Machine, database, name, max_examples=2 if database.engine == "mssql" else 25, stateful_step_count=30
+    )
 
 
 @pytest.mark.soak
@@ -197,18 +199,4 @@ def test_blocked_tasks_follow_the_model(database, name):
 def test_blocked_tasks_follow_the_model_for_long(database, name):
     if not database.make_engine().has(BlockedTaskSession):
         pytest.skip("this engine has no tasks with locks")
-    run(database, name, max_examples=1500, stateful_step_count=60)
-
-
-def run(database, name, **limits):
-    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            **limits,
-            deadline=None,
-            print_blob=True,
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_in_database(Machine, database, name, max_examples=1500, stateful_step_count=60)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from support.state_machines import run_machine
 
 from sqlsem.engines.rate_windows import RateState
 from sqlsem.model_rates import AHEAD_MS, RateDemand, RateRequest, RateStatus, windows_of
@@ -163,27 +164,14 @@ class InDatabase(Machine):
         self.session.adjust_rate(f"rate:{self.name}", 0, more)
 
 
-def run(machine, **limits):
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            **limits,
-            deadline=None,
-            print_blob=True,
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-
-
 def test_no_window_is_ever_passed_by_reckoning():
-    run(InMemory, max_examples=100, stateful_step_count=40)
+    run_machine(InMemory, max_examples=100, stateful_step_count=40)
 
 
 @pytest.mark.timeout(600)
 def test_no_window_is_ever_passed(database, name):
     machine = type("Machine", (InDatabase,), {"database": database, "prefix": str(name)})
-    run(machine, max_examples=3 if database.engine == "mssql" else 12, stateful_step_count=30)
+    run_machine(machine, max_examples=3 if database.engine == "mssql" else 12, stateful_step_count=30)
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")

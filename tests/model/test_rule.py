@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support import until
+from support.state_machines import run_in_database
 
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Request, Ticket
@@ -301,18 +302,7 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(600)
 def test_the_engine_follows_the_rule(database, name):
-    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=25,
-            stateful_step_count=30,
-            deadline=None,
-            print_blob=True,
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking would take minutes; the long run does it
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_in_database(Machine, database, name, max_examples=25, stateful_step_count=30)
 
 
 @pytest.mark.soak

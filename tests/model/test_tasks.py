@@ -6,9 +6,9 @@ import itertools
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.state_machines import run_in_database
 
 from sqlsem.model import End, NewTask
 
@@ -300,25 +300,11 @@ def execute(database, text, *parameters):
 @pytest.mark.timeout(600)
 @pytest.mark.leaves_rows
 def test_claims_follow_the_model(marked, name):
-    run(marked, name, max_examples=40, stateful_step_count=40)
+    run_in_database(Machine, marked, name, max_examples=40, stateful_step_count=40)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.leaves_rows
 def test_claims_follow_the_model_for_long(marked, name):
-    run(marked, name, max_examples=2000, stateful_step_count=80)
-
-
-def run(database, name, **limits):
-    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            **limits,
-            deadline=None,
-            print_blob=True,
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_in_database(Machine, marked, name, max_examples=2000, stateful_step_count=80)

@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from support.state_machines import run_in_database
 
 from sqlsem.model import End, NewTask
 
@@ -266,25 +266,13 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.timeout(600)
 @pytest.mark.leaves_rows
 def test_turns_follow_the_model(database, name):
-    run(database, name, max_examples=3 if database.engine == "mssql" else 60, stateful_step_count=40)
+    run_in_database(
+        Machine, database, name, max_examples=3 if database.engine == "mssql" else 60, stateful_step_count=40
+    )
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.leaves_rows
 def test_turns_follow_the_model_for_long(database, name):
-    run(database, name, max_examples=2000, stateful_step_count=80)
-
-
-def run(database, name, **limits):
-    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            **limits,
-            deadline=None,
-            print_blob=True,
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_in_database(Machine, database, name, max_examples=2000, stateful_step_count=80)
