@@ -40,7 +40,10 @@ def rates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
                 assert grant is not None
                 times.append(grant.taken_ms)
 
-            results[f"sqlsem, {limit:,}/s"] = {"grants": _run(take, threads, seconds), "maximum": _maximum(times, 1000)}
+            results[f"sqlsem, {limit:,}/s"] = {
+                "grants": _run(take, threads, seconds),
+                "maximum": _max_use(times, 1000),
+            }
             if engine == "postgresql":
                 peers = {"PostgreSQL": _in_postgres(url, limit, stack), "Redis": _in_redis(limit, stack)}
                 for store, peer in peers.items():
@@ -50,7 +53,7 @@ def rates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
     several = _of_several(url, processes, threads, seconds)
     results[f"sqlsem, {FULL:,}/s, {processes} processes"] = {
         "grants": len(several) / seconds,
-        "maximum": _maximum(several, 1000),
+        "maximum": _max_use(several, 1000),
     }
     shown = table(f"One rate, {threads} threads of a process", "", "grants a second", "most in any second")
     for measure, figures in results.items():
@@ -111,7 +114,7 @@ def _run(take: Callable[[], object], threads: int, seconds: float) -> float:
     return sum(counts) / (time.monotonic() - began)
 
 
-def _maximum(taken: list[int], length: int) -> int:
+def _max_use(taken: list[int], length: int) -> int:
     """Return the greatest use in any stretch of this many ms."""
     taken.sort()
     return max(bisect_right(taken, first + length - 1) - number for number, first in enumerate(taken))

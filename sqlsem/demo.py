@@ -49,10 +49,10 @@ class _Reports:
 
     ready: int = 0
     turns: int = 0
-    maximum: int = 0
+    max_reported: int = 0
     waited: float = 0.0
     longest: float = 0.0
-    most_read: int = 0
+    max_read: int = 0
     killed: str | None = None
     reclaimed: float | None = None
     guard: threading.Lock = field(default_factory=threading.Lock)
@@ -82,7 +82,7 @@ def demo(console: Console, *, seconds: float, workers: int, limit: int) -> int:
             for reader in readers:
                 reader.join(END_SECONDS)
     console.print(_summary(reports, seconds, workers, limit))
-    return 0 if reports.turns and max(reports.maximum, reports.most_read) <= limit else 1
+    return 0 if reports.turns and max(reports.max_reported, reports.max_read) <= limit else 1
 
 
 def _start(url: str, inside: Path, limit: int) -> subprocess.Popen[str]:
@@ -119,7 +119,7 @@ def _read(process: subprocess.Popen[str], reports: _Reports) -> None:
                     reports.ready += 1
                     continue
                 reports.turns += 1
-                reports.maximum = max(reports.maximum, turn["inside"])
+                reports.max_reported = max(reports.max_reported, turn["inside"])
                 reports.waited += turn["waited"]
                 reports.longest = max(reports.longest, turn["waited"])
 
@@ -160,7 +160,7 @@ def _watch(
             entries = coordinator.admin.entries(RESOURCE)
             positions = {entry.position for entry in entries}
             holding = sum(entry.state == "holds" for entry in entries)
-            reports.most_read = max(reports.most_read, holding)
+            reports.max_read = max(reports.max_read, holding)
             if victim is None and elapsed > seconds / 2 and os.name == "posix":
                 victim = _kill_one(entries, processes, inside)
                 killed_at = time.monotonic()
@@ -215,7 +215,7 @@ def _kill_one(entries: Sequence[Entry], processes: Sequence[subprocess.Popen[str
 
 
 def _summary(reports: _Reports, seconds: float, workers: int, limit: int) -> Text:
-    maximum = max(reports.maximum, reports.most_read)
+    maximum = max(reports.max_reported, reports.max_read)
     kept = (
         f"never more than {limit} at a time"
         if maximum <= limit
@@ -223,8 +223,8 @@ def _summary(reports: _Reports, seconds: float, workers: int, limit: int) -> Tex
     )
     parts = [
         f"In {seconds:g} s, {workers} processes took {reports.turns} turns: {kept}, as each counted while it was in "
-        f"(the most that any saw was {reports.maximum}). They waited {reports.waited / max(1, reports.turns):.1f} s "
-        f"on average, {reports.longest:.1f} s at most."
+        f"(the most that any saw was {reports.max_reported}). They waited {reports.waited / max(1, reports.turns):.1f} "
+        f"s on average, {reports.longest:.1f} s at most."
     ]
     if reports.killed is not None:
         back = "for the next request" if reports.reclaimed is None else f"{reports.reclaimed:.1f} s later"

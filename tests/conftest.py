@@ -147,17 +147,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=empty)
         items[:] = [item for item in items if item not in empty]
     left_out = set()
-    if "soak" not in (config.option.markexpr or ""):
+    if not runs_soak(config):
         left_out |= {item for item in items if item.get_closest_marker("soak")}
-    if samples(config):
+    if takes_samples(config):
         left_out |= outside_samples(items)
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
 
 
-def samples(config: pytest.Config) -> bool:
-    """Return True if the run takes a sample of large tables: it names no tests, by node or by keyword."""
+def runs_soak(config: pytest.Config) -> bool:
+    """Return True if the run includes the tests that take minutes."""
+    return "soak" in (config.option.markexpr or "")
+
+
+def takes_samples(config: pytest.Config) -> bool:
+    """Return True if the run takes samples of large tables of cases: without --all, and without a test by name."""
     return not (config.option.all or config.option.keyword or any("::" in argument for argument in config.args))
 
 
@@ -200,9 +205,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     engines = available()
     config = terminalreporter.config
-    if samples(config):
+    if takes_samples(config):
         terminalreporter.write_line("sqlsem: of large tables of cases a sample ran (./test.sh --all runs all of them)")
-    if "soak" not in (config.option.markexpr or ""):
+    if not runs_soak(config):
         terminalreporter.write_line("sqlsem: not run: tests that take minutes (./test.sh -m soak)")
     terminalreporter.write_line(f"sqlsem: ran on {', '.join(SHOWN[name] for name in engines) or 'no engine'}")
     if "postgresql" not in engines:

@@ -22,7 +22,7 @@ INSIDE = {"check_guard"}
 RAISES = {("sqlsem", "raise_error")}
 CONTROL = ("BeginTransactionStatement", "CommitTransactionStatement", "RollbackTransactionStatement")
 #: With more states than these, paths are merged.
-MAXIMUM = 10_000
+MAX_STATES = 10_000
 NEGATED = {"<>": "=", "!=": "=", ">=": "<", "<=": ">"}
 
 
@@ -93,7 +93,7 @@ class Walk:
             if not states:
                 break
             states = self.step(statement, states, ends, tried)
-            if len(states) > MAXIMUM:
+            if len(states) > MAX_STATES:
                 self.say(statement.line, "more paths than can be followed: make the routine simpler")
                 states = {replace(state, known=frozenset()) for state in states}
         return states
@@ -205,7 +205,7 @@ class Walk:
             ends.returned |= inner.returned
             ends.thrown |= inner.thrown
             new = again - seen
-            if len(seen) > MAXIMUM:
+            if len(seen) > MAX_STATES:
                 self.say(statement.line, "more paths than can be followed: make the loop simpler")
                 break
         return left

@@ -141,10 +141,10 @@ def _members(options: Connecting) -> Check:
     """Return a check about the login with the most members: too many members make overviews slow."""
     with options.coordinator(must_exist=True, announced=True) as coordinator:
         number = Counter(member.login or "" for member in coordinator.admin.overview().members)
-    login, maximum = number.most_common(1)[0] if number else ("", 0)
+    login, count = number.most_common(1)[0] if number else ("", 0)
     detail = f"{number.total()} members"
-    if maximum > MANY_MEMBERS:
-        detail += f", {maximum} of them of login {clean(login)}"
+    if count > MANY_MEMBERS:
+        detail += f", {count} of them of login {clean(login)}"
         return Check(
             "members", True, detail, f"If these are no processes of yours: sqlsem revoke --login {clean(login)}"
         )

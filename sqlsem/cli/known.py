@@ -9,7 +9,7 @@ from sqlsem.errors import ConfigurationError
 __all__ = ["require_resource", "unknown_queue"]
 
 #: The number of requests and tasks that are searched for similar names.
-MAXIMUM = 1000
+MAX_ROWS = 1000
 
 
 def require_resource(coordinator: sqlsem.Coordinator, resource: str) -> None:
@@ -17,7 +17,7 @@ def require_resource(coordinator: sqlsem.Coordinator, resource: str) -> None:
     known = {row.resource for row in coordinator.admin.resources()}
     if resource in known or coordinator.admin.history(resource, maximum=1):
         return
-    known |= {hold.resource for hold in coordinator.admin.history(maximum=MAXIMUM)}
+    known |= {hold.resource for hold in coordinator.admin.history(maximum=MAX_ROWS)}
     raise ConfigurationError(
         f"Nobody uses {resource!r}, nor has lately{config.nearest(resource, known)}; if the "
         f"name is new, add --allow-new"
@@ -29,6 +29,6 @@ def unknown_queue(coordinator: sqlsem.Coordinator, queue: str) -> str | None:
     state = coordinator.queue(queue).state()
     if not state.done or state.failed is not None or coordinator.admin.tasks(queue, maximum=1):
         return None
-    known = sorted({task.queue for task in coordinator.admin.tasks(maximum=MAXIMUM)})
+    known = sorted({task.queue for task in coordinator.admin.tasks(maximum=MAX_ROWS)})
     listed = f"; there are {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""
     return f"Nothing is known of a queue {queue!r}{config.nearest(queue, known)}{listed}"

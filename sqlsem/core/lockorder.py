@@ -30,7 +30,7 @@ from sqlsem.errors import LockOrderWarning
 __all__ = ["LockOrder", "configure", "current"]
 
 #: The number of orders that are stored. There may be many names (``load:{table}``), so the oldest are dropped.
-MAXIMUM = 10_000
+MAX_ORDERS = 10_000
 #: The number of frames of each stack that are stored.
 DEPTH = 30
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -91,7 +91,7 @@ class LockOrder:
         self._seen[edge] = seen
         self._seen.move_to_end(edge)
         self._after.setdefault(first, {})[then] = None
-        if len(self._seen) > MAXIMUM:
+        if len(self._seen) > MAX_ORDERS:
             (first, then), _ = self._seen.popitem(last=False)
             del self._after[first][then]
             if not self._after[first]:
@@ -120,7 +120,7 @@ class LockOrder:
         if frozenset(edges) in self._reported or frozenset.intersection(*(self._seen[edge].guards for edge in edges)):
             return []
         self._reported.add(frozenset(edges))
-        if len(self._reported) > MAXIMUM:
+        if len(self._reported) > MAX_ORDERS:
             self._reported = {frozenset(edges)}
         return edges
 

@@ -154,7 +154,7 @@ class _PanelBuilder:
     seconds: float = 0.0  # the sum of all times held and waited
     requests: int = 0
     limits: set[int] = field(default_factory=set)
-    _maximum: dict[int, int] = field(default_factory=dict)  # the largest weight in each interval with holders
+    _largest_weights: dict[int, int] = field(default_factory=dict)  # in each interval with holders
     _entered: list[tuple[float, str, int]] = field(default_factory=list)  # holders at the time reached, by grant time
     _weights: dict[str, list[int]] = field(default_factory=dict)  # the weights of holders, by shared access type
     _load: int = 0
@@ -183,7 +183,7 @@ class _PanelBuilder:
         use = []
         before = 0
         for number in range(STRETCHES):
-            weight = self._maximum.get(number, 0)
+            weight = self._largest_weights.get(number, 0)
             if weight != before:
                 use.append((self.begin + number * stretch, weight))
             before = weight
@@ -206,7 +206,7 @@ class _PanelBuilder:
             return
         per_second = STRETCHES / max(1e-6, (self.end - self.begin).total_seconds())
         for number in range(max(0, int(time * per_second)), min(STRETCHES - 1, int(until * per_second)) + 1):
-            self._maximum[number] = max(self._maximum.get(number, 0), self._load)
+            self._largest_weights[number] = max(self._largest_weights.get(number, 0), self._load)
 
     def _change_load(self, label: str, weight: int, by: int) -> None:
         """Add a holder to the load, or remove it. Holders of one shared access type count as the heaviest of them."""

@@ -16,20 +16,20 @@ from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.model import MAX_NESTED, TASK_BOUNDS, NewTask
 from sqlsem.tasks import Json, Queue
 
-MAXIMUM = 2**31 - 1
+MAX_INT = 2**31 - 1
 #: The amounts of a task: Python values within the bounds and outside of them, the name in saved options, and the name
 #: in SQL.
 AMOUNTS = {
-    "order": ((-MAXIMUM - 1, MAXIMUM), (-MAXIMUM - 2, MAXIMUM + 1, 1.5), "order", '"order"'),
-    "priority": ((-MAXIMUM - 1, MAXIMUM), (-MAXIMUM - 2, MAXIMUM + 1, 1.5), "priority", "priority"),
-    "max_attempts": ((1, MAXIMUM), (0, -1, MAXIMUM + 1), "max_attempts", "max_attempts"),
+    "order": ((-MAX_INT - 1, MAX_INT), (-MAX_INT - 2, MAX_INT + 1, 1.5), "order", '"order"'),
+    "priority": ((-MAX_INT - 1, MAX_INT), (-MAX_INT - 2, MAX_INT + 1, 1.5), "priority", "priority"),
+    "max_attempts": ((1, MAX_INT), (0, -1, MAX_INT + 1), "max_attempts", "max_attempts"),
     "after": (
         *((0, 315_360_000), (-1, 315_360_001, 320_000_000, float("nan"), float("inf"))),
         *("after_ms", "after_seconds"),
     ),
     "backoff": ((0, 300), (-1, 300.5, 301, float("nan")), "backoff_ms", "backoff_seconds"),
     "time_limit": (
-        *((0.001, MAXIMUM // 1000), (0, -1, MAXIMUM // 1000 + 1, float("nan"))),
+        *((0.001, MAX_INT // 1000), (0, -1, MAX_INT // 1000 + 1, float("nan"))),
         *("time_limit_ms", "time_limit_seconds"),
     ),
 }
@@ -37,15 +37,15 @@ AMOUNTS = {
 OTHERS = {"on_failure", "note", "unique", "replace", "key", "locks"}
 #: The amounts of a queue: the setter, values within the bounds, and values outside of them.
 SETTERS = {
-    "set_limit": (lambda queue, value: queue.set_limit(value), (0, MAXIMUM), (-1, MAXIMUM + 1, 1.5)),
-    "set_key_limit": (lambda queue, value: queue.set_key_limit(value), (0, MAXIMUM), (-1, MAXIMUM + 1)),
-    "set_weight": (lambda queue, value: queue.set_weight("k", value), (1, MAXIMUM), (0, -1, MAXIMUM + 1)),
-    "set_rate": (lambda queue, value: queue.set_rate(value, "1m"), (1, MAXIMUM), (0, -1, MAXIMUM + 1)),
-    "set_key_rate": (lambda queue, value: queue.set_key_rate(value, "1m"), (1, MAXIMUM), (0, -1, MAXIMUM + 1)),
+    "set_limit": (lambda queue, value: queue.set_limit(value), (0, MAX_INT), (-1, MAX_INT + 1, 1.5)),
+    "set_key_limit": (lambda queue, value: queue.set_key_limit(value), (0, MAX_INT), (-1, MAX_INT + 1)),
+    "set_weight": (lambda queue, value: queue.set_weight("k", value), (1, MAX_INT), (0, -1, MAX_INT + 1)),
+    "set_rate": (lambda queue, value: queue.set_rate(value, "1m"), (1, MAX_INT), (0, -1, MAX_INT + 1)),
+    "set_key_rate": (lambda queue, value: queue.set_key_rate(value, "1m"), (1, MAX_INT), (0, -1, MAX_INT + 1)),
     "set_rate, per": (
         lambda queue, value: queue.set_rate(1, value),
-        (0.001, MAXIMUM // 1000),
-        (0, -1, MAXIMUM // 1000 + 1),
+        (0.001, MAX_INT // 1000),
+        (0, -1, MAX_INT // 1000 + 1),
     ),
 }
 CASES = [

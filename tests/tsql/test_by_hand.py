@@ -54,8 +54,8 @@ def test_printed_scripts_install_everything(database: Database, schema: str) -> 
 
 def test_printed_scripts_leave_nothing_after_an_error(database: Database, schema: str) -> None:
     connection = database.raw()
-    *maximum, last = printed(schema)
-    for batch in maximum:
+    *batches, last = printed(schema)
+    for batch in batches:
         connection.cursor().execute(batch)
     with pytest.raises(Exception, match="nothing_of_that_name"):
         connection.cursor().execute("SELECT 1 FROM nothing_of_that_name")

@@ -107,7 +107,7 @@ def test_orders_of_other_threads_count(orders):
 
 
 def test_oldest_names_are_forgotten(orders, monkeypatch):
-    monkeypatch.setattr(lockorder, "MAXIMUM", 10)
+    monkeypatch.setattr(lockorder, "MAX_ORDERS", 10)
     first_place(orders)
     for number in range(20):
         assert told(orders, ["a"], f"load:{number}") == []

@@ -16,9 +16,8 @@ from sqlsem.errors import NotHeld, Unavailable
 
 __all__: list[str] = []
 
-#: An open transaction may delay an installation for so long, in seconds, until the installation ends or fails. It
-#: fails after 60 s by itself; an attempt that began before that may last as long as an installation (three times this
-#: is added, as an attempt beside others takes longer).
+#: The seconds that an installation may take behind an open transaction, besides three times its duration without one:
+#: it begins no attempt after 60 s, and the last attempt may take longer than an undisturbed installation.
 INSTALL_SECONDS = 100.0
 
 

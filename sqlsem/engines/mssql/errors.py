@@ -10,9 +10,9 @@ _NUMBER = re.compile(r"\((\d{2,9})\)")
 _LAST_NUMBER = re.compile(r"\((\d{2,9})\)\s*\(SQL\w+\)")
 #: The numbers that sqlsem's routines raise.
 OURS = range(50000, 50100)
-#: The numbers of mistakes of the caller: a retry fails again. clients/dotnet/SqlSem.cs has the same ones.
+#: Numbers that report a mistake of the caller, so that a retry fails again. (OfNumber in SqlSem.cs lists them, too.)
 CONFIGURATION_NUMBERS = frozenset({50001, 50003, 50006, 50008, 50009})
-#: The beginnings of their messages, for drivers without numbers.
+#: The beginnings of the messages of these routines, for drivers without numbers.
 OUR_WORDS = (
     (50002, "sqlsem: busy: "),
     (50005, "sqlsem: this member is not known here"),
