@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.aio.driver import awaited, call_in_thread, this_task
+from sqlsem.aio.wakeup import SignalWakeup
 from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.leading import (
     LONGEST_PAUSE_SECONDS,
@@ -151,6 +152,12 @@ class _Block:
         self._task = this_task()
         self._terminated = False
         self.scope = SigtermScope(term._notify_ending, lambda: term._soon(self._terminate))
+        self._wakeup: SignalWakeup | None = None
+
+    def begin(self) -> None:
+        """Handle SIGTERM, also while the loop is idle, until `end`."""
+        if watch_sigterm(self.scope):
+            self._wakeup = SignalWakeup.begin()
 
     def _terminate(self) -> None:
         if not self._terminated:
@@ -173,6 +180,8 @@ class _Block:
         """Stop handling SIGTERM. Raises `SystemExit` if SIGTERM has ended the block."""
         self.scope.leave()
         self.scope.end()
+        if self._wakeup is not None:
+            self._wakeup.end()
         if self._terminated and (exc is None or isinstance(exc, asyncio.CancelledError)):
             raise SystemExit(TERMINATED)
 
@@ -228,7 +237,7 @@ class Leader:
         block = _Block(term, self._make_lock(self._election.terms(None, self._cancel_on_lost)))
         try:
             if self._handle_sigterm:
-                watch_sigterm(block.scope)
+                block.begin()
             grant = await block.lock.__aenter__()
             try:
                 term._begin(grant)

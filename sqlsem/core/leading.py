@@ -192,17 +192,18 @@ class _Handler:
 _handler: _Handler | None = None
 
 
-def watch_sigterm(scope: SigtermScope) -> None:
-    """Handle SIGTERM for this block until `SigtermScope.end`. Does nothing outside of the main thread, if SIGTERM is
-    ignored, or if its handler is not a Python one.
+def watch_sigterm(scope: SigtermScope) -> bool:
+    """Handle SIGTERM for this block until `SigtermScope.end`, and return True. Do nothing and return False outside of
+    the main thread, if SIGTERM is ignored, or if its handler is not a Python one.
     """
     global _handler
     if threading.current_thread() is not threading.main_thread():
-        return
+        return False
     if _handler is None:
         previous = signal.getsignal(signal.SIGTERM)
         if previous is None or previous is signal.SIG_IGN:
-            return
+            return False
         _handler = _Handler(previous)
         signal.signal(signal.SIGTERM, _handler)
     scope.begin(_handler)
+    return True
