@@ -19,8 +19,8 @@ from typing import Any
 
 import sqlsem
 from benchmarks import servers, subjects
-from sqlsem.engines import protocol
-from sqlsem.engines.base import Session
+from sqlsem.engines.optional import Session
+from sqlsem.engines.protocol import EngineConnection
 
 #: Requested so much earlier (ns) and granted later: overtaken, and not merely a tie.
 OVERTAKEN = 2_000_000
@@ -308,8 +308,8 @@ class Waiting:
 #: The calls of a session.
 CALLS = [
     name
-    for name, _ in inspect.getmembers(protocol.Session, inspect.isfunction)
-    if not (name.startswith("_") or hasattr(protocol.EngineConnection, name))
+    for name, _ in inspect.getmembers(Session, inspect.isfunction)
+    if not (name.startswith("_") or hasattr(EngineConnection, name))
 ]
 
 
@@ -325,7 +325,7 @@ def counting_calls(kind: type[Any], count: list[int] | None = None) -> Iterator[
 
         return call
 
-    own = {name: kind.__dict__.get(name) for name in CALLS if hasattr(kind, name)}
+    own = {name: kind.__dict__.get(name) for name in CALLS if getattr(kind, name) is not getattr(Session, name)}
     for name in own:
         setattr(kind, name, counted(getattr(kind, name)))
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlsem import tasks
 from sqlsem.core.admin import BaseAdmin
-from sqlsem.engines.protocol import Session
-from sqlsem.engines.schedules import ScheduleSession
+from sqlsem.engines.base import Session
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import NotHeld
 from sqlsem.model import Schedule, check_name, check_some
 
@@ -25,7 +25,7 @@ class Admin(BaseAdmin):
     def schedules(self, queue: str | None = None) -> list[Schedule]:
         """Return the schedules of one queue, or of all, by name; see `Queue.schedule`."""
         check_some("The queue's name", queue)
-        return self.client.with_connection(lambda session: session.list_schedules(None, queue), ScheduleSession)
+        return self.client.with_connection(lambda session: session.list_schedules(None, queue), Capability.SCHEDULES)
 
     def pause_schedule(self, name: str) -> None:
         """Put no tasks of a schedule until `resume_schedule`. Raises `NotHeld` if there is no such schedule."""
@@ -51,5 +51,5 @@ class Admin(BaseAdmin):
                 due = tasks.next_due(schedules[0].cron, schedules[0].time_zone, schedules[0].taken_at)
             return session.set_schedule(name, action, due)
 
-        if not self.client.with_connection(change, ScheduleSession):
+        if not self.client.with_connection(change, Capability.SCHEDULES):
             raise NotHeld(f"There is no schedule {name!r} that you may {action}; see: sqlsem schedules")

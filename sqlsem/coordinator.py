@@ -26,7 +26,7 @@ from sqlsem.core.options import (
 from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.terms import Name
 from sqlsem.engines.base import Creator, Engine, Options
-from sqlsem.engines.protocol import BatchSession, TaskSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError
 from sqlsem.leading import Callback, Leader
 from sqlsem.locks import Lock, adopt_in
@@ -190,14 +190,14 @@ class Coordinator:
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """See `sqlsem.queue`."""
         check_options("queue()", options, QueueOptions.__optional_keys__)
-        self.client.engine.require(TaskSession, "A queue")
+        self.client.engine.require(Capability.TASKS, "A queue")
         return tasks.queue(name, coordinator=self, **options)
 
     @shows_options(BatchOptions)
     def batch(self, name: str, parts: Iterable[str], *, window: Duration, **options: Unpack[BatchOptions]) -> Batch:
         """See `sqlsem.batch`."""
         check_options("batch()", options, BatchOptions.__optional_keys__)
-        self.client.engine.require(BatchSession, "A batch")
+        self.client.engine.require(Capability.BATCHES, "A batch")
         return batches.batch(name, parts, window=window, coordinator=self, **options)
 
     @property

@@ -72,6 +72,7 @@ __all__ = [
     "GuardedTable",
     "Heartbeat",
     "NewTask",
+    "OnceEntry",
     "Operation",
     "PartEnd",
     "PartEntry",
@@ -330,6 +331,29 @@ class GuardedTable:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values."""
         return plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class OnceEntry:
+    """The latest run of a name. Times are by the database's clock.
+
+    Attributes:
+        name: The name of the job.
+        granted_at: The time at which the run's lock was granted, which determines the period of the run.
+        done_at: The time at which the run ended.
+        fence: The fence of the run.
+        requesting_id: The id of the caller that ran it.
+        login: The login of the run, if known.
+        taken_at: The time of this answer.
+    """
+
+    name: str
+    granted_at: datetime
+    done_at: datetime
+    fence: int
+    requesting_id: str
+    login: str | None
+    taken_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

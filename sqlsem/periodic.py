@@ -15,9 +15,8 @@ from sqlsem.core.effects import run_generator
 from sqlsem.core.grant_registry import LostCallback
 from sqlsem.core.grants import Grant
 from sqlsem.core.periodic import Period, Periodic, release_after_interrupt
-from sqlsem.engines.periodic import OnceEntry
 from sqlsem.locks import Lock
-from sqlsem.model import Duration
+from sqlsem.model import Duration, OnceEntry
 
 if TYPE_CHECKING:
     from sqlsem import aio  # for types only; `_aio` imports it at its first use, so that only asyncio programs load it

@@ -17,7 +17,7 @@ from functools import partial
 from sqlsem.coordinator import Coordinator
 from sqlsem.core.threads import ShouldContinue, SupervisedThread
 from sqlsem.engines.base import AdaptiveTimeout, Session, time_limited
-from sqlsem.engines.protocol import AdminSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError, SchemaError, SqlsemError
 from sqlsem.insight.consequences import Action
 from sqlsem.insight.overview import Overview
@@ -65,7 +65,7 @@ class Poller:
     """
 
     def __init__(self, coordinator: Coordinator, every: float) -> None:
-        coordinator.engine.require(AdminSession, "This")
+        coordinator.engine.require(Capability.ADMINISTRATION, "This")
         self.snapshot = Snapshot()
         self.every = every
         self._coordinator = coordinator

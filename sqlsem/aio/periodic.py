@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlsem.aio.driver import Driver, call_in_thread, run_generator, this_caller, this_task
 from sqlsem.core.periodic import Period, Periodic, release_after_interrupt
 from sqlsem.core.terms import Terms
-from sqlsem.engines.periodic import OnceEntry
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import Duration
+from sqlsem.model import Duration, OnceEntry
 
 if TYPE_CHECKING:
     from sqlsem import aio  # for types only: it imports this module

@@ -13,7 +13,7 @@ from sqlsem.batches.part import Part
 from sqlsem.core.backoff import backoff_delays
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.options import Alarm
-from sqlsem.engines.protocol import BatchSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError, Timeout
 from sqlsem.model import BatchEntry, Duration, check_duration, check_name, monotonic
 
@@ -145,7 +145,7 @@ def _read(
     coordinator: Coordinated, name: str | None, batch_id: int | None, maximum: int = LIST_LENGTH
 ) -> list[BatchEntry]:
     return coordinator.client.with_connection(
-        lambda session: session.list_batches(name, batch_id, maximum), BatchSession
+        lambda session: session.list_batches(name, batch_id, maximum), Capability.BATCHES
     )
 
 
@@ -156,7 +156,7 @@ def abandon(coordinator: Coordinated, which: int | str) -> int | None:
     """
     name = check_name("The batch's name", which) if isinstance(which, str) else None
     batch_id = which if isinstance(which, int) else None
-    return coordinator.client.with_connection(lambda session: session.abandon_batch(name, batch_id), BatchSession)
+    return coordinator.client.with_connection(lambda session: session.abandon_batch(name, batch_id), Capability.BATCHES)
 
 
 def resume(coordinator: Coordinated, which: int | str) -> bool:

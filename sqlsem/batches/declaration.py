@@ -13,7 +13,7 @@ from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated, client_of
 from sqlsem.core.options import Alarm
 from sqlsem.engines.base import Session
-from sqlsem.engines.protocol import BatchSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import BatchFailed, ConfigurationError, SqlsemError
 from sqlsem.model import BatchEntry, Duration, check_duration, check_name
 from sqlsem.printable import first_line
@@ -72,7 +72,7 @@ class Declaration:
     def client(self) -> DatabaseClient:
         """The client of the batch's database; without a coordinator, that of the current default one."""
         client = client_of(self._coordinator)
-        client.engine.require(BatchSession, f"Batch {self.name!r}")
+        client.engine.require(Capability.BATCHES, f"Batch {self.name!r}")
         return client
 
     def declare_callback(self, callback: Any) -> None:

@@ -21,7 +21,7 @@ from sqlsem.certify.results import Failed, NotPossible
 from sqlsem.certify.sessions import Session, server_words
 from sqlsem.coordinator import Coordinator, connect
 from sqlsem.engines.base import Engine, Options
-from sqlsem.engines.protocol import SchemaSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError, Unavailable
 
 __all__ = ["PATIENCE", "Bench", "Wishes"]
@@ -66,7 +66,7 @@ class Bench:
         self.url = engines.plain(url)
         kind = engines.of_url(self.url)
         self.named: Engine = kind(self.url, Options())
-        self.named.require(SchemaSession, "sqlsem certify")
+        self.named.require(Capability.TABLES, "sqlsem certify")
         if self.named.local_file is not None:
             # A new file in the same file system: many writers in the named file would block its users.
             place = self.named.local_file.parent

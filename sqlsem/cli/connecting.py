@@ -17,7 +17,7 @@ import platformdirs
 import sqlsem
 from sqlsem import config, engines, files
 from sqlsem.engines.base import Engine, Options
-from sqlsem.engines.protocol import SchemaSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError
 from sqlsem.terminal import output
 
@@ -106,7 +106,7 @@ class Connecting:
         """
         with sqlsem.connect(self.chosen_url, **self.options) as coordinator:
             if not bare:  # a lock in the memory of this command would block no other process
-                coordinator.engine.require(SchemaSession, "The command line")
+                coordinator.engine.require(Capability.TABLES, "The command line")
             if must_exist and not self.settings.embedded:
                 coordinator.engine.creates = False
             label, source = coordinator.engine.label, self.settings.source

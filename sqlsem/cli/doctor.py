@@ -13,9 +13,8 @@ from rich.text import Text
 from sqlsem import config, sql, tasks
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import json_option
-from sqlsem.engines.base import Engine
-from sqlsem.engines.protocol import Check, SchemaSession
-from sqlsem.engines.schedules import ScheduleSession
+from sqlsem.engines.base import Engine, Session
+from sqlsem.engines.protocol import Capability, Check
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.printable import clean
 from sqlsem.sql.features import FEATURES, listed
@@ -86,16 +85,16 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
         return engine.label, [*checks, _failed("connect", exc, mend)]
     try:
         checks.append(Check("connect", True, f"in {(time.perf_counter() - began) * 1000:.1f} ms"))
-        if engine.has(SchemaSession):
+        if engine.has(Capability.TABLES):
             checks += [_schema(session), *_features(engine), *_engine(session)]
         in_order = all(check.ok for check in checks if check.name == "schema")
-        if engine.has(ScheduleSession) and in_order and session.has_feature("queue"):
+        if engine.has(Capability.SCHEDULES) and in_order and session.has_feature("queue"):
             checks += _schedules(session)
     finally:
         session.close()
     if all(check.ok for check in checks if check.name == "schema"):
         try:
-            if engine.has(SchemaSession) and engine.installed.has("operate"):
+            if engine.has(Capability.TABLES) and engine.installed.has("operate"):
                 checks.append(_members(options))
             checks.append(_round_trip(options))
         except SqlsemError as exc:
@@ -111,7 +110,7 @@ def _failed(name: str, exc: Exception, mend: str) -> Check:
     return Check(name, False, " ".join(str(exc).split()) or type(exc).__name__, mend)
 
 
-def _schema(session: SchemaSession) -> Check:
+def _schema(session: Session) -> Check:
     try:
         settings = session.check_schema()
     except SqlsemError as exc:
@@ -130,7 +129,7 @@ def _features(engine: Engine) -> list[Check]:
     return [Check("features", True, detail)]
 
 
-def _engine(session: SchemaSession) -> list[Check]:
+def _engine(session: Session) -> list[Check]:
     try:
         return session.diagnose()
     except (SqlsemError, NotImplementedError) as exc:
@@ -151,7 +150,7 @@ def _members(options: Connecting) -> Check:
     return Check("members", True, detail)
 
 
-def _schedules(session: ScheduleSession) -> list[Check]:
+def _schedules(session: Session) -> list[Check]:
     """Return a check whether this host can compute the next times of the schedules that this login sees."""
     try:
         schedules = session.list_schedules(None, None)

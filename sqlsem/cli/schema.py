@@ -13,9 +13,8 @@ import click
 from sqlsem import engines, sql
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.engines.base import Engine, Session
-from sqlsem.engines.installed import FeatureSelection, needed
-from sqlsem.engines.protocol import SchemaSession
-from sqlsem.engines.settings import setting_number
+from sqlsem.engines.installed import FeatureSelection, needed, setting_number
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.sql.features import EVERYTHING, FEATURES, chosen, from_setting, listed
 from sqlsem.terminal import output
@@ -83,7 +82,7 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
       newer than this client, or have more features than --only names.
     """
     engine = options.engine()
-    engine.require(SchemaSession, "sqlsem init")
+    engine.require(Capability.TABLES, "sqlsem init")
     if (only or add) and not sql.has_features(engine.name):
         raise ConfigurationError(_NO_CHOICE.format(where=engine.label))
     selection = FeatureSelection(only or (), add or ())

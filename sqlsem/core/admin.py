@@ -12,13 +12,8 @@ from typing import Any, TypeVar
 
 from sqlsem.core.client import DatabaseClient
 from sqlsem.engines.base import Session
-from sqlsem.engines.guarded_tables import GuardedTableSession
-from sqlsem.engines.kept_locks import KeptLockSession
-from sqlsem.engines.priorities import PRIORITY_QUEUE_PREFIX, PrioritySession, why_no_priorities
-from sqlsem.engines.protocol import AdminSession, TaskSession
-from sqlsem.engines.queue_limits import QueueLimitSession
-from sqlsem.engines.rates import RateSession
-from sqlsem.engines.settings import SettingSession
+from sqlsem.engines.priorities import PRIORITY_QUEUE_PREFIX, why_no_priorities
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.insight.kept import KeptLock
 from sqlsem.insight.overview import Overview
@@ -73,7 +68,7 @@ class AdminViews:
         >>> coordinator.admin.overview().members[0].host  # doctest: +SKIP
         'etl1'
         """
-        return self.client.with_connection(lambda session: session.overview(), AdminSession)
+        return self.client.with_connection(lambda session: session.overview(), Capability.ADMINISTRATION)
 
     def kept_locks(self, resource: str | None = None) -> list[KeptLock]:
         """Return the locks inside the database that a session keeps for longer than its calls need them, of one
@@ -84,9 +79,9 @@ class AdminViews:
         ...     print(kept.words, kept.remedy)
         """
         check_some("The resource name", resource)
-        if not self.client.engine.has(KeptLockSession):
+        if not self.client.engine.has(Capability.KEPT_LOCKS):
             return []
-        return self.client.with_connection(lambda session: session.kept_locks(resource), KeptLockSession)
+        return self.client.with_connection(lambda session: session.kept_locks(resource), Capability.KEPT_LOCKS)
 
     def history(
         self,
@@ -112,7 +107,9 @@ class AdminViews:
         check_some("The resource name", resource)
         check_count("maximum", maximum, 0)
         criteria = _criteria(since, until, outcome=outcome, who=who)
-        return self.client.with_connection(lambda session: session.history(resource, maximum, **criteria), AdminSession)
+        return self.client.with_connection(
+            lambda session: session.history(resource, maximum, **criteria), Capability.ADMINISTRATION
+        )
 
     def operations(
         self,
@@ -143,7 +140,9 @@ class AdminViews:
         check_some("The name", name)
         check_count("maximum", maximum, 0)
         criteria = _criteria(since, until, action=action, who=who)
-        return self.client.with_connection(lambda session: session.operations(name, maximum, **criteria), AdminSession)
+        return self.client.with_connection(
+            lambda session: session.operations(name, maximum, **criteria), Capability.ADMINISTRATION
+        )
 
 
 class BaseAdmin(AdminViews):
@@ -153,7 +152,7 @@ class BaseAdmin(AdminViews):
         """Return every window of one rate, or of all, with its current use."""
         check_some("The rate's name", name)
         resource = None if name is None else RATE_PREFIX + name
-        return self.client.with_connection(lambda session: session.rates(resource), RateSession)
+        return self.client.with_connection(lambda session: session.rates(resource), Capability.RATES)
 
     def set_rate(self, name: str, limit: int | Windows | None, per: Duration | None = None) -> None:
         """Set the limit of a rate in a window. It takes precedence over the limit that programs declare, and
@@ -174,14 +173,14 @@ class BaseAdmin(AdminViews):
         else:
             changes = [(window.ms, window.limit) for window in windows_of(limit, per)]
         for window_ms, number in changes:
-            self.client.with_connection(partial(_set_rate, resource, window_ms, number), RateSession)
+            self.client.with_connection(partial(_set_rate, resource, window_ms, number), Capability.RATES)
 
     def reset_rate(self, name: str) -> bool:
         """Reset a rate: delete its use, its debts, and the limits that programs have declared. Operators' limits stay.
         Programs may then use the whole limit at once. Return False if the database has no record of the rate.
         """
         resource = RateRequest(name, ()).resource
-        return self.client.with_connection(lambda session: session.reset_rate(resource), RateSession)
+        return self.client.with_connection(lambda session: session.reset_rate(resource), Capability.RATES)
 
     def resources(self) -> list[Resource]:
         """Return all resources that have rows or settings."""
@@ -204,7 +203,7 @@ class BaseAdmin(AdminViews):
         name = check_name("The resource name", resource)
         if limit is not None:
             check_count("The limit", limit)
-        self.client.with_connection(lambda session: session.set_resource(name, "cap", limit), SettingSession)
+        self.client.with_connection(lambda session: session.set_resource(name, "cap", limit), Capability.SETTINGS)
 
     def set_stale_after(self, resource: str, seconds: Duration | None) -> None:
         """Set the age at which rows of bare participants (without beacon and lease) are removed; None: never."""
@@ -212,7 +211,9 @@ class BaseAdmin(AdminViews):
         value = None
         if seconds is not None:
             value = max(1, int(check_duration("stale_after", seconds, zero=False) * 1000))
-        self.client.with_connection(lambda session: session.set_resource(name, "stale_after", value), AdminSession)
+        self.client.with_connection(
+            lambda session: session.set_resource(name, "stale_after", value), Capability.ADMINISTRATION
+        )
 
     def set_priorities(self, resource: str, ageing: Duration | None = 60.0) -> None:
         """Make requests for a resource wait by priority. Each request must then name a priority
@@ -237,18 +238,18 @@ class BaseAdmin(AdminViews):
             if (wrong := why_no_priorities(name)) is not None:
                 raise ConfigurationError(wrong, resource=name)
             value = max(1, int(check_duration("ageing", ageing, zero=False) * 1000))
-        self.client.engine.require(PrioritySession, "A priority")
-        self.client.with_connection(lambda session: session.set_resource(name, "ageing", value), SettingSession)
+        self.client.engine.require(Capability.PRIORITIES, "A priority")
+        self.client.with_connection(lambda session: session.set_resource(name, "ageing", value), Capability.SETTINGS)
 
     def pause(self, resource: str) -> None:
         """Grant no further requests until `resume`. Holders keep their grants, and waiters their positions."""
         name = check_name("The resource name", resource)
-        self.client.with_connection(lambda session: session.set_resource(name, "paused", 1), SettingSession)
+        self.client.with_connection(lambda session: session.set_resource(name, "paused", 1), Capability.SETTINGS)
 
     def resume(self, resource: str) -> None:
         """Undo `pause`."""
         name = check_name("The resource name", resource)
-        self.client.with_connection(lambda session: session.set_resource(name, "paused", 0), SettingSession)
+        self.client.with_connection(lambda session: session.set_resource(name, "paused", 0), Capability.SETTINGS)
 
     def revoke(self, position: int, *, force: bool = False) -> bool:
         """Revoke a request or grant by its position. Return True if its row is removed; False if a live holder is
@@ -256,7 +257,9 @@ class BaseAdmin(AdminViews):
         such row.
         """
         check_id("The position", position)
-        code = self.client.with_connection(lambda session: session.revoke(position, bool(force)), AdminSession)
+        code = self.client.with_connection(
+            lambda session: session.revoke(position, bool(force)), Capability.ADMINISTRATION
+        )
         if code < 0:
             raise NotHeld(f"There is no row at position {position}; see: sqlsem ls")
         return code == 0
@@ -277,11 +280,13 @@ class BaseAdmin(AdminViews):
             check_count("The number of a member", member, maximum=2**63 - 1)
         if login is not None:
             check_name("The login", login)
-        return self.client.with_connection(lambda session: session.revoke_members(member, login, force), AdminSession)
+        return self.client.with_connection(
+            lambda session: session.revoke_members(member, login, force), Capability.ADMINISTRATION
+        )
 
     def reap(self) -> int:
         """Test now whether each owner is alive, and remove the rows of dead owners. Return their number."""
-        return self.client.with_connection(lambda session: session.reap(), AdminSession)
+        return self.client.with_connection(lambda session: session.reap(), Capability.ADMINISTRATION)
 
     def guard_table(self, table: str, resource: str) -> int:
         """Guard a table: the database then refuses writes in transactions that have not asserted a write grant of
@@ -313,12 +318,12 @@ class BaseAdmin(AdminViews):
 
     def _guarding(self, call: Callable[[Session], T]) -> T:
         engine = self.client.engine
-        if not engine.has(GuardedTableSession):
+        if not engine.has(Capability.GUARDED_TABLES):
             raise ConfigurationError(
                 f"{engine.label} cannot guard tables: it has no triggers that run once for a statement; there "
                 f"grant.assert_held(cursor) in each transaction says whether the lock is held"
             )
-        return self.client.with_connection(call, GuardedTableSession)
+        return self.client.with_connection(call, Capability.GUARDED_TABLES)
 
     def queues(self, queue: str | None = None) -> list[QueueCounts]:
         """Return for one work queue, or each: tasks by state, the oldest task, the throughput, and why it stands still.
@@ -329,14 +334,14 @@ class BaseAdmin(AdminViews):
         >>> [(counts.queue, counts.pending) for counts in coordinator.admin.queues()]  # doctest: +SKIP
         """
         check_some("The queue's name", queue)
-        return self.client.with_connection(lambda session: session.queue_counts(queue), TaskSession)
+        return self.client.with_connection(lambda session: session.queue_counts(queue), Capability.TASKS)
 
     def queue_limits(self, queue: str | None = None) -> list[QueueLimit]:
         """Return the settings of one work queue, or of all: the limits of tasks at a time (in all, and of each key),
         the rates and the weights. See `Queue.set_limit`.
         """
         check_some("The queue's name", queue)
-        return self.client.with_connection(lambda session: session.queue_limits(queue), QueueLimitSession)
+        return self.client.with_connection(lambda session: session.queue_limits(queue), Capability.QUEUE_LIMITS)
 
     def queue_waits(self, queue: str | None = None) -> list[QueueWait]:
         """Return the work queues and keys that wait because their rate is used up, of one queue or all. See
@@ -345,7 +350,7 @@ class BaseAdmin(AdminViews):
         >>> [(wait.task_key, wait.seconds) for wait in coordinator.admin.queue_waits("mails")]  # doctest: +SKIP
         """
         check_some("The queue's name", queue)
-        return self.client.with_connection(lambda session: session.queue_waits(queue), QueueLimitSession)
+        return self.client.with_connection(lambda session: session.queue_waits(queue), Capability.QUEUE_LIMITS)
 
     def tasks(
         self, queue: str | None = None, status: str | None = None, *, maximum: int = 100, skip: int = 0
@@ -360,13 +365,13 @@ class BaseAdmin(AdminViews):
         check_count("maximum", maximum, 0)
         check_count("skip", skip, 0)
         return self.client.with_connection(
-            lambda session: session.list_tasks(queue, status, maximum, skip), TaskSession
+            lambda session: session.list_tasks(queue, status, maximum, skip), Capability.TASKS
         )
 
     def attempts(self, task_id: int) -> list[Attempt]:
         """Return every attempt at a task: its worker, time, duration and outcome."""
         check_id("The task's number", task_id)
-        return self.client.with_connection(lambda session: session.task_attempts(task_id), TaskSession)
+        return self.client.with_connection(lambda session: session.task_attempts(task_id), Capability.TASKS)
 
     def retry_task(self, task_id: int) -> None:
         """Make a failed or cancelled task pending again. Raises `NotHeld` if it is neither."""
@@ -383,7 +388,7 @@ class BaseAdmin(AdminViews):
                         return 0 if code < RUNS else code
             return code
 
-        code = self.client.with_connection(change, TaskSession)
+        code = self.client.with_connection(change, Capability.TASKS)
         if code != 0:
             raise _cannot("retry", task_id, code, "failed or cancelled")
         self.client.queue_changes.notify()
@@ -397,14 +402,14 @@ class BaseAdmin(AdminViews):
         >>> coordinator.admin.cancel_task(17)  # doctest: +SKIP
         """
         check_id("The task's number", task_id)
-        code = self.client.with_connection(lambda session: session.cancel_task(task_id), TaskSession)
+        code = self.client.with_connection(lambda session: session.cancel_task(task_id), Capability.TASKS)
         if code < 0:
             raise _cannot("cancel", task_id, code, "pending, running or failed")
         self.client.queue_changes.notify()
         return code != RUNS
 
 
-def _set_rate(resource: str, window_ms: int, limit: int | None, session: RateSession) -> bool:
+def _set_rate(resource: str, window_ms: int, limit: int | None, session: Session) -> bool:
     return session.set_rate(resource, window_ms, limit)
 
 

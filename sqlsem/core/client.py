@@ -41,7 +41,7 @@ from sqlsem.core.threads import Pool, call_and_log, flush_log, safe_logger, spaw
 from sqlsem.core.wait_pool import WaitConnectionPool
 from sqlsem.core.waiter_queues import WaiterQueues
 from sqlsem.engines.base import AdaptiveTimeout, Engine, EngineConnection, Session, time_limited
-from sqlsem.engines.protocol import LockSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.model import End, Entry, Ticket, monotonic
 
 __all__ = ["DatabaseClient", "open_clients"]
@@ -165,12 +165,11 @@ class DatabaseClient:
             return woken
         return member.verify()
 
-    def with_connection(self, call: Callable[[Session], T], role: type[Any] = LockSession) -> T:
-        """Make a call that needs no membership, on a new connection. ``role``: the kind of session that the
-        call needs.
-        """
+    def with_connection(self, call: Callable[[Session], T], capability: Capability | None = None) -> T:
+        """Make a call that needs no membership, on a new connection. ``capability``: the one that the call needs."""
         self.require_open()
-        self.engine.require(role, "This")
+        if capability is not None:
+            self.engine.require(capability, "This")
         member = self.member
         for attempt in tenacity.Retrying(
             sleep=tenacity.sleep_using_event(member.closing), **member.main.retry_policy("A read", None)

@@ -22,7 +22,7 @@ from sqlsem.core.threads import safe_logger
 from sqlsem.core.timeout_details import blockers
 from sqlsem.core.waiter_queues import Waiter
 from sqlsem.engines.base import Busy, Session
-from sqlsem.engines.protocol import ConversionSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError, Deadlock, SqlsemError, Timeout
 from sqlsem.events import Behind, Deadlocked, Event, Granted, TimedOut, Waiting
 from sqlsem.insight.blockers import in_words
@@ -46,7 +46,7 @@ class Upgrade(WaitingOperation):
         self, client: DatabaseClient, state: GrantState, timeout: Duration | None, event: threading.Event
     ) -> None:
         state.require_held()
-        client.engine.require(ConversionSession, "This")
+        client.engine.require(Capability.CONVERSIONS, "This")
         super().__init__(client, state.caller, None if timeout is None else check_duration("timeout", timeout))
         self._state = state
         self._ticket = state.tickets[0]
@@ -194,7 +194,7 @@ class Upgrade(WaitingOperation):
 def downgrade(client: DatabaseClient, state: GrantState) -> Effects[None]:
     """Downgrade the writer to a reader; if that fails, the next heartbeat does it."""
     state.require_held()
-    client.engine.require(ConversionSession, "This")
+    client.engine.require(Capability.CONVERSIONS, "This")
     _require_convertible(state, WRITE, "downgraded")
     if state.depth > 1:
         raise ConfigurationError(

@@ -16,7 +16,7 @@ from sqlsem.core.monitor import Monitor
 from sqlsem.core.wait_pool import WaitConnectionPool
 from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Session
-from sqlsem.engines.protocol import DeadlockSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.model import Ticket, monotonic
 
 __all__ = ["DeadlockCandidate", "DeadlockMonitor"]
@@ -78,7 +78,7 @@ class DeadlockMonitor(Monitor):
         deadline = monotonic() + CHECK_SECONDS
         chosen: set[int] = set()
         while self._candidates and member.member_id is not None and monotonic() < deadline:
-            found = session.find_deadlock(member.member_id) if member.engine.has(DeadlockSession) else None
+            found = session.find_deadlock(member.member_id) if member.engine.has(Capability.DEADLOCKS) else None
             if found is not None and self._has_unknown_row(found):
                 member.request_cleanup()
                 return

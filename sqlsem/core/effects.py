@@ -57,7 +57,7 @@ class WaitFor:
     ticket: Ticket
     timeout: float
     waiter: Any
-    #: True: wait until this reader is the only holder, and becomes the writer (`ConversionSession.upgrade`).
+    #: True: wait until this reader is the only holder, and becomes the writer (`OptionalSession.upgrade`).
     upgrade: bool = False
 
 

@@ -18,7 +18,7 @@ from sqlsem.core.effects import Call, Effects
 from sqlsem.core.grant_registry import BaseGrant, GrantState, LostCallback
 from sqlsem.core.threads import safe_logger
 from sqlsem.engines.base import Busy, Session
-from sqlsem.engines.transfers import TransferSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
 from sqlsem.model import Duration, Request, Ticket, check_duration, check_name, monotonic
 
@@ -58,7 +58,7 @@ def check_token(token: object) -> str:
 def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: str | None) -> Effects[str]:
     """Hand a grant over, and return the token for its adoption. See `Grant.hand_over`."""
     state = grant.state
-    client.engine.require(TransferSession, "hand_over()")
+    client.engine.require(Capability.HANDOVERS, "hand_over()")
     seconds = _check_ttl(ttl)
     if to is not None:
         check_name("to", to, 128)
@@ -172,7 +172,7 @@ class Adoption(Generic[G]):
         make_grant: Callable[[GrantState, float], G],
     ) -> None:
         client.require_open()
-        client.engine.require(TransferSession, "adopt()")
+        client.engine.require(Capability.HANDOVERS, "adopt()")
         self._client = client
         self._member = client.member
         self._token = check_token(token)

@@ -15,9 +15,9 @@ from sqlsem.core.effects import Call, Effects
 from sqlsem.core.grant_registry import BaseGrant, LostCallback, ReleaseToken, release_later
 from sqlsem.core.terms import Terms
 from sqlsem.engines.base import Session
-from sqlsem.engines.periodic import OnceEntry, PeriodicSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError, NotHeld
-from sqlsem.model import MAX_NAME, Duration, Ticket, check_duration, check_name
+from sqlsem.model import MAX_NAME, Duration, OnceEntry, Ticket, check_duration, check_name
 from sqlsem.names import ONCE_PREFIX
 
 __all__ = ["Period", "Periodic", "release_after_interrupt"]
@@ -101,16 +101,16 @@ class Periodic:
     def client(self) -> DatabaseClient:
         """The client of its coordinator, or of the default one."""
         client = self._given or client_of(None)
-        client.engine.require(PeriodicSession, "once()")
+        client.engine.require(Capability.PERIODS, "once()")
         return client
 
     def last(self) -> OnceEntry | None:
         """Return the record of the last run, or None. Blocks."""
-        return self.client.with_connection(lambda session: session.once_last(self.period.name), PeriodicSession)
+        return self.client.with_connection(lambda session: session.once_last(self.period.name), Capability.PERIODS)
 
     def forget(self) -> bool:
         """Delete the record of the last run. Return False if there was none. Blocks."""
-        return self.client.with_connection(lambda session: session.once_forget(self.period.name), PeriodicSession)
+        return self.client.with_connection(lambda session: session.once_forget(self.period.name), Capability.PERIODS)
 
     def __str__(self) -> str:
         return f"{self.period.name!r} per {self.period.per_ms / 1000:g} s"

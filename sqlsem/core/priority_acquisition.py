@@ -17,7 +17,8 @@ from sqlsem.core.effects import Call, Effects, Sleep
 from sqlsem.core.threads import safe_logger
 from sqlsem.core.waiter_queues import Waiter
 from sqlsem.engines.base import Busy, Session
-from sqlsem.engines.priorities import PriorityAnswer, PrioritySession
+from sqlsem.engines.priorities import PriorityAnswer
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
 from sqlsem.events import Behind, Waiting
 from sqlsem.model import Request, Ticket
@@ -44,7 +45,7 @@ class PriorityAcquisition(Acquisition[G]):
 
     def run(self) -> Effects[G | None]:
         """Acquire as `Acquisition.run` does. Raises `ConfigurationError` if the caller holds another lock."""
-        self.client.engine.require(PrioritySession, "A priority")
+        self.client.engine.require(Capability.PRIORITIES, "A priority")
         return (yield from super().run())
 
     def close(self) -> None:

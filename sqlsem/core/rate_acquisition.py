@@ -23,7 +23,7 @@ from sqlsem.core.grant_registry import BaseGrant, GrantState, HeldGrant, Release
 from sqlsem.core.rate_grants import BaseRateGrant, refund_call
 from sqlsem.core.threads import safe_logger
 from sqlsem.engines.base import Busy, Disconnected, Session
-from sqlsem.engines.rates import RateSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import LockLost, SqlsemError
 from sqlsem.events import TimedOut
 from sqlsem.model import Request, monotonic
@@ -140,7 +140,7 @@ class RateAcquisition(Generic[R]):
         new_event: Callable[[], threading.Event] = runtime.event,
     ) -> None:
         client.require_open()
-        client.engine.require(RateSession, "A rate")
+        client.engine.require(Capability.RATES, "A rate")
         self._client = client
         self._request = request
         self._timeout = timeout
@@ -425,8 +425,7 @@ class RateAcquisition(Generic[R]):
 
 def _takes_batches(client: DatabaseClient) -> bool:
     """Return True if the engine takes for several requests in one call."""
-    kind = client.engine.session_class
-    return issubclass(kind, RateSession) and kind.batches
+    return client.engine.session_class.batches_rates
 
 
 class RateGroupAcquisition(Generic[G, R]):

@@ -22,7 +22,7 @@ from sqlsem.core.grant_registry import BaseGrant, ReleaseToken
 from sqlsem.core.permits import Permit
 from sqlsem.core.threads import ShouldContinue, SupervisedThread, safe_logger
 from sqlsem.engines.base import Session
-from sqlsem.engines.commit_release import CommitReleaseSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError, SqlsemError
 
 __all__ = [
@@ -75,7 +75,7 @@ def is_other_database(client: DatabaseClient, theirs: str) -> bool:
     for is_second in (False, True):
         if engine.known_identity is None or is_second:  # another server may have taken over since the first read
             engine.known_identity = client.with_connection(
-                lambda session: session.database_identity(), CommitReleaseSession
+                lambda session: session.database_identity(), Capability.COMMIT_RELEASE
             )
         if engine.same_database(engine.known_identity, theirs):
             return False
@@ -172,7 +172,7 @@ def releasing_on_commit(client: DatabaseClient, grant: BaseGrant, given: Any) ->
     await.
     """
     state, engine = grant.state, client.engine
-    engine.require(CommitReleaseSession, "release_on_commit()")
+    engine.require(Capability.COMMIT_RELEASE, "release_on_commit()")
     state.require_held()
     if state.depth > 1:
         raise ConfigurationError(

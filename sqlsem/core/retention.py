@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from sqlsem.core.main_connection import MainConnection
 from sqlsem.engines.base import Engine, Session
-from sqlsem.engines.protocol import AdminSession, TaskSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.model import monotonic
 
 __all__ = ["RetentionCleaner"]
@@ -30,9 +30,9 @@ class RetentionCleaner:
         self._heartbeats = 0
         self._last_activity = 0  # the number of requests and claims at the last run
         self._prunes: list[Callable[[Session, int], int]] = []
-        if engine.has(AdminSession):
+        if engine.has(Capability.ADMINISTRATION):
             self._prunes.append(lambda session, _: session.prune(ROWS))
-        if engine.has(TaskSession):
+        if engine.has(Capability.TASKS):
             self._prunes.append(lambda session, _: session.prune_tasks(ROWS) if session.has_feature("queue") else 0)
 
     def after_heartbeat(self, activity: int) -> None:

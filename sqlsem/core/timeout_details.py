@@ -14,7 +14,7 @@ from sqlsem.core.client import DatabaseClient
 from sqlsem.core.effects import Call, Effects
 from sqlsem.core.threads import safe_logger
 from sqlsem.engines.base import Session
-from sqlsem.engines.kept_locks import KeptLockSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.events import meets
 from sqlsem.insight.blockers import Blockers
 from sqlsem.insight.kept import KeptLock
@@ -113,7 +113,7 @@ class _CachedReads:
 
 
 def _kept_locks(session: Session | _CachedReads, resource: str) -> list[KeptLock]:
-    if isinstance(session, _CachedReads) or (isinstance(session, KeptLockSession) and session.has_feature("operate")):
+    if isinstance(session, _CachedReads) or (session.offers(Capability.KEPT_LOCKS) and session.has_feature("operate")):
         return session.kept_locks(resource)
     return []
 

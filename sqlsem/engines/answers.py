@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, SqlsemError
 from sqlsem.model import UPGRADE, Entry, Request, Ticket
+from sqlsem.printable import clean
 
 __all__ = [
     "OTHER_LOGIN",
@@ -19,6 +20,7 @@ __all__ = [
     "already_upgrading",
     "granted_rights",
     "hash_of",
+    "name_sessions",
     "not_adopted",
 ]
 
@@ -97,3 +99,15 @@ def adopted(rows: Sequence[Sequence[Any]], requesting_id: str, where: str) -> li
 def hash_of(token: str) -> str:
     """Return the hash under which a database stores a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def name_sessions(rows: Iterable[Sequence[Any]]) -> str:
+    """Return a description of the sessions in the rows of statement ``blockers``: number, login, program, host, state,
+    and since when.
+    """
+    descriptions = [
+        f"session {number} of login {login} ({', '.join(filter(None, (program, host))) or 'no name'}), "
+        f"{state or 'at work'} since {since or 'a time that this login may not see,'} UTC"
+        for number, login, program, host, state, since in rows
+    ]
+    return clean("; ".join(descriptions)) or "a session that has ended since, or too much traffic"

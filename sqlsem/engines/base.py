@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import math
 import os
 import socket
@@ -15,22 +16,13 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from sqlsem import runtime, sql
 from sqlsem.engines import borrowed
-from sqlsem.engines.installed import FeatureSelection, Installed, Statements
-from sqlsem.engines.protocol import (
-    CAPABILITIES,
-    AsyncSession,
-    Check,
-    EngineConnection,
-    LockSession,
-    Plan,
-    SchemaSession,
-    Session,
-)
-from sqlsem.engines.settings import setting_number
+from sqlsem.engines.installed import FeatureSelection, Installed, Statements, setting_number
+from sqlsem.engines.optional import Session
+from sqlsem.engines.protocol import AsyncSession, Capability, Check, EngineConnection, Plan
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import Ticket, monotonic
 from sqlsem.sql.features import CORE, from_setting
@@ -44,7 +36,6 @@ __all__ = [
     "Disconnected",
     "Engine",
     "EngineConnection",
-    "LockSession",
     "Options",
     "Plan",
     "Refused",
@@ -145,8 +136,8 @@ class Engine(abc.ABC):
     """One database, from which sessions are opened."""
 
     name: ClassVar[str]
-    #: The class of this engine's sessions; its base classes are the capabilities of this engine.
-    session_class: ClassVar[type[LockSession]]
+    #: The class of this engine's sessions; its methods are the capabilities of this engine.
+    session_class: ClassVar[type[Session]]
     #: True if a live member can lose its beacon, because the beacon is tied to a connection.
     beacon_may_fail: ClassVar[bool] = True
     #: True if workers claim short tasks in advance, while they run others: the server then works at the same time.
@@ -161,7 +152,7 @@ class Engine(abc.ABC):
     guard_hint: ClassVar[str] = ""
     #: True if a missing database file is created (SQLite). Callers that only read set it to False.
     creates: bool = True
-    #: The last answer of `CommitReleaseSession.database_identity`.
+    #: The last answer of `OptionalSession.database_identity`.
     known_identity: str | None = None
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
@@ -173,7 +164,7 @@ class Engine(abc.ABC):
         self.setup = None if self.setup_timeout is None else AdaptiveTimeout(self.setup_timeout)
         #: The features that the database is known to have.
         self.installed = Installed(lambda: self.label, self.read_settings)
-        if self.has(SchemaSession):
+        if self.has(Capability.TABLES):
             self.queries()  # imports modules now: a fork during a later import would leave its lock held in the child
 
     @property
@@ -194,20 +185,16 @@ class Engine(abc.ABC):
     # -- capabilities -------------------------------------------------------------------------------------------
 
     @classmethod
-    def has(cls, capability: type[Any]) -> bool:
-        """Return True if the sessions of this engine have a capability (a class of `sqlsem.engines.protocol`)."""
-        return issubclass(cls.session_class, capability)
+    @functools.cache
+    def has(cls, capability: Capability) -> bool:
+        """Return True if the sessions of this engine have a capability."""
+        return cls.session_class.offers(capability)
 
-    @classmethod
-    def capabilities(cls) -> tuple[type[LockSession], ...]:
-        """Return the capabilities that the sessions of this engine have beside locks."""
-        return tuple(capability for capability in CAPABILITIES if cls.has(capability))
-
-    def require(self, capability: type[Any], caller: str) -> None:
+    def require(self, capability: Capability, caller: str) -> None:
         """Raise `ConfigurationError` if this engine lacks a capability. ``caller``: the operation, for the message."""
         if not self.has(capability):
             raise ConfigurationError(
-                f"{caller} needs {capability.offers}, which {self.label} does not offer; name another database, such "
+                f"{caller} needs {capability.title}, which {self.label} does not offer; name another database, such "
                 f"as sqlite:///file.db (in $SQLSEM_URL, --url or sqlsem.connect(…))"
             )
 
@@ -227,10 +214,10 @@ class Engine(abc.ABC):
         except BaseException:
             session.close()
             raise
-        return cast("Session", session)
+        return session
 
     @abc.abstractmethod
-    def open_session(self, purpose: str) -> LockSession:
+    def open_session(self, purpose: str) -> Session:
         """Return the session of `connect`, before its first statement."""
 
     def pin(self, cursor: Any, ticket: Ticket) -> bool:
@@ -251,7 +238,7 @@ class Engine(abc.ABC):
         raise ConfigurationError(f"{self.label} has no rows that a transaction could pin: call check() instead")
 
     def identity_steps(self, cursor: Any) -> Generator[Any, Any, str]:
-        """Return the identity of the database of the caller's ``cursor`` (`CommitReleaseSession.database_identity`).
+        """Return the identity of the database of the caller's ``cursor`` (`OptionalSession.database_identity`).
         Yields as `pin_steps` does.
         """
         yield cursor.execute(self.queries()["database_identity"])
@@ -259,8 +246,8 @@ class Engine(abc.ABC):
         return str(borrowed.values(row)[0])
 
     def release_on_commit(self, cursor: Any, marker: str) -> Generator[Any, Any, None]:
-        """Write a commit marker in the transaction of the caller's ``cursor`` (`CommitReleaseSession`). Yields as
-        `pin_steps` does.
+        """Write a commit marker (`OptionalSession.is_committed`) in the transaction of the caller's ``cursor``. Yields
+        as `pin_steps` does.
         """
         yield cursor.execute(self.queries()["release_on_commit"], (marker,))
 

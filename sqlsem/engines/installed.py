@@ -6,13 +6,15 @@ call of the database; the message names the command that adds the feature.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from sqlsem import sql
 from sqlsem.errors import ConfigurationError, SchemaError
 from sqlsem.sql.features import CORE, EVERYTHING, FEATURES, chosen, from_setting, listed
 
-__all__ = ["FeatureSelection", "Installed", "Statements"]
+__all__ = ["FeatureSelection", "Installed", "Statements", "checked", "setting_number"]
 
 #: The content of table ``setting``.
 Settings = Mapping[str, str]
@@ -117,3 +119,32 @@ def needed(selected: Iterable[str], features: Collection[str]) -> dict[str, str]
         for need in FEATURES[name].needs
         if need not in selected and EVERYTHING not in selected
     }
+
+
+def setting_number(settings: Mapping[str, str], name: str) -> int:
+    """Return a value of table ``setting`` as a number; raise `SchemaError` if it is not a number."""
+    value = settings.get(name)
+    if value is None or not re.fullmatch(r"[0-9]{1,9}", str(value)):
+        raise SchemaError(
+            f"The sqlsem tables say {name} = {value!r}, which is no number: table setting was changed by hand. "
+            f"Correct it there (this client's version is {sql.LATEST})"
+        )
+    return int(value)
+
+
+def checked(settings: dict[str, str] | None) -> dict[str, str]:
+    """Return the settings; raise `SchemaError` if this client cannot work with tables of their version."""
+    if settings is None:
+        raise SchemaError("The sqlsem tables are not in this database; create them with: sqlsem init")
+    version, oldest = setting_number(settings, "schema_version"), setting_number(settings, "oldest_client")
+    if version < sql.LATEST:
+        raise SchemaError(
+            f"The sqlsem tables are version {version}, this client needs {sql.LATEST}; "
+            f"upgrade them (locks may be held meanwhile) with: sqlsem init"
+        )
+    if oldest > sql.LATEST:
+        raise SchemaError(
+            f"The sqlsem tables are version {version} and need a client of version {oldest} or later, "
+            f"this one is {sql.LATEST}; upgrade it with: pip install --upgrade sqlsem"
+        )
+    return settings

@@ -1,7 +1,7 @@
 """Locks in the memory of this process, for unit tests: without a file or a server. They end with the process.
 
 This is also the smallest engine: read it before you write another one. It has locks, priorities, rates, a search for
-deadlocks, and runs once per period. Its session derives from the classes of these capabilities.
+deadlocks, and runs once per period. Its session has the methods of these capabilities.
 """
 
 from __future__ import annotations
@@ -19,23 +19,19 @@ from datetime import datetime, timedelta, timezone
 
 from sqlsem import deadlocks
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
-from sqlsem.engines.periodic import OnceEntry, PeriodicSession
+from sqlsem.engines.optional import Session
 from sqlsem.engines.priorities import (
     PriorityAnswer,
-    PrioritySession,
     is_priority_entry,
     priorities_not_set,
     priority_entry,
     priority_missing,
     priority_queue,
 )
-from sqlsem.engines.protocol import DeadlockSession
 from sqlsem.engines.rate_windows import RateState
-from sqlsem.engines.rates import RateSession
-from sqlsem.engines.settings import SettingSession
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import Patterns, counted_on, no_limit_set, with_settings
-from sqlsem.model import Entry, Heartbeat, Request, Resource, Ticket, monotonic
+from sqlsem.model import Entry, Heartbeat, OnceEntry, Request, Resource, Ticket, monotonic
 from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest, RateStatus
 
 
@@ -145,7 +141,7 @@ class Store:
             event.set()
 
 
-class MemoryRates(RateSession):
+class MemoryRates(Session):
     """The part of a session for rates. Their clock never goes back."""
 
     def __init__(self, store: Store, options: Options) -> None:
@@ -205,7 +201,7 @@ class MemoryRates(RateSession):
             ]
 
 
-class MemorySession(MemoryRates, PrioritySession, DeadlockSession, SettingSession, PeriodicSession):
+class MemorySession(MemoryRates):
     """One session on the store of an engine."""
 
     @property

@@ -1,4 +1,4 @@
-"""Requests that wait by priority: a capability of sessions (see `sqlsem.engines.protocol`).
+"""Requests that wait by priority: the queue of a resource, and the answer of `OptionalSession.acquire_by_priority`.
 
 Each waiter with a priority has an entry in the *priority queue* of the resource. That queue is a resource of its own
 (`priority_queue`). All its entries share it, and an entry is no grant of the resource itself. The head of the queue may
@@ -13,10 +13,8 @@ starves.
 
 from __future__ import annotations
 
-import abc
 import shlex
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import READ, Entry, Request, Ticket
@@ -26,7 +24,6 @@ __all__ = [
     "PRIORITY_LEVELS",
     "PRIORITY_QUEUE_PREFIX",
     "PriorityAnswer",
-    "PrioritySession",
     "is_priority_entry",
     "priorities_not_set",
     "priority_entry",
@@ -121,36 +118,3 @@ class PriorityAnswer:
             return cls(None, False)
         resource = request.resource if granted else priority_queue(request.resource)
         return cls(Ticket(resource, int(position), requesting_id, bool(granted)), bool(granted), before, ahead or 0)
-
-
-class PrioritySession(abc.ABC):
-    """Requests with a priority. Called on the main session."""
-
-    offers: ClassVar[str] = "priorities"
-
-    @abc.abstractmethod
-    def acquire_by_priority(
-        self,
-        member_id: int,
-        requesting_id: str,
-        owner: str,
-        uid: str,
-        request: Request,
-        only_if_free: bool,
-        place: Ticket | None,
-    ) -> PriorityAnswer:
-        """Grant a request with a priority if it is the first one that can be granted, and renew the lease. Otherwise
-        add an entry to the priority queue, unless ``only_if_free``. Call again with that entry as ``place`` until the
-        request is granted.
-
-        A call is one transaction under the gate of the resource, unless a read without the gate shows that other
-        requests are first. It checks the waiter right ahead, and removes that if it is dead. Idempotent by ``uid``: a
-        repeated call finds the row of the first call; or no row, if that was removed. `LockSession.cancel` with the
-        ``uid`` removes the entry and the granted row.
-
-        Raises `ConfigurationError` if the resource has no priorities. May raise `Busy`.
-        """
-
-    @abc.abstractmethod
-    def priorities(self) -> dict[str, float]:
-        """Return the ageing of each resource with priorities: the seconds of waiting that equal a step of priority."""

@@ -1,7 +1,14 @@
-"""The protocol between the client and an engine's session: one abstract class for each capability.
+"""The protocol between the client and an engine's session, in three parts.
 
-Every engine's session is a `LockSession`. Its class derives from the class of each further capability that it has.
-Callers check with `Engine.require` or `Engine.has` first, and then use the session as a `Session`, which has all.
+`LockSession`
+    the calls that every engine has.
+`sqlsem.engines.optional.OptionalSession`
+    calls that an engine may leave out, such as those of rates and work queues.
+`AdminSession`
+    the calls of operators, and the installation of tables; an engine may leave them out, too.
+
+Callers use a session as a `sqlsem.engines.optional.Session`, which has all three. Before a call that an engine may lack
+they check its `Capability`, by `Engine.require` or `Engine.has`.
 
 All calls block. None retries: for a lost connection they raise `Disconnected`, and the caller may retry.
 """
@@ -9,67 +16,71 @@ All calls block. None retries: for a lost connection they raise `Disconnected`, 
 from __future__ import annotations
 
 import abc
+import enum
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from sqlsem.deadlocks import Found
-from sqlsem.engines.blocked_tasks import BlockedTaskSession
-from sqlsem.engines.commit_release import CommitReleaseSession
-from sqlsem.engines.guarded_tables import GuardedTableSession
-from sqlsem.engines.installed import Installed
-from sqlsem.engines.kept_locks import KeptLockSession
-from sqlsem.engines.member_removal import RemovalSession
-from sqlsem.engines.periodic import PeriodicSession
-from sqlsem.engines.priorities import PrioritySession
-from sqlsem.engines.queue_limits import QueueLimitSession
-from sqlsem.engines.rates import RateSession
-from sqlsem.engines.schedules import ScheduleSession
-from sqlsem.engines.settings import SettingSession, checked
-from sqlsem.engines.transfers import TransferSession
-from sqlsem.engines.wakeup_locks import InPlace, WakeupLocks
+from sqlsem.insight.kept import KeptLock
 from sqlsem.insight.overview import Overview
-from sqlsem.model import (
-    Attempt,
-    BatchEntry,
-    Callback,
-    Claimed,
-    End,
-    Entry,
-    Heartbeat,
-    NewTask,
-    Operation,
-    PartEnd,
-    PartStart,
-    Past,
-    QueueCounts,
-    QueueState,
-    Request,
-    Resource,
-    TaskEntry,
-    Ticket,
-    Upgrading,
-)
+from sqlsem.model import Entry, GuardedTable, Heartbeat, Operation, Past, Request, Resource, Ticket
 
 __all__ = [
-    "CAPABILITIES",
     "AdminSession",
     "AsyncSession",
-    "BatchSession",
+    "Capability",
     "Check",
-    "ConversionSession",
-    "DeadlockSession",
     "EngineConnection",
     "LockSession",
     "Plan",
-    "SchemaSession",
-    "Session",
-    "TaskSession",
 ]
 
 #: Returns the scripts for tables with these settings (empty: no tables), each with the schema version after it, if any.
 Plan = Callable[[Mapping[str, str]], Iterable["tuple[int | None, str]"]]
+
+
+class Capability(enum.Enum):
+    """A part of the protocol that an engine may leave out. An engine has it if its session class has the methods."""
+
+    CONVERSIONS = "upgrades and downgrades", "begin_upgrade upgrade downgrade"
+    HANDOVERS = "locks that can be handed over", "hand_over adopt"
+    DEADLOCKS = "a search for deadlocks", "find_deadlock"
+    PRIORITIES = "priorities", "acquire_by_priority priorities"
+    PERIODS = "runs once per period", "once_due mark_once once_last once_forget"
+    COMMIT_RELEASE = (
+        "locks that are given back with a transaction",
+        "database_identity is_committed delete_commit_marker",
+    )
+    RATES = "rates", "take_rate adjust_rate reset_rate set_rate rates"
+    TASKS = (
+        "work queues",
+        "put_tasks claim_task end_task next_task return_claim recover_tasks queue_state queue_counts list_tasks "
+        "task_attempts set_task cancel_task task_controls prune_tasks execute",
+    )
+    BLOCKED_TASKS = "tasks with locks", "claim_blocked"
+    QUEUE_LIMITS = "limits of work queues", "queue_limits queue_waits set_queue"
+    SCHEDULES = (
+        "schedules",
+        "maintain_queue clock save_schedule fire_schedule set_schedule list_schedules",
+    )
+    BATCHES = (
+        "batches",
+        "recover_batches start_part end_part claim_callback return_callback end_callback abandon_batch list_batches",
+    )
+    SETTINGS = "settings of resources", "set_resource"
+    ADMINISTRATION = (
+        "history, and what operators do",
+        "overview history operations rights revoke reap prune revoke_members",
+    )
+    GUARDED_TABLES = "guarded tables", "guard_table unguard_table guarded_tables"
+    KEPT_LOCKS = "a list of locks that sessions keep in the database", "kept_locks"
+    TABLES = "tables", "settings install diagnose"
+
+    def __init__(self, title: str, methods: str) -> None:
+        #: The name of the capability in messages.
+        self.title = title
+        #: The methods of a session that must not be missing; a few more have a default.
+        self.methods = methods.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +108,7 @@ class EngineConnection(abc.ABC):
         """Close the connection; never raises."""
 
 
-class LockSession(EngineConnection, WakeupLocks, InPlace):
+class LockSession(EngineConnection):
     """One connection, used by one thread at a time. The client keeps one *main* session (for the member's beacon,
     registration, release and heartbeats), and has others to wait in.
 
@@ -106,9 +117,6 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
     `register_member`, `reattach_member` and `heartbeat` renew even a fresh one. All raise `Disconnected` for a removed
     member.
     """
-
-    #: The name of the capability, for the error message if an engine lacks it.
-    offers: ClassVar[str] = "locks"
 
     def prepare(self, purpose: str) -> None:
         """Prepare a new connection."""
@@ -189,6 +197,21 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
         answers = {ticket.position: self.wait(ticket, 0.0, never) for ticket in tickets}
         return {position: answer for position, answer in answers.items() if answer is not False}
 
+    # -- wakeup locks (main session) ----------------------------------------------------------------------------
+
+    # A *wakeup lock* is a lock of the database on a waiting row, on which the next waiter sleeps. Most engines have
+    # none.
+
+    def drop_wakeup_locks(self, member_id: int, tickets: Sequence[Ticket]) -> None:
+        """Drop the wakeup locks of these waiting rows of one resource. The waiter behind each is this member's too, so
+        no waiter of another member sleeps on them. (A row before another member's waiter keeps its lock.) Idempotent.
+        """
+
+    def restore_wakeup_locks(self, member_id: int, tickets: Sequence[Ticket]) -> None:
+        """Restore the wakeup locks of rows that are near the head of the queue, or are about to be removed.
+        Idempotent.
+        """
+
     # -- reading (any session) ----------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -199,54 +222,19 @@ class LockSession(EngineConnection, WakeupLocks, InPlace):
     def resources(self) -> list[Resource]:
         """Return all resources that have rows or settings."""
 
-
-class ConversionSession(LockSession):
-    """Upgrades of readers and downgrades of writers. `downgrade` needs the main session."""
-
-    offers = "upgrades and downgrades"
-
-    @abc.abstractmethod
-    def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
-        """Begin to upgrade the reader of ``ticket``. If it is the only holder, it becomes the writer at once. With
-        ``only_if_free`` nothing is changed otherwise.
-
-        Idempotent. After this call no new request is granted, until `upgrade` succeeds or `downgrade` is called. Raises
-        `Deadlock`, without any change, if another reader of the resource is upgrading. May raise `Busy`.
-        """
-
-    @abc.abstractmethod
-    def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
-        """Wait up to ``timeout`` seconds until the upgrading reader of ``ticket`` is alone, and so the writer. Return
-        True if it is, False if not yet (or if `downgrade` was called), None if its row was removed.
-        """
-
-    @abc.abstractmethod
-    def downgrade(self, ticket: Ticket) -> bool:
-        """Make the writer of ``ticket`` a reader, or end a reader's upgrade. Return False if the row was removed. Wakes
-        the waiters that can be granted now. Idempotent. May raise `Busy`.
+    def require_in_place(self) -> None:
+        """Raise `Replaced` if the open database file is no longer the one at its path. Each call on the main session is
+        followed by this check; if it raises, the result of the call does not count. (A server needs no such check.)
         """
 
 
-class DeadlockSession(LockSession):
-    """Search for deadlocks."""
+class AdminSession:
+    """The calls of operators, and of those who install the tables."""
 
-    offers = "a search for deadlocks"
-
-    @abc.abstractmethod
-    def find_deadlock(self, member_id: int) -> Found | None:
-        """Return a deadlock whose youngest request is this member's, or None. The member then cancels that request."""
-
-
-class AdminSession(LockSession, SettingSession, RemovalSession):
-    """History and operators' actions."""
-
-    offers = "history, and what operators do"
-
-    @abc.abstractmethod
     def overview(self) -> Overview:
         """Return all rows at one instant. On a server this takes two statements, and time in proportion to the rows."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def history(
         self,
         resource: str | None,
@@ -260,8 +248,8 @@ class AdminSession(LockSession, SettingSession, RemovalSession):
         """Return finished requests, newest first, that ended at most ``since`` and at least ``until`` seconds ago.
         ``who``: the request's login, host, ``host:pid``, program or id, or the login that ended it.
         """
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def operations(
         self,
         name: str | None,
@@ -273,261 +261,76 @@ class AdminSession(LockSession, SettingSession, RemovalSession):
         who: str | None = None,
     ) -> list[Operation]:
         """Return operators' actions, newest first, on a resource or queue of that name, or on all."""
-
-    @abc.abstractmethod
-    def rights(self) -> frozenset[str]:
-        """Return this login's rights beyond reading: ``operate`` (pause, revoke and others), ``retry`` (own tasks)."""
-
-    @abc.abstractmethod
-    def revoke(self, position: int, force: bool) -> int:
-        """Revoke a row: 0 (removed), 1 (its live owner is notified, and has its grace) or -1 (no such row)."""
-
-    @abc.abstractmethod
-    def reap(self) -> int:
-        """Check all members now, and remove dead members with their rows. Return the number of removed rows."""
-
-    @abc.abstractmethod
-    def prune(self, maximum: int) -> int:
-        """Remove up to ``maximum`` expired rows each of history and operators' actions. Return the larger number."""
-
-
-class TaskSession(LockSession):
-    """Work queues."""
-
-    offers = "work queues"
-
-    @abc.abstractmethod
-    def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        """Put all tasks or none, and return their numbers. Idempotent by ``uid``. A task with a ``unique`` or
-        ``replace`` key is put alone. Return the number of an open task with the same ``unique`` key, if there is one.
-        Cancel an open task with the ``replace`` key (a running one only loses the key). May raise `ConfigurationError`.
-        """
-
-    @abc.abstractmethod
-    def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
-        """Claim the first task that may run now. ``again``: an earlier call with this ``uid`` may have succeeded."""
-
-    @abc.abstractmethod
-    def end_task(self, member_id: int, end: End) -> str | None:
-        """End an attempt, and return the task's new status; None if this member has lost the task. Idempotent."""
-
-    @abc.abstractmethod
-    def next_task(
-        self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
-    ) -> tuple[str | None, Claimed | None]:
-        """Call `end_task` and `claim_task` in one round trip."""
-
-    def next_tasks(
-        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, maximum: int
-    ) -> tuple[list[str | None], list[Claimed]]:
-        """End several tasks as `end_task` does, and claim up to ``maximum`` of the first tasks. Only calls and SQL
-        whose worker has never died are claimed together; any other task is claimed alone.
-
-        Idempotent. Engines that can do this in one round trip override it; this default claims one task.
-        """
-        if not maximum:
-            return [self.end_task(member_id, end) for end in ends], []
-        if not ends:
-            claimed = self.claim_task(member_id, queue, owner, uid, again)
-            return [], [] if claimed is None else [claimed]
-        *before, last = ends
-        statuses = [self.end_task(member_id, end) for end in before]
-        status, claimed = self.next_task(member_id, last, queue, owner, uid, again)
-        return [*statuses, status], [] if claimed is None else [claimed]
-
-    @abc.abstractmethod
-    def return_claim(self, member_id: int, queue: str, uid: str) -> int:
-        """Return to the queue the tasks of a claim whose answer was lost; return their number."""
-
-    @abc.abstractmethod
-    def recover_tasks(self, queue: str | None, mine: int | None) -> int:
-        """Check the members that run tasks; return the number of tasks of dead members that are pending again."""
-
-    def next_ready(self, queue: str) -> float | None:
-        """Return the seconds until the next delayed task may run; None if there is none, or it is unknown."""
-        return None
-
-    def listen(self) -> bool:
-        """Subscribe this session, which has no other use, to notifications of tasks; return False if there are none."""
-        return False
-
-    def wait_notification(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for a notification that tasks were put or ended. It is only a hint."""
         raise NotImplementedError
 
-    @abc.abstractmethod
-    def queue_state(self, queue: str) -> QueueState:
-        """Return a summary of the queue's open tasks."""
+    def rights(self) -> frozenset[str]:
+        """Return this login's rights beyond reading: ``operate`` (pause, revoke and others), ``retry`` (own tasks)."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def queue_counts(self, queue: str | None) -> list[QueueCounts]:
-        """Return the counts of one queue, or of all queues with tasks."""
+    def revoke(self, position: int, force: bool) -> int:
+        """Revoke a row: 0 (removed), 1 (its live owner is notified, and has its grace) or -1 (no such row)."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def list_tasks(self, queue: str | None, status: str | None, maximum: int, skip: int = 0) -> list[TaskEntry]:
-        """Return tasks from number ``skip`` on: open ones in the order of their runs, then ended ones, newest first."""
+    def reap(self) -> int:
+        """Check all members now, and remove dead members with their rows. Return the number of removed rows."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def task_attempts(self, task_id: int) -> list[Attempt]:
-        """Return every attempt at a task, including the running one."""
+    def prune(self, maximum: int) -> int:
+        """Remove up to ``maximum`` expired rows each of history and operators' actions. Return the larger number."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def set_task(self, task_id: int, what: str) -> int:
-        """Retry or cancel a task (``what``). Return 0 if that is done, 1 if the task runs, -1 if there is no such task,
-        -2 if its state forbids it, -3 if another task with its key is open. A dead worker's task first becomes pending.
+    def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
+        """Revoke all rows of a member, or of all members of a login, as `revoke` does. Remove the members that have no
+        rows left, and return their number.
         """
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def cancel_task(self, task_id: int) -> int:
-        """Cancel a task as `set_task` does; but for a running task, record a cancel request for its worker (1)."""
-
-    @abc.abstractmethod
-    def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
-        """Return (task number, time limit in seconds, login that cancels it) for each of these tasks of the member that
-        has a time limit or a cancel request.
+    def set_resource(self, resource: str, what: str, value: int | None) -> None:
+        """Set ``cap``, ``stale_after`` (ms), ``ageing`` (ms; None: no priorities) or ``paused`` (1 or 0). The cap of a
+        name that ends with ``*`` counts for all names with that prefix. Raises `ConfigurationError` if the removed cap
+        is the only limit of a request.
         """
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def prune_tasks(self, maximum: int) -> int:
-        """Remove up to ``maximum`` expired tasks with their attempts; return their number."""
+    # -- guarded tables -------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    def execute(self, text: str) -> str | None:
-        """Run the SQL of a task, in one transaction unless the text begins its own; return a summary, if any."""
+    # Only transactions that have asserted a grant of the table's resource can write such a table. ``table`` is a name
+    # in the engine's SQL: ``dbo.[order line]``, ``public."Ledger"``. The calls raise `ConfigurationError` if the table
+    # is missing or cannot be guarded, or this login lacks the right; and `Busy` while other sessions use the table.
 
-    def cancel_running(self) -> None:
-        """Cancel the running SQL of a task, on the server too if the engine can; called from another thread."""
-        self.interrupt()
+    def guard_table(self, table: str, resource: str) -> int:
+        """Guard a table and its partitions. Return the number of triggers that were created or enabled."""
+        raise NotImplementedError
 
+    def unguard_table(self, table: str) -> int:
+        """Remove the guard of a table and its partitions. Return the number of removed triggers."""
+        raise NotImplementedError
 
-class BatchSession(LockSession):
-    """Batches: many processes run the parts, and the last one to finish runs the callback."""
+    def guarded_tables(self) -> list[GuardedTable]:
+        """Return the guarded tables by schema and name, without partitions."""
+        raise NotImplementedError
 
-    offers = "batches"
+    # -- locks of the database itself -----------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
-        """Check the members that run parts or callbacks (of one name, or all), and end the parts and callbacks of dead
-        members. Return the batches in which a part failed through this.
-        """
+    def kept_locks(self, resource: str | None) -> list[KeptLock]:
+        """Return the locks that sessions keep for longer than a call needs them; of ``resource``, or all."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def start_part(
-        self,
-        member_id: int,
-        name: str,
-        part: str,
-        parts: Sequence[str],
-        window: float,
-        owner: str,
-        uid: str,
-        callback: tuple[str | None, str | None],
-    ) -> PartStart:
-        """Start a part in the newest batch; in a new batch, if the newest one has succeeded, was abandoned or is
-        overdue. (The part that ended last may run again in a batch until its callback has succeeded.) ``callback``:
-        kind and body. Idempotent.
-        """
+    # -- installation, upgrade and diagnosis of the tables --------------------------------------------------------
 
-    @abc.abstractmethod
-    def end_part(
-        self,
-        member_id: int,
-        name: str,
-        part: str,
-        uid: str,
-        error: str | None,
-        owner: str,
-        callback: tuple[str | None, str | None],
-    ) -> PartEnd:
-        """End a part; with ``error`` it has failed. Idempotent. If an error follows a success, return the callback that
-        was claimed with the success.
-        """
-
-    @abc.abstractmethod
-    def claim_callback(
-        self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
-    ) -> Callback | None:
-        """Claim a callback that no process runs: the oldest of a name, or that of one batch; also one that has failed.
-        ``own``: the caller has declared the callback, so it may also be a local function. Idempotent.
-        """
-
-    @abc.abstractmethod
-    def return_callback(self, member_id: int, uid: str) -> bool:
-        """Return the callback of a claim whose answer was lost; return False if there was none."""
-
-    @abc.abstractmethod
-    def end_callback(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
-        """End a callback; return False if this member has lost it. Idempotent."""
-
-    @abc.abstractmethod
-    def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
-        """Abandon the newest batch of a name, or the batch with a number. Return its number; None if it has ended."""
-
-    @abc.abstractmethod
-    def list_batches(self, name: str | None, batch_id: int | None, maximum: int) -> list[BatchEntry]:
-        """Return batches with their parts, newest first."""
-
-
-class SchemaSession(LockSession):
-    """Installation, upgrade and diagnosis of the tables."""
-
-    offers = "tables"
-
-    @property
-    @abc.abstractmethod
-    def installed(self) -> Installed:
-        """The features that are installed in the database."""
-
-    @abc.abstractmethod
     def settings(self) -> dict[str, str] | None:
         """Return table ``setting``; None if the tables are missing."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def install(self, plan: Plan) -> None:
         """Read the settings, and run the scripts that ``plan`` returns for them, under the install lock and in one
         transaction.
         """
+        raise NotImplementedError
 
-    def has_feature(self, feature: str) -> bool:
-        return self.installed.has(feature)
-
-    @abc.abstractmethod
     def diagnose(self) -> list[Check]:
         """Run the engine's checks for ``sqlsem doctor``."""
-
-    def check_schema(self) -> dict[str, str]:
-        """Return table ``setting``; raise `SchemaError` if this client cannot work with the schema."""
-        settings = checked(self.settings())
-        self.installed.note(settings)
-        return settings
-
-
-#: The capabilities that a session may have beside locks.
-CAPABILITIES: tuple[type[LockSession], ...] = (
-    *(ConversionSession, DeadlockSession, AdminSession),
-    *(TaskSession, BatchSession, SchemaSession),
-)
-
-
-class Session(
-    ConversionSession,
-    TransferSession,
-    PrioritySession,
-    PeriodicSession,
-    CommitReleaseSession,
-    DeadlockSession,
-    AdminSession,
-    TaskSession,
-    ScheduleSession,
-    QueueLimitSession,
-    BlockedTaskSession,
-    BatchSession,
-    GuardedTableSession,
-    KeptLockSession,
-    RateSession,
-    SchemaSession,
-):
-    """A session with all capabilities, for callers that have checked those that they need (`Engine.require`)."""
+        raise NotImplementedError
 
 
 class AsyncSession(EngineConnection):
@@ -544,4 +347,4 @@ class AsyncSession(EngineConnection):
 
     @abc.abstractmethod
     async def upgrade(self, ticket: Ticket, timeout: float) -> bool | None:
-        """As `ConversionSession.upgrade`."""
+        """As `OptionalSession.upgrade`."""

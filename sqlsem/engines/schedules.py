@@ -1,17 +1,16 @@
-"""Schedules of work queues: a capability of sessions (see `sqlsem.engines.protocol`)."""
+"""Checks of schedules of work queues, on engines that check in the client; and their stored options."""
 
 from __future__ import annotations
 
-import abc
 import json
 import re
 from datetime import datetime, timezone
-from typing import Any, ClassVar
+from typing import Any
 
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import MAX_NOTE, TASK_BOUNDS, Schedule, check_name
+from sqlsem.model import MAX_NOTE, TASK_BOUNDS, check_name
 
-__all__ = ["ScheduleSession", "check_due", "check_task_options", "check_times", "read_options"]
+__all__ = ["check_due", "check_task_options", "check_times", "read_options"]
 
 #: The messages for numbers that are out of bounds.
 _MESSAGES = {
@@ -78,45 +77,3 @@ def check_task_options(options: object) -> None:
             "options of a task: numbers are whole, on_failure is stop or continue, and a note has at most 1000 "
             "characters"
         )
-
-
-class ScheduleSession(abc.ABC):
-    """Schedules: tasks that are put at the times of a cron expression, which the client evaluates."""
-
-    offers: ClassVar[str] = "schedules"
-
-    @abc.abstractmethod
-    def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
-        """Recover tasks as `TaskSession.recover_tasks` does. Return their number, and True if a schedule of the queue
-        is due.
-        """
-
-    @abc.abstractmethod
-    def clock(self) -> datetime:
-        """Return the database's time."""
-
-    @abc.abstractmethod
-    def save_schedule(
-        self, name: str, queue: str, cron: str, zone: str, kind: str, body: str, options: dict[str, Any], due: datetime
-    ) -> None:
-        """Store a schedule, and replace one of the same name. ``due``: its first time."""
-
-    @abc.abstractmethod
-    def fire_schedule(
-        self, name: str, due: datetime, last: datetime, following: datetime, put: bool
-    ) -> tuple[bool, int | None]:
-        """Put the task for the time ``due``, and store the next time ``following``, in one transaction. Return True if
-        this was done, and the number of the task. It is not done if another process was faster, or the following time
-        has passed. Idempotent. ``last``: the latest missed time that this task covers. Without ``put`` no task is put
-        (option ``missed`` is 'skip').
-        """
-
-    @abc.abstractmethod
-    def set_schedule(self, name: str, what: str, due: datetime | None) -> bool:
-        """Pause, resume (from ``due`` on) or remove a schedule (``what``). Return False if there is no schedule of that
-        name that this login may change.
-        """
-
-    @abc.abstractmethod
-    def list_schedules(self, name: str | None, queue: str | None) -> list[Schedule]:
-        """Return the schedules by name."""

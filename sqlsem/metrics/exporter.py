@@ -13,9 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from sqlsem.coordinator import Coordinator
 from sqlsem.engines.base import AdaptiveTimeout, Session, time_limited
-from sqlsem.engines.priorities import PrioritySession
-from sqlsem.engines.protocol import AdminSession
-from sqlsem.engines.rates import RateSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import SqlsemError
 from sqlsem.insight.chains import RootBlocker, is_waiting, root_blockers
 from sqlsem.insight.overview import Overview, Percentiles
@@ -74,7 +72,7 @@ class Exporter:
         maximum: int = MAX_LABELS,
         once: bool = False,
     ) -> None:
-        coordinator.engine.require(AdminSession, "An exporter")
+        coordinator.engine.require(Capability.ADMINISTRATION, "An exporter")
         self._coordinator = coordinator
         self._session: Session | None = None
         self._timeout = AdaptiveTimeout(PATIENCE_SECONDS)
@@ -333,8 +331,8 @@ class Exporter:
 def _read(session: Session) -> tuple[Overview, Sequence[RateEntry], Mapping[str, float]]:
     return (
         session.overview(),
-        session.rates(None) if isinstance(session, RateSession) and session.has_feature("rates") else (),
-        session.priorities() if isinstance(session, PrioritySession) and session.has_feature("priorities") else {},
+        session.rates(None) if session.offers(Capability.RATES) and session.has_feature("rates") else (),
+        session.priorities() if session.offers(Capability.PRIORITIES) and session.has_feature("priorities") else {},
     )
 
 

@@ -18,9 +18,7 @@ from sqlsem.core.claims import owner_name
 from sqlsem.core.client import DatabaseClient
 from sqlsem.core.defaults import Coordinated, client_of
 from sqlsem.engines.base import Session
-from sqlsem.engines.blocked_tasks import BlockedTaskSession
-from sqlsem.engines.protocol import TaskSession
-from sqlsem.engines.schedules import ScheduleSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.model import Claimed, End, monotonic
 from sqlsem.tasks.schedules import Scheduler
 from sqlsem.tasks.task import Task, remember_ends, tickets_of
@@ -55,8 +53,8 @@ class Claiming:
     def client(self) -> DatabaseClient:
         """The client of the queue's database; without a coordinator, that of the current default one."""
         client = client_of(self._coordinator)
-        if not client.engine.has(TaskSession):
-            client.engine.require(TaskSession, f"Queue {self.queue!r}")  # raises, and names what is missing
+        if not client.engine.has(Capability.TASKS):
+            client.engine.require(Capability.TASKS, f"Queue {self.queue!r}")  # raises, and names what is missing
         return client
 
     def poll_until(
@@ -118,7 +116,7 @@ class Claiming:
 
     def is_blocked_check_due(self) -> bool:
         """Return True if the next claim is to check the tasks that wait for their locks."""
-        return monotonic() >= self._check_blocked_at and self.client.engine.has(BlockedTaskSession)
+        return monotonic() >= self._check_blocked_at and self.client.engine.has(Capability.BLOCKED_TASKS)
 
     def end_and_claim(
         self, ends: Sequence[End], limit: int, *, prefetch_owner: str | None = None
@@ -134,7 +132,7 @@ class Claiming:
         uid, owner, caller = client.new_uid(), prefetch_owner or owner_name(), this_thread()
         requesting_id = client.requesting_id(caller)
         tried_members: list[int] = []
-        may_claim_blocked = limit > 0 and prefetch_owner is None and client.engine.has(BlockedTaskSession)
+        may_claim_blocked = limit > 0 and prefetch_owner is None and client.engine.has(Capability.BLOCKED_TASKS)
         blocked_due, blocked_checked = may_claim_blocked and monotonic() >= self._check_blocked_at, False
         with_locks: list[Claimed] = []  # the task that was claimed with its locks
 
@@ -234,7 +232,7 @@ class Claiming:
         return count
 
     def _maintain(self, session: Session, me: int) -> tuple[int, bool]:
-        if self.client.engine.has(ScheduleSession):
+        if self.client.engine.has(Capability.SCHEDULES):
             return session.maintain_queue(self.queue, me)
         return session.recover_tasks(self.queue, me), False
 

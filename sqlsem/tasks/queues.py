@@ -22,10 +22,7 @@ from sqlsem.core.release_on_commit import require_same_database
 from sqlsem.core.terms import Terms
 from sqlsem.core.timeout_details import running_tasks
 from sqlsem.engines.base import Session
-from sqlsem.engines.blocked_tasks import BlockedTaskSession
-from sqlsem.engines.protocol import TaskSession
-from sqlsem.engines.queue_limits import QueueLimitSession
-from sqlsem.engines.schedules import ScheduleSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
 from sqlsem.insight.blockers import tasks_in_words
 from sqlsem.model import (
@@ -160,7 +157,7 @@ class Queue:
         task_ids: list[int] = []
         if cursor is not None:
             engine = self.claiming.client.engine
-            engine.require(TaskSession, "put()")
+            engine.require(Capability.TASKS, "put()")
             dbapi_cursor = cursor_of(cursor, "put()")
             refuse_autocommit(dbapi_cursor, "put()")
             session = engine.session_on(dbapi_cursor)
@@ -226,7 +223,7 @@ class Queue:
             session.save_schedule(name, self.name, cron, time_zone, kind, text, task_options, due)
             return session.list_schedules(name, None)[0]
 
-        return self.claiming.client.with_connection(save, ScheduleSession)
+        return self.claiming.client.with_connection(save, Capability.SCHEDULES)
 
     def claim(self, wait: Duration | None = None) -> Iterator[Task]:
         """Claim one task after the other; end when there was none for ``wait`` (None: never end; 0: do not wait).
@@ -356,14 +353,14 @@ class Queue:
             check_name("The key", key)
         client = self.claiming.client
         client.with_connection(
-            lambda session: session.set_queue(self.name, key, setting, value, per_ms), QueueLimitSession
+            lambda session: session.set_queue(self.name, key, setting, value, per_ms), Capability.QUEUE_LIMITS
         )
         client.queue_changes.notify()
 
     def limits(self) -> list[QueueLimit]:
         """Return the limits, rates and weights of this queue (first, if it has any) and of its keys."""
         client = self.claiming.client
-        return client.with_connection(lambda session: session.queue_limits(self.name), QueueLimitSession)
+        return client.with_connection(lambda session: session.queue_limits(self.name), Capability.QUEUE_LIMITS)
 
     def counts(self) -> QueueCounts | None:
         """Return how many tasks are in each state, the oldest one, the rate, and the task that holds the queue up.
@@ -489,7 +486,7 @@ def _locks(locks: Iterable[AnyLock]) -> tuple[TaskLock, ...]:
 
 def _check_database(locks: Iterable[AnyLock], client: DatabaseClient) -> None:
     """Raise `ConfigurationError` for locks of another database, or if this one has no tasks with locks."""
-    client.engine.require(BlockedTaskSession, "put(locks=…)")
+    client.engine.require(Capability.BLOCKED_TASKS, "put(locks=…)")
     for lock in locks:
         lock_client = lock.terms.given_client
         if lock_client is not None and lock_client is not client:

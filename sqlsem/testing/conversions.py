@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from sqlsem.engines.answers import already_upgrading
-from sqlsem.engines.protocol import ConversionSession
+from sqlsem.engines.optional import Session
 from sqlsem.model import READ, UPGRADE, WRITE, Entry, Request, Ticket, Upgrading
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Conversions"]
 
 
-class Conversions(ConversionSession):
+class Conversions(Session):
     """The part of a session that upgrades and downgrades locks."""
 
     _server: Server

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlsem.engines.answers import TOO_LATE, UNKNOWN, USED, not_adopted
-from sqlsem.engines.transfers import TransferSession
+from sqlsem.engines.optional import Session
 from sqlsem.model import UPGRADE, Request, Ticket
 from sqlsem.testing.store import Member
 
@@ -28,7 +28,7 @@ class Given:
     adopted: tuple[int, str] | None = None  # the member that has adopted them, and the uid of its call
 
 
-class Handovers(TransferSession):
+class Handovers(Session):
     """The part of a session that hands locks over and adopts them. There is only one login."""
 
     _server: Server

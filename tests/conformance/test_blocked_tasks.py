@@ -10,7 +10,7 @@ from support import PATIENCE, until
 import sqlsem
 from sqlsem.cli import main
 from sqlsem.engines.base import Busy
-from sqlsem.engines.blocked_tasks import BlockedTaskSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.model import monotonic
 from sqlsem.tasks import Json, Worker
 
@@ -24,7 +24,7 @@ def patient(connect, database):
 @pytest.fixture
 def queue(patient, name):
     work_queue = patient().queue(name)
-    if not work_queue.claiming.client.engine.has(BlockedTaskSession):
+    if not work_queue.claiming.client.engine.has(Capability.BLOCKED_TASKS):
         pytest.skip("this engine has no tasks with locks")
     yield work_queue
     work_queue.set_limit(None)
@@ -450,7 +450,7 @@ def test_other_claims_do_not_read_blocked_tasks(database, name):
 def test_retried_claim_finds_its_locks_again(patient, name, monkeypatch, due):
     """A repeated claim finds the locks of the lost answer, also if the client checked other tasks first."""
     queue = patient().queue(name)
-    if not queue.claiming.client.engine.has(BlockedTaskSession):
+    if not queue.claiming.client.engine.has(Capability.BLOCKED_TASKS):
         pytest.skip("this engine has no tasks with locks")
     queue.try_claim()  # opens the main session
     queue.put(Json("load"), locks=[sqlsem.mutex(name)])

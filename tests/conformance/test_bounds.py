@@ -12,7 +12,7 @@ import pytest
 
 import sqlsem
 from sqlsem.core.options import PutOptions
-from sqlsem.engines.queue_limits import QueueLimitSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.model import MAX_NESTED, TASK_BOUNDS, NewTask
 from sqlsem.tasks import Json, Queue
 
@@ -157,7 +157,7 @@ def test_queues_have_the_same_bounds_everywhere(queue, setter):
 )
 def test_session_setters_have_the_same_bounds(database, queue, key, setting, value, per):
     session = database.session(grace=600)
-    if not isinstance(session, QueueLimitSession):
+    if not session.offers(Capability.QUEUE_LIMITS):
         pytest.skip("no limits of queues here")
     with refused():
         session.set_queue(queue.name, key, setting, value, per)

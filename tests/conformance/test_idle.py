@@ -11,7 +11,8 @@ from support import PATIENCE, until
 
 import sqlsem
 from sqlsem.core.backoff import backoff_delays
-from sqlsem.engines import protocol
+from sqlsem.engines.optional import Session
+from sqlsem.engines.protocol import EngineConnection
 from sqlsem.tasks import Worker, claiming
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
@@ -88,9 +89,8 @@ def test_idle_workers_cost_a_statement_per_second(working):
 
     names = [
         name
-        for name, _ in inspect.getmembers(protocol.Session, inspect.isfunction)
-        if not (name.startswith("_") or hasattr(protocol.EngineConnection, name) or name == "require_in_place")
-        and hasattr(session, name)
+        for name, _ in inspect.getmembers(Session, inspect.isfunction)
+        if not (name.startswith("_") or hasattr(EngineConnection, name) or name == "require_in_place")
     ]
     assert {"heartbeat", "claim_task", "claim_blocked", "next_ready", "maintain_queue"} <= set(names)
     for name in names:

@@ -4,7 +4,7 @@ import pytest
 from support import PATIENCE, until
 
 import sqlsem
-from sqlsem.engines.blocked_tasks import BlockedTaskSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.tasks import Json
 
 GRACE = 1.5
@@ -13,7 +13,7 @@ GRACE = 1.5
 @pytest.fixture
 def coordinator(connect):
     operator = connect(grace=30)  # of the operator
-    if not operator.engine.has(BlockedTaskSession):
+    if not operator.engine.has(Capability.BLOCKED_TASKS):
         pytest.skip("this engine has no tasks with locks")
     return operator
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.state_machines import run_in_database
 
-from sqlsem.engines.blocked_tasks import BlockedTaskSession
+from sqlsem.engines.protocol import Capability
 from sqlsem.model import End, NewTask, Request, TaskLock
 
 #: The possible requests: access and limit, by resource.
@@ -186,7 +186,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.timeout(600)
 @pytest.mark.leaves_rows
 def test_blocked_tasks_follow_the_model(database, name):
-    if not database.make_engine().has(BlockedTaskSession):
+    if not database.make_engine().has(Capability.BLOCKED_TASKS):
         pytest.skip("this engine has no tasks with locks")
     run_in_database(
         Machine, database, name, max_examples=2 if database.engine == "mssql" else 25, stateful_step_count=30
@@ -197,6 +197,6 @@ def test_blocked_tasks_follow_the_model(database, name):
 @pytest.mark.timeout(3600)
 @pytest.mark.leaves_rows
 def test_blocked_tasks_follow_the_model_for_long(database, name):
-    if not database.make_engine().has(BlockedTaskSession):
+    if not database.make_engine().has(Capability.BLOCKED_TASKS):
         pytest.skip("this engine has no tasks with locks")
     run_in_database(Machine, database, name, max_examples=1500, stateful_step_count=60)

@@ -26,11 +26,11 @@ from sqlsem.core.grant_registry import release_later
 from sqlsem.core.grants import Grant
 from sqlsem.core.operations import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.engines.wakeup_locks import WakeupLocks
+from sqlsem.engines.protocol import LockSession
 from sqlsem.model import Request, Ticket
 
 
-class Table(WakeupLocks):
+class Table:
     """The rows that the main session and the waiting sessions would find in the database."""
 
     def __init__(self, answers=(), troubles=(), register=()):
@@ -50,6 +50,9 @@ class Table(WakeupLocks):
         return self.clock
 
     # -- a session
+
+    drop_wakeup_locks = LockSession.drop_wakeup_locks
+    restore_wakeup_locks = LockSession.restore_wakeup_locks
 
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
         self.tried = only_if_free

@@ -1,5 +1,6 @@
 """The engines' announcements, refusals and statements; each engine is named in one place."""
 
+import inspect
 import os
 import re
 import sqlite3
@@ -12,14 +13,22 @@ import pytest
 import sqlsem
 import sqlsem.testing
 from sqlsem import engines, sql
-from sqlsem.engines import borrowed, protocol
+from sqlsem.engines import borrowed
 from sqlsem.engines.base import Engine, Options
-from sqlsem.engines.settings import SettingSession
+from sqlsem.engines.optional import OptionalSession, Session
+from sqlsem.engines.protocol import AdminSession, Capability
 from sqlsem.model import Request
 
 PACKAGE = Path(sqlsem.__file__).parent
 #: The engines that need no driver to load; the other drivers may be missing.
 LOADED = [engines.load(name) for name in ("sqlite", "memory", "mssql")]
+#: The capabilities that they lack.
+LACKS = {
+    "sqlite": {Capability.GUARDED_TABLES, Capability.KEPT_LOCKS},
+    "memory": set(Capability)
+    - {Capability.DEADLOCKS, Capability.PRIORITIES, Capability.PERIODS, Capability.RATES, Capability.SETTINGS},
+    "mssql": {Capability.KEPT_LOCKS},
+}
 #: Statements that only one of two servers has, and why.
 DIFFERENT = {
     "backend": "PostgreSQL: behind a pooler it changes",
@@ -105,25 +114,21 @@ def test_no_statement_is_left_over(name):
 @pytest.mark.parametrize("engine", LOADED, ids=lambda engine: engine.name)
 def test_capability_is_announced_by_complete_class(engine):
     assert engine.session_class.__abstractmethods__ == frozenset()
-    for capability in protocol.CAPABILITIES:
-        own = capability.__abstractmethods__ - protocol.LockSession.__abstractmethods__
-        assert own
-        if engine.name == "memory":  # it supports that part of the operators' calls
-            own -= SettingSession.__abstractmethods__
-        methods = {name for name in own if hasattr(engine.session_class, name)}
-        assert methods == (own if engine.has(capability) else set())
-    lacks = {
-        protocol.ConversionSession,
-        protocol.AdminSession,
-        protocol.TaskSession,
-        protocol.BatchSession,
-        protocol.SchemaSession,
+    for capability in Capability:
+        methods = [name for name in capability.methods if getattr(engine.session_class, name) != getattr(Session, name)]
+        assert methods == (capability.methods if engine.has(capability) else [])
+    assert {capability for capability in Capability if not engine.has(capability)} == LACKS[engine.name]
+
+
+def test_call_that_may_be_missing_belongs_to_a_capability():
+    """A call without a capability has a default, so that callers need not check."""
+    missing = {
+        name
+        for kind in (*OptionalSession.__mro__, AdminSession)
+        for name, method in vars(kind).items()
+        if inspect.isfunction(method) and "NotImplementedError" in method.__code__.co_names
     }
-    assert set(protocol.CAPABILITIES) - set(engine.capabilities()) == (lacks if engine.name == "memory" else set())
-
-
-def test_session_has_every_capability():
-    assert all(issubclass(protocol.Session, capability) for capability in protocol.CAPABILITIES)
+    assert missing - {"wait_notification"} == {name for capability in Capability for name in capability.methods}
 
 
 @pytest.mark.parametrize(
@@ -255,7 +260,7 @@ class Roleless(Engine):
     """The smallest possible definition."""
 
     name = "roleless"
-    session_class = protocol.LockSession
+    session_class = Session
     label = "nowhere"
 
     def open_session(self, purpose):
@@ -264,8 +269,7 @@ class Roleless(Engine):
 
 def test_the_least_engine_offers_nothing_but_locks():
     engine = Roleless("roleless://", Options())
-    assert engine.capabilities() == ()
-    for capability in protocol.CAPABILITIES:
+    for capability in Capability:
         with pytest.raises(sqlsem.ConfigurationError, match="nowhere does not offer"):
             engine.require(capability, "This")
 

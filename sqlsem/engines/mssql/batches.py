@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlsem.engines.mssql.connection import SqlServerConnection, aware
-from sqlsem.engines.protocol import BatchSession
 from sqlsem.model import BatchEntry, Callback, PartEnd, PartStart
 
 
-class SqlServerBatches(SqlServerConnection, BatchSession):
+class SqlServerBatches(SqlServerConnection):
     """Batches, their parts and callbacks."""
 
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:

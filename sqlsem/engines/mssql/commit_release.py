@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from sqlsem.engines.commit_release import CommitReleaseSession
 from sqlsem.engines.mssql.connection import SqlServerConnection
 
 
-class SqlServerCommitRelease(SqlServerConnection, CommitReleaseSession):
+class SqlServerCommitRelease(SqlServerConnection):
     """Commit markers, as rows of a table."""
 
     def database_identity(self) -> str:

@@ -31,7 +31,7 @@ from sqlsem.engines.mssql.errors import (
 )
 from sqlsem.engines.mssql.odbc import declared_size, is_microsofts, with_nulls
 from sqlsem.engines.mssql.sockets import Handle
-from sqlsem.engines.protocol import LockSession
+from sqlsem.engines.optional import TableSession
 from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
 from sqlsem.runtime import had_within
 
@@ -48,7 +48,7 @@ MARGIN_SECONDS = 30
 abandoned: list[Any] = []
 
 
-class SqlServerConnection(LockSession):
+class SqlServerConnection(TableSession):
     """One connection in autocommit mode: each routine begins its own transaction."""
 
     def __init__(self, engine: SqlServerDatabase, connection: Any, handle: Handle | None) -> None:

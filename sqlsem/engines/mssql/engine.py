@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from sqlsem import runtime
 from sqlsem.engines import borrowed
@@ -120,7 +120,7 @@ class SqlServerEngine(SqlServerDatabase):
         return SqlServerSession(self, connection, handle)
 
     def session_on(self, cursor: Any) -> Session:
-        return cast("Session", BorrowedSqlServerSession(self, cursor))
+        return BorrowedSqlServerSession(self, cursor)
 
     def _created(self) -> Any:
         assert self.creator is not None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.engines.guarded_tables import GuardedTableSession
 from sqlsem.engines.mssql.connection import SqlServerConnection
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.model import GuardedTable
 
 
-class SqlServerGuardedTables(SqlServerConnection, GuardedTableSession):
+class SqlServerGuardedTables(SqlServerConnection):
     """Tables that only a transaction with an asserted grant can write."""
 
     def guard_table(self, table: str, resource: str) -> int:

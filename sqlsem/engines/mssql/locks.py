@@ -13,9 +13,7 @@ from typing import Any
 from sqlsem.deadlocks import Found
 from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
 from sqlsem.engines.mssql.connection import LONGEST_WAIT_SECONDS, SqlServerConnection, aware
-from sqlsem.engines.priorities import PriorityAnswer, PrioritySession
-from sqlsem.engines.protocol import AdminSession, ConversionSession, DeadlockSession
-from sqlsem.engines.transfers import TransferSession
+from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.insight.patterns import with_settings
 from sqlsem.model import (
@@ -39,9 +37,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.04, 0.8
 FIRST_ELSEWHERE_SECONDS, LONGEST_ELSEWHERE_SECONDS = 0.25, 1.0
 
 
-class SqlServerLocks(
-    SqlServerConnection, ConversionSession, TransferSession, PrioritySession, DeadlockSession, AdminSession
-):
+class SqlServerLocks(SqlServerConnection):
     """The queue of every resource."""
 
     def register_member(self, host: str, pid: int, program: str) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from sqlsem.engines.mssql.connection import SqlServerConnection, aware
-from sqlsem.engines.periodic import OnceEntry, PeriodicSession
-from sqlsem.model import Ticket
+from sqlsem.model import OnceEntry, Ticket
 
 
-class SqlServerPeriods(SqlServerConnection, PeriodicSession):
+class SqlServerPeriods(SqlServerConnection):
     """The latest run of each name."""
 
     def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:

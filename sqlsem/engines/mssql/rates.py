@@ -6,12 +6,11 @@ import json
 from collections.abc import Sequence
 
 from sqlsem.engines.mssql.connection import SqlServerConnection
-from sqlsem.engines.rates import RateSession
 from sqlsem.model import Ticket
 from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 
-class SqlServerRates(SqlServerConnection, RateSession):
+class SqlServerRates(SqlServerConnection):
     """Rates: one routine call each."""
 
     def take_rate(

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from sqlsem.engines.mssql.connection import SqlServerConnection, aware
-from sqlsem.engines.schedules import ScheduleSession, read_options
+from sqlsem.engines.schedules import read_options
 from sqlsem.model import Schedule
 
 
@@ -19,7 +19,7 @@ def as_text(moment: datetime | None) -> str | None:
     return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds")
 
 
-class SqlServerSchedules(SqlServerConnection, ScheduleSession):
+class SqlServerSchedules(SqlServerConnection):
     """Schedules, and the tasks that they put."""
 
     def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:

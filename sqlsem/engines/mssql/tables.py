@@ -6,14 +6,12 @@ import contextlib
 import re
 
 from sqlsem import runtime, sql
+from sqlsem.engines.answers import name_sessions
 from sqlsem.engines.base import Busy
-from sqlsem.engines.blocking_sessions import name_sessions
-from sqlsem.engines.installed import Installed
-from sqlsem.engines.member_removal import RemovalSession
+from sqlsem.engines.installed import Installed, setting_number
 from sqlsem.engines.mssql.connection import SqlServerConnection
 from sqlsem.engines.mssql.doctor import SqlServerDoctor
-from sqlsem.engines.protocol import Check, Plan, SchemaSession
-from sqlsem.engines.settings import setting_number
+from sqlsem.engines.protocol import Check, Plan
 from sqlsem.errors import SqlsemError, Unavailable
 
 #: Seconds after which an installation is not retried.
@@ -23,7 +21,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
 _GO = re.compile(r"^[ \t]*GO[ \t]*\r?$", re.MULTILINE | re.IGNORECASE)
 
 
-class SqlServerTables(SqlServerConnection, SchemaSession, RemovalSession):
+class SqlServerTables(SqlServerConnection):
     """Settings and scripts; members that an operator removes."""
 
     @property

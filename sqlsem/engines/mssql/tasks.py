@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlsem import runtime
-from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.engines.mssql.connection import CANCEL_SECONDS, SqlServerConnection, aware
-from sqlsem.engines.protocol import TaskSession
-from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.errors import TaskFailed, Unavailable
 from sqlsem.model import (
     Attempt,
@@ -30,7 +27,7 @@ from sqlsem.model import (
 TASKS_A_TRIP = 100
 
 
-class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, BlockedTaskSession):
+class SqlServerTasks(SqlServerConnection):
     """Tasks, limits of queues, and the SQL of tasks."""
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:

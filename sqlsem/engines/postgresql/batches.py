@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.protocol import BatchSession
 from sqlsem.model import BatchEntry, Callback, PartEnd, PartStart
 
 
-class PostgresBatches(PostgresConnection, BatchSession):
+class PostgresBatches(PostgresConnection):
     """Batches, their parts and callbacks."""
 
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from sqlsem.engines.commit_release import CommitReleaseSession
 from sqlsem.engines.postgresql.connection import PostgresConnection
 
 
-class PostgresCommitRelease(PostgresConnection, CommitReleaseSession):
+class PostgresCommitRelease(PostgresConnection):
     """Commit markers, as rows of a table."""
 
     def database_identity(self) -> str:

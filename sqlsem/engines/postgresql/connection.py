@@ -8,13 +8,13 @@ from typing import Any
 
 import psycopg
 
+from sqlsem.engines.optional import TableSession
 from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.postgresql.psycopg_connection import Connection, PsycopgConnection
-from sqlsem.engines.protocol import LockSession
 from sqlsem.errors import ConfigurationError
 
 
-class PostgresConnection(PsycopgConnection, LockSession):
+class PostgresConnection(PsycopgConnection, TableSession):
     """One psycopg connection in autocommit mode: every routine is a transaction of its own."""
 
     def __init__(self, engine: PostgresDatabase, connection: Connection) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 
@@ -69,7 +69,7 @@ class PostgresEngine(PostgresDatabase):
         return PostgresSession(self, connection)
 
     def session_on(self, cursor: Any) -> Session:
-        return cast("Session", BorrowedPostgresSession(self, cursor))
+        return BorrowedPostgresSession(self, cursor)
 
     @property
     def supports_async(self) -> bool:

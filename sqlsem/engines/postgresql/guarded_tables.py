@@ -5,14 +5,13 @@ from __future__ import annotations
 import psycopg
 from psycopg import errors
 
-from sqlsem.engines.guarded_tables import GuardedTableSession
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import GuardedTable
 from sqlsem.printable import first_line
 
 
-class PostgresGuardedTables(PostgresConnection, GuardedTableSession):
+class PostgresGuardedTables(PostgresConnection):
     """Tables that only a transaction with an asserted grant can write."""
 
     def guard_table(self, table: str, resource: str) -> int:

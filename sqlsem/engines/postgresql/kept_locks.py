@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from sqlsem.engines.kept_locks import KeptLockSession
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.insight.kept import KeptLock
 
 
-class PostgresKeptLocks(PostgresConnection, KeptLockSession):
+class PostgresKeptLocks(PostgresConnection):
     """Kept locks: advisory locks, and the table locks that sqlsem takes instead of some."""
 
     def kept_locks(self, resource: str | None) -> list[KeptLock]:

@@ -15,9 +15,7 @@ from sqlsem.deadlocks import Found
 from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
 from sqlsem.engines.base import Busy, here
 from sqlsem.engines.postgresql.wakeup_locks import PostgresWakeupLocks
-from sqlsem.engines.priorities import PriorityAnswer, PrioritySession
-from sqlsem.engines.protocol import AdminSession, ConversionSession, DeadlockSession
-from sqlsem.engines.transfers import TransferSession
+from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.insight.patterns import with_settings
 from sqlsem.model import (
@@ -38,9 +36,7 @@ from sqlsem.model_rates import RateEntry
 log = logging.getLogger("sqlsem")
 
 
-class PostgresLocks(
-    PostgresWakeupLocks, ConversionSession, TransferSession, PrioritySession, DeadlockSession, AdminSession
-):
+class PostgresLocks(PostgresWakeupLocks):
     """The queue of every resource."""
 
     def register_member(self, host: str, pid: int, program: str) -> int:

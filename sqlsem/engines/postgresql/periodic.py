@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from sqlsem.engines.base import here
-from sqlsem.engines.periodic import OnceEntry, PeriodicSession
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.model import Ticket
+from sqlsem.model import OnceEntry, Ticket
 
 
-class PostgresPeriods(PostgresConnection, PeriodicSession):
+class PostgresPeriods(PostgresConnection):
     """The latest run of each name."""
 
     def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:

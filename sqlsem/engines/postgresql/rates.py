@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.rates import RateSession
 from sqlsem.model import Ticket
 from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 
-class PostgresRates(PostgresConnection, RateSession):
+class PostgresRates(PostgresConnection):
     """Rates, with batches of demands and reserved slots."""
 
-    batches = True
+    batches_rates = True
 
     def take_rate(
         self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()

@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.schedules import ScheduleSession, read_options
+from sqlsem.engines.schedules import read_options
 from sqlsem.model import Schedule
 
 
-class PostgresSchedules(PostgresConnection, ScheduleSession):
+class PostgresSchedules(PostgresConnection):
     """Schedules, and the tasks that they put."""
 
     def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:

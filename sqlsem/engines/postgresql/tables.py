@@ -9,14 +9,12 @@ import psycopg
 from psycopg import errors
 
 from sqlsem import sql
+from sqlsem.engines.answers import name_sessions
 from sqlsem.engines.base import here
-from sqlsem.engines.blocking_sessions import name_sessions
-from sqlsem.engines.installed import Installed
-from sqlsem.engines.member_removal import RemovalSession
+from sqlsem.engines.installed import Installed, setting_number
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.postgresql.doctor import PostgresDoctor
-from sqlsem.engines.protocol import Check, Plan, SchemaSession
-from sqlsem.engines.settings import setting_number
+from sqlsem.engines.protocol import Check, Plan
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.printable import first_line
 
@@ -28,7 +26,7 @@ INSTALLER_PATIENCE_SECONDS = 120
 MADE_BY_ANOTHER = (errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateSchema, errors.DuplicateFunction)
 
 
-class PostgresTables(PostgresConnection, SchemaSession, RemovalSession):
+class PostgresTables(PostgresConnection):
     """The settings and the scripts of the tables, and the removal of members by an operator."""
 
     @property

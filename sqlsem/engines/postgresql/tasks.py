@@ -10,10 +10,7 @@ from typing import Any
 import psycopg
 
 from sqlsem.engines.base import here
-from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.protocol import TaskSession
-from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.errors import TaskFailed
 from sqlsem.model import (
     Attempt,
@@ -29,7 +26,7 @@ from sqlsem.model import (
 )
 
 
-class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, BlockedTaskSession):
+class PostgresTasks(PostgresConnection):
     """Tasks, limits of queues, and the SQL of tasks."""
 
     #: The statement that puts tasks.

@@ -12,7 +12,7 @@ from typing import Any
 from sqlsem.engines.answers import RIGHTS, granted_rights
 from sqlsem.engines.base import Disconnected
 from sqlsem.engines.installed import Installed
-from sqlsem.engines.protocol import AdminSession, Check, Plan, SchemaSession
+from sqlsem.engines.protocol import Check, Plan
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.batches import SqliteBatches
 from sqlsem.engines.sqlite.doctor import SqliteDoctor
@@ -25,7 +25,7 @@ from sqlsem.model import Operation, Past
 ORPHANED_SECONDS = 60.0
 
 
-class SqliteAdministration(SqliteBatches, AdminSession, SchemaSession):
+class SqliteAdministration(SqliteBatches):
     """History, settings of resources, and the removal of dead members."""
 
     def history(

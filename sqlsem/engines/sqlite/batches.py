@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sqlsem.engines.protocol import BatchSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.values import as_time, shown, user_name
 from sqlsem.model import BatchEntry, Callback, PartEnd, PartEntry, PartStart
 
 
-class SqliteBatches(SqliteMembers, BatchSession):
+class SqliteBatches(SqliteMembers):
     """Batches, their parts and callbacks."""
 
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:

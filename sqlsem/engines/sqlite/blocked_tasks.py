@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from sqlsem.engines.blocked_tasks import BlockedTaskSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing
 from sqlsem.engines.sqlite.locks import SqliteLocks
@@ -21,7 +20,7 @@ MAX_ENQUEUED = 100
 TEST_EVERY = 1.0
 
 
-class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing, BlockedTaskSession):
+class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing):
     """Blocked tasks, polled by the workers that claim."""
 
     _tested_at = 0.0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from sqlsem.engines.commit_release import CommitReleaseSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.connection import SqliteConnection
 
 
-class SqliteCommitRelease(SqliteConnection, CommitReleaseSession):
+class SqliteCommitRelease(SqliteConnection):
     """Commit markers, as rows of a table."""
 
     def database_identity(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from sqlsem.engines.base import Busy, Disconnected, Replaced
-from sqlsem.engines.protocol import LockSession
+from sqlsem.engines.optional import TableSession
 from sqlsem.engines.sqlite import files, fork, wal
 from sqlsem.engines.sqlite.beacons import Beacon
 from sqlsem.engines.sqlite.database import SqliteDatabase
@@ -27,7 +27,7 @@ FAILURES = (sqlite3.Error, UnicodeDecodeError)
 ROUTINES = ("leaving", "leaving_alone")
 
 
-class SqliteConnection(LockSession):
+class SqliteConnection(TableSession):
     """One connection. Statements that find the file locked are retried for `Options.gate_timeout`."""
 
     #: True if this session works for the member of another session, so both must have the same files open.

@@ -7,14 +7,13 @@ import threading
 from typing import Any
 
 from sqlsem.engines.answers import already_upgrading
-from sqlsem.engines.protocol import ConversionSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LONGEST, SHARE, SHORTEST, TEST_EVERY, SqliteLocks
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import READ, UPGRADE, WRITE, Ticket, Upgrading, monotonic
 
 
-class SqliteConversions(SqliteLocks, ConversionSession):
+class SqliteConversions(SqliteLocks):
     """Conversions of granted rows."""
 
     def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:

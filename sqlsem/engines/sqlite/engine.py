@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from sqlsem.engines import borrowed
 from sqlsem.engines.base import Session
@@ -67,4 +67,4 @@ class SqliteEngine(SqliteDatabase):
         return session
 
     def session_on(self, cursor: Any) -> Session:
-        return cast("Session", BorrowedSqliteSession(self, cursor))
+        return BorrowedSqliteSession(self, cursor)

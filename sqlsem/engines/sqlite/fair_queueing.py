@@ -8,7 +8,6 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.rate_usage import SqliteRateUsage
 from sqlsem.engines.sqlite.values import shown, user_name
@@ -61,7 +60,7 @@ def weighted_order(
     return [setting["task_key"] for setting in sorted(eligible, key=rank)]
 
 
-class SqliteFairQueueing(SqliteRateUsage, QueueLimitSession):
+class SqliteFairQueueing(SqliteRateUsage):
     """The choice of the next task of a queue, and its limits."""
 
     def uses_fair_queueing(self, queue: str) -> bool:

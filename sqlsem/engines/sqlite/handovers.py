@@ -8,12 +8,11 @@ from sqlsem.engines.answers import OTHER_LOGIN, TOO_LATE, UNKNOWN, USED, hash_of
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.conversions import SqliteConversions
 from sqlsem.engines.sqlite.values import user_name
-from sqlsem.engines.transfers import TransferSession
 from sqlsem.errors import SqlsemError
 from sqlsem.model import UPGRADE, Request, Ticket
 
 
-class SqliteHandovers(SqliteConversions, TransferSession):
+class SqliteHandovers(SqliteConversions):
     """Rows in transit. Logins are users of the system. (A user that can write the file could change any row anyway.)"""
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:

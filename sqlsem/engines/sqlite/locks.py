@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from sqlsem import deadlocks
 from sqlsem.engines.priorities import priority_missing
-from sqlsem.engines.protocol import DeadlockSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
@@ -105,7 +104,7 @@ class LivenessChecks:
         self._done[resource] = (now, max(1, owners))
 
 
-class SqliteLocks(SqliteMembers, DeadlockSession):
+class SqliteLocks(SqliteMembers):
     """The queue of every resource."""
 
     def __init__(self, engine: SqliteDatabase) -> None:
@@ -444,7 +443,7 @@ class SqliteLocks(SqliteMembers, DeadlockSession):
         return with_settings(resources, {row[0]: row for row in self.settings_of_resources()}, self.priorities())
 
     def priorities(self) -> dict[str, float]:
-        """See `PrioritySession.priorities`."""
+        """See `OptionalSession.priorities`."""
         return {name: float(ageing) for name, ageing in self.rows("priorities")}
 
     def settings_of_resources(self) -> list[list[Any]]:

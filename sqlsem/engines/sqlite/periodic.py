@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from sqlsem.engines.periodic import OnceEntry, PeriodicSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.values import shown, user_name
-from sqlsem.model import Ticket
+from sqlsem.model import OnceEntry, Ticket
 
 
-class SqlitePeriods(SqliteMembers, PeriodicSession):
+class SqlitePeriods(SqliteMembers):
     """The latest run of each name."""
 
     def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:

@@ -7,7 +7,6 @@ from typing import Any
 from sqlsem.engines.priorities import (
     PRIORITY_LEVELS,
     PriorityAnswer,
-    PrioritySession,
     priorities_not_set,
     priority_entry,
     priority_queue,
@@ -19,7 +18,7 @@ from sqlsem.insight.patterns import no_limit_set
 from sqlsem.model import Request, Ticket
 
 
-class SqlitePriorities(SqliteLocks, PrioritySession):
+class SqlitePriorities(SqliteLocks):
     """Priority queues. The file's write lock is the gate of all."""
 
     def acquire_by_priority(

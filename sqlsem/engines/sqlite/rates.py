@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlsem.engines.rates import RateSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LAST, SqliteLocks
 from sqlsem.engines.sqlite.rate_usage import SqliteRateUsage
@@ -12,7 +11,7 @@ from sqlsem.model import Ticket
 from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest, RateStatus
 
 
-class SqliteRates(SqliteLocks, SqliteRateUsage, RateSession):
+class SqliteRates(SqliteLocks, SqliteRateUsage):
     """Rates. Each call reads, calculates and writes them in one writing transaction."""
 
     def take_rate(

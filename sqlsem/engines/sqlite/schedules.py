@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from sqlsem.engines.schedules import ScheduleSession, check_due, check_task_options, check_times, read_options
+from sqlsem.engines.schedules import check_due, check_task_options, check_times, read_options
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.tasks import SqliteTasks
 from sqlsem.engines.sqlite.values import as_time, shown, user_name
@@ -16,7 +16,7 @@ from sqlsem.model import NewTask, Schedule
 LONG_SECONDS = 366 * 86400
 
 
-class SqliteSchedules(SqliteTasks, ScheduleSession):
+class SqliteSchedules(SqliteTasks):
     """Schedules, and the tasks that they put."""
 
     def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlsem.engines.protocol import TaskSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing, key_hash
@@ -24,7 +23,7 @@ GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
 HEAR_SECONDS = 0.02
 
 
-class SqliteTasks(SqliteFairQueueing, TaskSession):
+class SqliteTasks(SqliteFairQueueing):
     """Tasks: put, claimed, ended and listed."""
 
     def __init__(self, engine: SqliteDatabase) -> None:
