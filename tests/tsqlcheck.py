@@ -13,6 +13,7 @@ It needs what `microsoft` fetches, and pythonnet (dependency group ``tsqlcheck``
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 import microsoft
 import tsqlrules
 import tsqltyped
+from tsqlknown import PROCEDURES
 from tsqltree import Node
 
 from sqlsem import sql
@@ -83,7 +85,7 @@ CREATE PROCEDURE [dbo].[sp_executesql] @stmt nvarchar(max), @params nvarchar(max
 NEWER = {"APPROX_COUNT_DISTINCT", "CONCAT_WS", "STRING_AGG", "TRANSLATE", "TRIM"}
 DATED = {"DATEADD", "DATEDIFF", "DATEDIFF_BIG", "DATENAME", "DATEPART"}
 #: Statements that become objects of the model; all others are put into a procedure of their own.
-OBJECTS = re.compile(r"(Create|Alter)(Table|Index|Sequence|View|Function|Trigger|Procedure)Statement")
+OBJECTS = re.compile(r"(Create|Alter|CreateOrAlter)(Table|Index|Sequence|View|Function|Trigger|Procedure)Statement")
 #: Statements that change objects of earlier scripts. The model gets the result of all of them.
 CHANGES = {"AlterTableAddTableElementStatement", "AlterTableAlterColumnStatement", "DropIndexStatement"}
 CHANGES |= {"AlterTableDropTableElementStatement"}
@@ -98,10 +100,7 @@ Finding = tuple[str, int, str]
 
 
 def batches(root: Path, read: Callable[[Path], str]) -> Iterator[Batch]:
-    """All T-SQL of a checkout, batch by batch, with its names filled in."""
-
-    def filled(text: str) -> str:
-        return text.replace("{schema}", "sqlsem").replace("{table}", "ProcessControl")
+    """All T-SQL of a checkout, batch by batch, as `sqlsem sql` prints it."""
 
     def split(file: str, first: int, text: str, separator: str = r"^[ \t]*GO[ \t]*$") -> Iterator[Batch]:
         at = 0
@@ -114,14 +113,14 @@ def batches(root: Path, read: Callable[[Path], str]) -> Iterator[Batch]:
     folder = root / "sqlsem" / "sql" / "mssql"
     order = ["schema-*", "routines", "deadlocks", "public", "tasks", "batches", "conversions", "permissions", "drop"]
     names = [path for pattern in order for path in sorted(folder.glob(f"{pattern}.sql"))]
-    for path in [*names, *sorted(set(folder.glob("*.sql")) - set(names))]:
+    for path in [*names, *sorted(set(folder.glob("*.sql")) - {*names, folder / "abbreviations.sql"})]:
         separator = (
             r"^-- name: \w+$" if path.stem in ("client", "doctor", "certify", "by_hand") else r"^[ \t]*GO[ \t]*$"
         )
-        yield from split(str(path.relative_to(root)), 1, filled(read(path)), separator)
+        yield from split(str(path.relative_to(root)), 1, sql.fill("mssql", read(path)), separator)
     # (Not its routines.sql: it has a procedure a second time, which the model does not take.)
     path = root / "tests" / "support" / "next_version" / "mssql" / "schema.sql"
-    yield from split(str(path.relative_to(root)), 1, filled(read(path)))
+    yield from split(str(path.relative_to(root)), 1, sql.fill("mssql", read(path)))
     for path in sorted((root / "clients" / "tsql").glob("*.sql")):
         yield from split(str(path.relative_to(root)), 1, read(path))
     for path in [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]:
@@ -147,6 +146,17 @@ def part(features: frozenset[str]) -> Callable[[Path], str]:
         return compose(path.read_text(encoding="utf-8"), features, feature)
 
     return read
+
+
+def place(root: Path, file: str, line: int) -> str:
+    """Return file and line of a finding. In a script, ``line`` counts the lines that `sqlsem sql` prints."""
+    if file.startswith("sqlsem"):
+        text = (root / file).read_text(encoding="utf-8").replace("{schema}", "sqlsem")
+        printed = sql.fill("mssql", text).splitlines()
+        blocks = difflib.SequenceMatcher(None, text.splitlines(), printed, autojunk=False).get_matching_blocks()
+        first, first_printed, size = next(block for block in reversed(blocks) if block.b < line)
+        line = first + min(line - first_printed, size)
+    return f"{file}:{line}"
 
 
 def sent(text: str) -> str:
@@ -299,7 +309,7 @@ class Checker:
         by_name = {}
         for nodes in [*(self.walk(tree) for tree in self.system), *(tree[3] for tree in trees)]:
             for kind, node in nodes:
-                if kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
+                if kind in PROCEDURES:
                     name = node.ProcedureReference.Name.BaseIdentifier.Value.lower()
                     by_name[name] = {
                         parameter.VariableName.Value.lower(): (
@@ -400,7 +410,7 @@ class Checker:
             add("tsqlcheck", f"CREATE SCHEMA [{schema}]")
         # The objects that a text makes are known by name and parameters only.
         for text in texts:
-            match = re.match(r"ALTER PROCEDURE (sqlsem\.\w+) ((?:@\w+ \w+(?:, )?)*)", text)
+            match = re.match(r"CREATE OR ALTER PROCEDURE (sqlsem\.\w+) ((?:@\w+ \w+(?:, )?)*)", text)
             if match:
                 add("tsqlcheck", f"CREATE PROCEDURE {match[1]} {match[2]} AS RETURN 0")
         for item in re.split(r"\n(?=CREATE)", SYSTEM.strip()):
@@ -500,7 +510,7 @@ class Checker:
                     continue
                 if OBJECTS.fullmatch(kind):
                     # A procedure's statement may end before its last semicolon.
-                    yield re.sub(r"^(\s*)ALTER\b", r"\1CREATE", edited(start, end))
+                    yield re.sub(r"^(\s*)(?:CREATE OR )?ALTER\b", r"\1CREATE", edited(start, end))
                 else:
                     others.append((start, end))
         if others:
@@ -562,7 +572,7 @@ BROKEN_MORE: list[Fault] = [  # these hide others
     ("syntax", "public.sql", "ELSE IF @code = -2", "ELSEIF @code = -2", "Incorrect syntax"),
     ("no semicolon before THROW", "client.sql", "IDENTIFIER ON;", "IDENTIFIER ON THROW 50000, N'x', 1;", "wanted"),
     ("no semicolon before WITH", "deadlocks.sql", "@text nvarchar(4000);", "@text nvarchar(4000)", "wanted"),
-    ("syntax in EXEC", "tasks.sql", "PROCEDURE {schema}.work AS R", "PROCEDURE {schema}.work S R", "in the text"),
+    ("syntax in EXEC", "permissions.sql", "AS BEGIN RETURN N", "AS BEGIN RETRUN N", "in the text"),
 ]
 
 
@@ -598,7 +608,9 @@ def main() -> int:
     prepare()
     checker = Checker()
     all_batches = list(batches(root, lambda path: path.read_text(encoding="utf-8")))
-    wrong: Iterable[str] = [f"{file}:{line}: {message}" for file, line, message in checker.check(all_batches)]
+    wrong: Iterable[str] = [
+        f"{place(root, file, line)}: {message}" for file, line, message in checker.check(all_batches)
+    ]
     if "--prove" in sys.argv:
         wrong = [*wrong, *checker.typed.unnoticed(checker.parse), *prove(root, checker)]
     if "--parts" in sys.argv:

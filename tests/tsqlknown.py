@@ -10,6 +10,8 @@ from tsqltypes import CATALOG, DATABASE, MAX, STRINGS, Label, Type, Value
 
 Finding = tuple[str, int, str]
 Columns = dict[str, Value]
+PROCEDURES = ("CreateProcedureStatement", "AlterProcedureStatement", "CreateOrAlterProcedureStatement")
+FUNCTIONS = ("CreateFunctionStatement", "CreateOrAlterFunctionStatement")
 #: The tables of a FROM: alias → columns; None: an unknown table.
 Frame = dict[str, Columns | None]
 
@@ -103,7 +105,7 @@ class Known:
             )
         elif kind == "CreateViewStatement":
             self.views[base(statement.SchemaObjectName)[1]] = statement
-        elif kind in ("CreateFunctionStatement", "AlterFunctionStatement"):
+        elif kind in FUNCTIONS:
             name = base(statement.Name)[1]
             self.parameters[name] = parameters(statement)
             if statement.ReturnType.kind == "SelectFunctionReturnType":
@@ -111,7 +113,7 @@ class Known:
             elif statement.ReturnType.kind == "ScalarFunctionReturnType":
                 result = type_of(statement.ReturnType.DataType)
                 self.scalars[name] = Value(result, Label(1, DATABASE) if result is not None and result.string else None)
-        elif kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
+        elif kind in PROCEDURES:
             self.parameters[base(statement.ProcedureReference.Name)[1]] = parameters(statement)
         elif kind == "CreateIndexStatement" and statement.Clustered:
             self.clustered.add(base(statement.OnName)[1])

@@ -25,8 +25,10 @@ from tsqltree import Node, called, object_name, table_name, target_of
 
 Found = Iterator[tuple[int, str]]
 ROOT = Path(__file__).resolve().parent.parent
-ROUTINES = ("AlterProcedureStatement", "CreateProcedureStatement", "CreateTriggerStatement", "AlterTriggerStatement")
-MODULES = (*ROUTINES, "CreateFunctionStatement", "CreateViewStatement")
+ROUTINES = ("AlterProcedureStatement", "CreateProcedureStatement", "CreateOrAlterProcedureStatement")
+ROUTINES += ("CreateTriggerStatement", "CreateOrAlterTriggerStatement")
+READING = ("CreateFunctionStatement", "CreateOrAlterFunctionStatement", "CreateViewStatement")
+MODULES = (*ROUTINES, *READING)
 WRITES = ("InsertStatement", "UpdateStatement", "DeleteStatement", "MergeStatement")
 
 # -- hints ----------------------------------------------------------------------------------------------------------
@@ -457,7 +459,7 @@ def findings(roots: list[tuple[str, Node]], public: set[str] | None = None) -> l
             continue
         for module in root.all(*MODULES):
             name = routine_name(module)
-            if module.kind in ("CreateFunctionStatement", "CreateViewStatement"):
+            if module.kind in READING:
                 if any("NOLOCK" in hints_of(table) for table in module.all("NamedTableReference")):
                     dirty.add(name)
             elif module.kind != "CreateProcedureStatement":

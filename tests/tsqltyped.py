@@ -11,6 +11,7 @@ from typing import Any
 
 from tsqlflow import Expressions
 from tsqlknown import (
+    PROCEDURES,
     Bound,
     Columns,
     Facts,
@@ -364,12 +365,14 @@ class Batch(Expressions):
         if node.StatementList is not None:
             self.statement(node.StatementList)
 
-    do_CreateProcedureStatement = do_AlterProcedureStatement = body
+    do_CreateProcedureStatement = do_AlterProcedureStatement = do_CreateOrAlterProcedureStatement = body
 
     def do_CreateTriggerStatement(self, node: Any) -> None:
         if node.TriggerObject.Name is not None:
             self.trigger = self.table(*base(node.TriggerObject.Name))
         self.body(node)
+
+    do_CreateOrAlterTriggerStatement = do_CreateTriggerStatement
 
     def do_CreateFunctionStatement(self, node: Any) -> None:
         kind = node.ReturnType.kind
@@ -381,7 +384,7 @@ class Batch(Expressions):
             self.result = type_of(node.ReturnType.DataType)
         self.body(node)
 
-    do_AlterFunctionStatement = do_CreateFunctionStatement
+    do_CreateOrAlterFunctionStatement = do_CreateFunctionStatement
 
     def do_CreateViewStatement(self, node: Any) -> None:
         self.selected(node.SelectStatement, [])
@@ -465,7 +468,7 @@ def looked_at(known: Known, file: str, script: Node) -> list[Finding]:
     for batch in script.Batches:
         where = f"{file}:{batch.line}"
         for statement in batch.Statements:
-            if statement.kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
+            if statement.kind in PROCEDURES:
                 where = base(statement.ProcedureReference.Name)[1]
         look = Batch(known, file, known.facts.get(where), where)
         for statement in batch.Statements:

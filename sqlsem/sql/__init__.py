@@ -42,14 +42,17 @@ Each engine's folder holds the same scripts:
     the statements of ``sqlsem doctor``, in the same form.
 ``by_hand.sql``
     only for SQL Server: the statements before and after all scripts, if a person runs them.
+``abbreviations.sql``
+    lines that most routines have in common, by name. Not for SQLite.
 ``certify.sql``
     the statements of ``sqlsem certify``, in a schema that it creates and drops; in the same form.
 ``simulated.sql``
     only for PostgreSQL: turns a database into one for simulations (`sqlsem.testing.simulate`). Run it in no other.
 
 Two words are filled in: ``{schema}`` and ``{table}``, after a check that both are plain identifiers. A file may also
-define abbreviations: after a line ``-- where {clock} is …`` the word ``{clock}`` stands for the text in that line. All
-other values are bound parameters.
+define abbreviations: after a line ``-- where {clock} is …`` the word ``{clock}`` stands for the text in that line. The
+words of ``abbreviations.sql`` stand for lines, in every script of that engine. In scripts for SQL Server, GO follows
+each routine that begins with CREATE OR ALTER. All other values are bound parameters.
 """
 
 from __future__ import annotations
@@ -68,6 +71,7 @@ __all__ = [
     "LATEST",
     "SCRIPTS",
     "by_hand",
+    "fill",
     "has_features",
     "migrations",
     "queries",
@@ -107,6 +111,10 @@ ALL = frozenset(FEATURES)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _WHERE_LINE = re.compile(r"^-- where (\{\w+\}) is (.+)\n", re.MULTILINE)
 _NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+#: A routine of SQL Server: up to the first line without indentation that is followed by an empty line, or by none.
+_BATCH = re.compile(r"^CREATE OR ALTER .*?^\S[^\n]*\n(?=\n|\Z)", re.MULTILINE | re.DOTALL)
+#: Settings of a session on SQL Server that hold for the routines that it creates.
+_CREATION_SETTINGS = "SET QUOTED_IDENTIFIER ON;\nSET ANSI_NULLS ON;\nGO\n\n"
 
 
 def check_identifier(label: str, value: str) -> str:
@@ -124,12 +132,44 @@ def _read(engine: str, file: str) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
-def _fill(text: str, schema: str, table: str) -> str:
+def fill(engine: str, text: str, schema: str = "sqlsem", table: str = "ProcessControl") -> str:
+    """Return the text of a script, ready to run: with names in place of ``{schema}`` and ``{table}``, the lines that
+    abbreviations stand for, and GO between the batches of SQL Server.
+    """
     check_identifier("The schema's name", schema)
     check_identifier("The table's name", table)
     for word, meaning in _WHERE_LINE.findall(text):
         text = _WHERE_LINE.sub("", text).replace(word, meaning)
+    text = _separate_batches(_expand(text, _abbreviations(engine)))
     return text.replace("{schema}", schema).replace("{table}", table)
+
+
+def _abbreviations(engine: str) -> dict[str, str]:
+    """Return the lines of abbreviations.sql by their names."""
+    parts = _NAME_LINE.split(_read(engine, "abbreviations.sql") or "")
+    return {name: lines.strip("\n") for name, lines in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def _expand(text: str, abbreviations: dict[str, str]) -> str:
+    """Replace abbreviations by their lines. The lines begin below the line that ends with the abbreviation, or have the
+    indentation of an abbreviation that stands alone.
+    """
+
+    def lines(match: re.Match[str]) -> str:
+        indentation, before, name = match.groups()
+        if before:
+            return f"{indentation}{before}\n{abbreviations[name]}"
+        return indentation + abbreviations[name].replace("\n", f"\n{indentation}")
+
+    if not abbreviations:
+        return text
+    return re.sub(rf"^( *)(.*?) ?\{{({'|'.join(abbreviations)})\}}", lines, text, flags=re.MULTILINE)
+
+
+def _separate_batches(text: str) -> str:
+    """Put GO behind each routine of SQL Server, and the settings under which routines are created before the first."""
+    text, routines = _BATCH.subn(r"\g<0>GO\n", text)
+    return text.replace("\n\n", f"\n\n{_CREATION_SETTINGS}", 1) if routines else text
 
 
 def script(
@@ -153,7 +193,7 @@ def script(
         scripts = [script for script in SCRIPTS if script == "schema" or _read(engine, f"{script}.sql") is not None]
         raise ConfigurationError(f"There is no script {name!r} for engine {engine!r}; scripts: {', '.join(scripts)}")
     text = compose(text, features, FEATURE_OF.get(name, CORE)).replace("{features}", to_setting(features))
-    return _fill(text, schema, table)
+    return fill(engine, text, schema, table)
 
 
 def rerunnable(engine: str, features: Collection[str] = ALL) -> list[str]:
@@ -175,7 +215,7 @@ def migrations(
         text = _read(engine, f"schema-{number}.sql")
         if text is None:
             raise ConfigurationError(f"There is no schema script {number} for engine {engine!r}")
-        scripts.append((number, _fill(compose(text, features), schema, table)))
+        scripts.append((number, fill(engine, compose(text, features), schema, table)))
     return scripts
 
 

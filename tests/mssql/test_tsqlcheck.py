@@ -36,10 +36,11 @@ def check(*options):
 
 
 def test_all_files_are_looked_at():
-    """Also without .NET: each file must be in a checked folder."""
+    """Also without .NET: each file must be in a checked folder. (Abbreviations are checked in the scripts.)"""
     root = tsqlcheck.ROOT
     files = {file for file, _, _ in tsqlcheck.batches(root, lambda path: path.read_text(encoding="utf-8"))}
     own = {str(script.relative_to(root)) for script in (root / "sqlsem" / "sql" / "mssql").glob("*.sql")}
+    own.remove("sqlsem/sql/mssql/abbreviations.sql")
     examples = {str(script.relative_to(root)) for script in (root / "clients" / "tsql").glob("*.sql")}
     assert own
     assert examples

@@ -8,7 +8,7 @@ import re
 from sqlsem import sql
 
 MADE = re.compile(
-    r"^[ \t]*(?:CREATE|CREATE OR REPLACE|ALTER) (?:TABLE|VIEW|SEQUENCE|FUNCTION|PROCEDURE|TRIGGER)"
+    r"^[ \t]*(?:CREATE(?: OR (?:REPLACE|ALTER))?|ALTER) (?:TABLE|VIEW|SEQUENCE|FUNCTION|PROCEDURE|TRIGGER)"
     r" (?:sqlsem\.)?\[?(\w+)",
     re.MULTILINE,
 )

@@ -185,7 +185,7 @@ class Clock:
         self.session, self.name = session, name
         self.table, self.routine = f"clock_{name}", f"start_part_{name}"
         script = sql.script("mssql", "batches", schema=session.schema)
-        before = f"ALTER PROCEDURE {session.schema}.start_part\n"
+        before = f"CREATE OR ALTER PROCEDURE {session.schema}.start_part\n"
         (batch,) = (part for part in script.split("\nGO\n") if before in part)
         assert batch.count("SYSUTCDATETIME()") == 2  # (and of a lease)
         batch = batch.replace("SYSUTCDATETIME()", f"(SELECT now FROM {session.schema}.{self.table})")

@@ -11,7 +11,7 @@ FOLDER = Path(sqlsem.sql.__file__).parent
 #: Scripts without routines, or with routines that no user's database has.
 OTHERS = {"simulated", "certify", "client"}
 ROUTINE = re.compile(
-    r"^(?:CREATE(?: OR REPLACE)?|ALTER) (?:FUNCTION|PROCEDURE|TRIGGER) \{schema\}\.\[?(\w+)", re.MULTILINE
+    r"^CREATE(?: OR (?:REPLACE|ALTER))? (?:FUNCTION|PROCEDURE|TRIGGER) \{schema\}\.\[?(\w+)", re.MULTILINE
 )
 
 

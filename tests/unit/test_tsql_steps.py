@@ -79,7 +79,7 @@ class Reader:
 
 def read(name: str) -> list[Step]:
     reader = Reader(PROCEDURES[name])
-    reader.until(r"(?<=\nAS)\nBEGIN\b")
+    reader.until(r"(?<=\bAS)\nBEGIN\b")
     if reader.take(r"(?=BEGIN TRY\b)"):
         return reader.steps()
     reader.take("BEGIN")

@@ -44,7 +44,7 @@ def text_of(name: str) -> str:
 
 def procedures() -> Iterator[tuple[str, str]]:
     for name in SCRIPTS:
-        for part in re.split(r"(?m)^ALTER PROCEDURE ", text_of(name))[1:]:
+        for part in re.split(r"(?m)^CREATE OR ALTER PROCEDURE ", text_of(name))[1:]:
             match = re.match(r"sqlsem\.\[?(\w+)", part)
             assert match is not None
             yield match[1], re.split(r"(?m)^GO$", part)[0]
@@ -156,7 +156,7 @@ def test_liveness_is_not_tested_under_the_gate():
 
 
 def test_display_routines_wait_for_no_lock():
-    settings = text_of("routines").partition("CREATE FUNCTION sqlsem.all_settings()")[2].partition("\nGO\n")[0]
+    settings = text_of("routines").partition("CREATE OR ALTER FUNCTION sqlsem.all_settings()")[2].partition("\nGO\n")[0]
     for name, body in (("entries", PROCEDURES["entries"]), ("all_settings", settings)):
         tables = re.findall(r"(?:FROM|JOIN) sqlsem\.(\w+) AS \w+( WITH \(NOLOCK\))?", body)
         assert tables
@@ -165,7 +165,7 @@ def test_display_routines_wait_for_no_lock():
 
 def test_bare_participants_decide_on_committed_rows():
     """may_enter and its rule: a row that an open transaction has deleted may come back."""
-    rule = text_of("routines").partition("CREATE FUNCTION sqlsem.eligibility (")[2].partition("\nGO\n")[0]
+    rule = text_of("routines").partition("CREATE OR ALTER FUNCTION sqlsem.eligibility (")[2].partition("\nGO\n")[0]
     for text in (PROCEDURES["may_enter"], rule):
         reads = re.findall(r"(?:FROM|JOIN) sqlsem\.entry\b(?: AS \w+)?([^\n]*)", text)
         assert reads
@@ -178,7 +178,7 @@ def test_bare_participants_decide_on_committed_rows():
 def test_every_created_object_is_dropped():
     """Procedures and functions are by their kind."""
     dropped = set(re.findall(r"DROP \w+ IF EXISTS sqlsem\.\[?(\w+)", text_of("drop")))
-    created = set(re.findall(r"CREATE TRIGGER sqlsem\.(\w+)", text_of("routines")))
+    created = set(re.findall(r"CREATE OR ALTER TRIGGER sqlsem\.(\w+)", text_of("routines")))
     created |= set(re.findall(r"CREATE (?:TABLE|SEQUENCE) sqlsem\.\[?(\w+)", text_of("schema")))
     assert created <= dropped
 
@@ -251,20 +251,29 @@ def test_table_variables_have_keys_for_lookups(name):
 
 
 def test_a_function_is_never_missing():
-    """A script drops a function only in the transaction that creates it again (or for good), and none whose values are
-    stored.
+    """Scripts change routines in place: they drop one only in the transaction that creates it again. A function whose
+    values are stored does not change.
     """
-    texts = [text_of(name) for name in SCRIPTS]
-    dropped = []
-    for text in texts:
-        for part in re.split(r"(?m)^(?=BEGIN TRANSACTION;$)", text):
-            inside = part.partition("COMMIT TRANSACTION;")[0] if part.startswith("BEGIN TRANSACTION;") else ""
-            for function in re.findall(r"(?m)^DROP FUNCTION IF EXISTS sqlsem\.(\w+);", part):
-                dropped.append(function)
-                named = sum(len(re.findall(rf"sqlsem\.{function}\b", text)) for text in texts)
-                assert named == 1 or f"CREATE FUNCTION sqlsem.{function}" in inside, function
-    assert "clock_us" in dropped
-    assert "key_hash" not in dropped
+    dropped = {name: re.findall(r"DROP (?:FUNCTION|PROCEDURE|TRIGGER) ([\w. ]+)", text_of(name)) for name in SCRIPTS}
+    assert {name: routines for name, routines in dropped.items() if routines} == {
+        "permissions": ["sqlsem.lock_principal"]
+    }
+    last = text_of("permissions").rpartition("BEGIN TRANSACTION;")[2].partition("COMMIT TRANSACTION;")[0]
+    assert "CREATE FUNCTION sqlsem.lock_principal" in last
+    made = {name for script in SCRIPTS for name in re.findall(r"FUNCTION sqlsem\.(\w+) ?\(", text_of(script))}
+    assert "clock_us" in made
+    assert "key_hash" not in made
+
+
+def test_each_routine_is_a_batch_of_its_own():
+    """GO separates it from the statements around it, and the settings hold under which routines are created."""
+    for name in SCRIPTS:
+        batches = re.split(r"(?m)^GO$", sql.script("mssql", name))
+        created = [batch for batch in batches if re.search(r"(?m)^CREATE OR ALTER ", batch)]
+        for batch in created:
+            assert re.fullmatch(r"(?s)(?:--[^\n]*\n|\n)*CREATE OR ALTER (?:(?!\nCREATE OR ALTER ).)*\n", batch), batch
+        assert not created or "SET QUOTED_IDENTIFIER ON;\nSET ANSI_NULLS ON;" in batches[0], name
+        assert not batches[-1].strip(), name
 
 
 #: Kinds of application locks. A name begins with its kind, and the first two characters tell the kinds apart: the
@@ -365,7 +374,7 @@ def test_kinds_of_application_locks_differ_in_two_characters() -> None:
 
 def test_look_from_the_head_begins_at_the_mark() -> None:
     """A scan from the first position would pass the ghosts of all removed rows."""
-    rule = text_of("routines").partition("CREATE FUNCTION sqlsem.eligibility (")[2].partition("\nGO\n")[0]
+    rule = text_of("routines").partition("CREATE OR ALTER FUNCTION sqlsem.eligibility (")[2].partition("\nGO\n")[0]
     looks = re.findall(r"sqlsem\.entry\b.*?(?:WHERE|ORDER BY)", rule, re.DOTALL)
     assert [look for look in looks if "queue_position > f.mark" not in look] == looks[-1:], (
         "the last one is by request_uid"
@@ -374,7 +383,7 @@ def test_look_from_the_head_begins_at_the_mark() -> None:
     for name in ("register", "wait", "reap_dead_members", "advance_low_water_mark", "take_rate"):
         assert "sqlsem.low_water_mark(@resource)" in PROCEDURES[name], name
     # NULL as the second of two answers would hide all rows.
-    lowest = text_of("routines").partition("CREATE FUNCTION sqlsem.low_water_mark (")[2].partition("\nGO\n")[0]
+    lowest = text_of("routines").partition("CREATE OR ALTER FUNCTION sqlsem.low_water_mark (")[2].partition("\nGO\n")[0]
     assert "SELECT ISNULL((SELECT w.mark" in lowest
 
 

@@ -32,7 +32,7 @@ SESSION_CHANGE_SECONDS = 60.0
 
 
 class SqlServerDatabase(Engine):
-    """A SQL Server database (2016 or later), or one of Azure SQL."""
+    """A SQL Server database (2016 SP1 or later), or one of Azure SQL."""
 
     name = "mssql"
     async_sessions = 8  # each wait blocks one, in a thread

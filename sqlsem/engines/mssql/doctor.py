@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import re
 import secrets
 from datetime import timezone
 from typing import Any
@@ -15,6 +16,8 @@ from sqlsem.engines.mssql.odbc import load_driver
 from sqlsem.engines.protocol import Check
 from sqlsem.errors import SqlsemError
 
+#: The version of SQL Server 2016 SP1.
+FIRST_VERSION = [13, 0, 4001]
 #: Seconds that a failover of an availability group may take until members can reconnect.
 FAILOVER_SECONDS = 30
 #: Seconds that a server may take to end the session of a closed connection.
@@ -67,9 +70,9 @@ class SqlServerDoctor(Doctor):
     def server(self) -> Check:
         """Check the server's version."""
         version, product, edition, _ = self._server
-        major = str(product).partition(".")[0]
-        ok = (major.isdigit() and int(major) >= 13) or edition in (5, 8) or self._speaks_only
-        return Check("server", ok, version, "" if ok else "Use SQL Server 2016 or later, or Azure SQL.")
+        numbers = [int(number) for number in re.findall(r"\d+", str(product))[:3]]
+        ok = numbers >= FIRST_VERSION or edition in (5, 8) or self._speaks_only
+        return Check("server", ok, version, "" if ok else "Use SQL Server 2016 SP1 or later, or Azure SQL.")
 
     def primary(self) -> Check:
         """Check that the server is a writable primary."""

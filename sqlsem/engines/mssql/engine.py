@@ -83,7 +83,7 @@ class BorrowedSqlServerSession(SqlServerSession):
 
 
 class SqlServerEngine(SqlServerDatabase):
-    """A SQL Server database (2016 or later), or one of Azure SQL, and sessions on it."""
+    """A SQL Server database (2016 SP1 or later), or one of Azure SQL, and sessions on it."""
 
     session_class = SqlServerSession
     # A guard is a trigger, and SQL Server refuses OUTPUT without INTO on a table that has one.

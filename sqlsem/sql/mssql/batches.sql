@@ -8,17 +8,8 @@
 -- Locks: as in tasks.sql, a statement reads an index without the rows, or reads and writes rows by their number.
 -- Errors as in routines.sql, and 50007: the part cannot be started now.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
 -- Serialize the decisions about one name until the transaction ends.
-IF OBJECT_ID(N'{schema}.lock_batch') IS NULL EXEC (N'CREATE PROCEDURE {schema}.lock_batch AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.lock_batch @name nvarchar(400), @patience int = 1000
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.lock_batch @name nvarchar(400), @patience int = 1000 AS {begin_inner}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @code int, @lock nvarchar(255) = LEFT(CONCAT(N'batch.sqlsem.{schema}.', @name), 255);
     EXEC @code = sys.sp_getapplock @Resource = @lock, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
@@ -26,17 +17,11 @@ BEGIN
     IF @code < 0
         THROW 50002, N'sqlsem: busy: another session keeps the batches of this name locked in an open transaction', 1;
 END;
-GO
 
 -- Store the callback that the last part starts. For a login that may not put tasks, store only that there is a
 -- callback, and leave the stored text of other logins: a stored callback may run with the rights of the login that
 -- resumes the batch.
-IF OBJECT_ID(N'{schema}.store_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.store_callback AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.store_callback @batch bigint, @kind nvarchar(8), @body nvarchar(max)
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.store_callback @batch bigint, @kind nvarchar(8), @body nvarchar(max) AS {begin_inner}
     IF @kind IS NULL OR @kind = N'session'
         RETURN 0;
     IF @kind NOT IN (N'sql', N'shell', N'call', N'local')
@@ -50,17 +35,11 @@ BEGIN
     ELSE
         UPDATE {schema}.batch SET callback_kind = @kind, callback_body = @body, callback_kept_by = ORIGINAL_LOGIN() WHERE batch_id = @batch;
 END;
-GO
 
 -- Return 1 if this login may run and end the callback of a batch. Putters, operators and the login that stored the
 -- callback may. Only a program or a session has the callbacks of kind local and session: the caller must be one that
 -- does (@own). Such a callback may also be run by the logins that run parts of the batch.
-IF OBJECT_ID(N'{schema}.may_run_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_run_callback AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.may_run_callback @batch bigint, @own bit
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.may_run_callback @batch bigint, @own bit AS {begin_inner}
     DECLARE @kind nvarchar(8), @kept_by nvarchar(128), @opened_by nvarchar(128);
     SELECT @kind = COALESCE(callback_kind, N'session'), @kept_by = callback_kept_by, @opened_by = opened_by
     FROM {schema}.batch WHERE batch_id = @batch;
@@ -75,15 +54,10 @@ BEGIN
         RETURN 1;
     RETURN 0;
 END;
-GO
 
 -- Return the names of a batch's parts in some states, for messages: a, b (why).
-IF OBJECT_ID(N'{schema}.parts_in') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parts_in AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.parts_in @batch bigint, @states nvarchar(100), @part_list nvarchar(1000) OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.parts_in @batch bigint, @states nvarchar(100), @part_list nvarchar(1000) OUTPUT
+AS {begin_inner}
     DECLARE @part nvarchar(255) = N'', @error nvarchar(200), @count int = 1;
     SET @part_list = N'';
     WHILE @count = 1
@@ -97,19 +71,12 @@ BEGIN
             SET @part_list = LEFT(CONCAT(@part_list, CASE WHEN @part_list <> N'' THEN N', ' END, @part, N' (' + @error + N')'), 1000);
     END;
 END;
-GO
 
 -- Test the members that run parts or callbacks of the batches of a name (NULL: of all names), except @mine. Parts of a
 -- dead member fail, and its callbacks become pending again. With @answer return a row for each batch in which parts
 -- have failed; with @tell send a message for each to the session.
-IF OBJECT_ID(N'{schema}.recover_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_batches AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.recover_batches
-    @name nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0, @tell bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.recover_batches
+    @name nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0, @tell bit = 0 AS {begin}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: recover_batches must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -171,14 +138,7 @@ BEGIN
                                   WHERE p.batch_id = @batch AND p.status IN (N'expected', N'running'));
             END;
             COMMIT TRANSACTION;
-        END TRY
-        BEGIN CATCH
-            IF @@TRANCOUNT > 0
-                ROLLBACK TRANSACTION;
-            IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-                THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-            THROW;
-        END CATCH;
+        {end_try_rollback}
         -- Report it now: if the next batch is busy and this call fails, no later call would report this one.
         IF @tell = 1 AND EXISTS (SELECT 1 FROM @dead WHERE batch_id = @batch)
         BEGIN
@@ -191,7 +151,6 @@ BEGIN
     IF @answer = 1
         SELECT batch_id FROM @dead ORDER BY batch_id;
 END;
-GO
 
 -- Start a part, in the newest batch of the name or in a new one. @parts: the names of all parts, separated by LF.
 -- @code:
@@ -206,17 +165,11 @@ GO
 -- After a batch has succeeded, its last part can join it once more while the callback has not finished, and no living
 -- process runs the callback: the process that ran it has failed, and the repeated part continues the batch.
 -- May be repeated with the same @uid.
-IF OBJECT_ID(N'{schema}.start_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.start_part AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.start_part
+CREATE OR ALTER PROCEDURE {schema}.start_part
     @member bigint, @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_ms bigint,
     @owner nvarchar(255), @uid nvarchar(64), @callback_kind nvarchar(8) = NULL, @callback_body nvarchar(max) = NULL,
     @code nvarchar(16) = NULL OUTPUT,
-    @id bigint = NULL OUTPUT, @attempt int = NULL OUTPUT, @previous bigint = NULL OUTPUT, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @id bigint = NULL OUTPUT, @attempt int = NULL OUTPUT, @previous bigint = NULL OUTPUT, @answer bit = 0 AS {begin}
     SET @code = NULL;
     SET @id = NULL;
     SET @attempt = NULL;
@@ -377,27 +330,13 @@ BEGIN
             WHERE batch_id = @before AND status = N'expired' AND ended_at = @opened;
         END;
         COMMIT TRANSACTION;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
     IF @answer = 1
         SELECT @code AS code, @id AS id, @attempt AS attempt, @previous AS previous;
 END;
-GO
 
 -- Make a callback that this member claimed pending again; return 1 if there was one. May be repeated.
-IF OBJECT_ID(N'{schema}.return_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_callback AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.return_callback @member bigint, @uid nvarchar(64), @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.return_callback @member bigint, @uid nvarchar(64), @answer bit = 0 AS {begin}
     DECLARE @count int = 0, @batch bigint;
     DECLARE @callback TABLE (batch_id bigint NOT NULL);
     INSERT INTO @callback (batch_id)
@@ -412,7 +351,6 @@ BEGIN
         SELECT @count AS returned;
     RETURN @count;
 END;
-GO
 
 -- End a part: N'succeeded' or N'failed'. @code:
 --   succeeded  recorded         failed  recorded
@@ -423,18 +361,12 @@ GO
 -- first call claimed, if there is one.
 -- With @callback_kind the caller has a callback of kind local or session itself, and so can claim one. If its login may
 -- not run the callback (may_run_callback), the callback stays pending until another login resumes it.
-IF OBJECT_ID(N'{schema}.end_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_part AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.end_part
+CREATE OR ALTER PROCEDURE {schema}.end_part
     @member bigint, @name nvarchar(400), @part nvarchar(400), @uid nvarchar(64), @outcome nvarchar(16),
     @error nvarchar(max), @owner nvarchar(255), @callback_kind nvarchar(8) = NULL, @callback_body nvarchar(max) = NULL,
     @code nvarchar(16) = NULL OUTPUT,
     @id bigint = NULL OUTPUT, @is_last bit = NULL OUTPUT, @batch_status nvarchar(16) = NULL OUTPUT, @answer bit = 0,
-    @continues bit = NULL OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @continues bit = NULL OUTPUT AS {begin}
     SET @code = NULL;
     SET @id = NULL;
     SET @is_last = 0;
@@ -522,32 +454,18 @@ BEGIN
                 SET @continues = 1;
         END;
         COMMIT TRANSACTION;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
     IF @answer = 1
         SELECT @code AS code, @id AS id, @is_last AS is_last, @batch_status AS batch_status, @attempt AS callback_attempt,
                @kind AS kind, @body AS body;
 END;
-GO
 
 -- Claim a callback that no member runs: the pending one of the name's oldest batch; or that of batch @batch, also if it
 -- has failed. @id is NULL, and there is no row, if there is none that this login may run (may_run_callback). @own: the
 -- caller has the callbacks of kind local and session. May be repeated with the same @uid.
-IF OBJECT_ID(N'{schema}.claim_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_callback AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.claim_callback
+CREATE OR ALTER PROCEDURE {schema}.claim_callback
     @member bigint, @name nvarchar(400), @batch bigint, @owner nvarchar(255), @uid nvarchar(64), @own bit,
-    @id bigint = NULL OUTPUT, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @id bigint = NULL OUTPUT, @answer bit = 0 AS {begin}
     SET @id = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: a batch must not be resumed inside an open transaction; commit first', 1;
@@ -594,28 +512,15 @@ BEGIN
             WHERE batch_id = @id;
         END;
         COMMIT TRANSACTION;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
     IF @answer = 1
         SELECT batch_id, batch_name, callback_attempt, callback_kind, callback_body FROM {schema}.batch WHERE batch_id = @id;
 END;
-GO
 
 -- End a callback, with an error if it failed. Return 1, or 0 if the callback is no longer this member's. May be
 -- repeated.
-IF OBJECT_ID(N'{schema}.end_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_callback AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.end_callback @member bigint, @batch bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.end_callback @member bigint, @batch bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
+AS {begin}
     DECLARE @done int = 0;
     UPDATE {schema}.batch
     SET callback_status = CASE WHEN @error IS NULL THEN N'finished' ELSE N'failed' END, callback_ended = SYSUTCDATETIME(),
@@ -631,18 +536,12 @@ BEGIN
         SELECT @done AS done;
     RETURN @done;
 END;
-GO
 
 -- Abandon batch @batch, or the newest batch of a name, if it is open or has failed, or its callback is pending or has
 -- failed. The next start of a part begins a new batch. Return a row with the number; NULL if there is no batch to
 -- abandon. For operators.
-IF OBJECT_ID(N'{schema}.abandon_batch') IS NULL EXEC (N'CREATE PROCEDURE {schema}.abandon_batch AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.abandon_batch @name nvarchar(400), @batch bigint = NULL, @abandoned bigint = NULL OUTPUT
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.abandon_batch @name nvarchar(400), @batch bigint = NULL, @abandoned bigint = NULL OUTPUT
+AS {begin_try}
     SET @abandoned = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: abandon_batch must not be called inside an open transaction; commit first', 1;
@@ -683,28 +582,15 @@ BEGIN TRY
         COMMIT TRANSACTION;
     END;
     SELECT @abandoned AS batch_id;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 
 -- Displays ----------------------------------------------------------------------------------------------------
 
 -- Return the batches, newest first, one row a part. Putters, operators, readers and the login that stored a callback
 -- see its text.
-IF OBJECT_ID(N'{schema}.list_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_batches AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.list_batches @name nvarchar(400) = NULL, @batch bigint = NULL, @maximum int = 20
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.list_batches @name nvarchar(400) = NULL, @batch bigint = NULL, @maximum int = 20
+AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (batch_id bigint NOT NULL PRIMARY KEY);
@@ -746,22 +632,15 @@ BEGIN
                                                N'Session') END AS missing) AS b
     ORDER BY r.batch_id DESC, p.part;
 END;
-GO
 
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
 -- Start a part for this session; return a row with the number of the batch. @parts names all parts of the batch, with
 -- commas in between or as a JSON array. If the session ends before the part, the part fails.
-IF OBJECT_ID(N'{schema}.batch_part_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_start AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.batch_part_start
+CREATE OR ALTER PROCEDURE {schema}.batch_part_start
     @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_seconds float,
-    @batch_id bigint = NULL OUTPUT
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @batch_id bigint = NULL OUTPUT AS {begin_try}
     SET @batch_id = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: batch_part_start must not be called inside an open transaction; commit first', 1;
@@ -853,25 +732,11 @@ BEGIN TRY
         RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     END;
     SELECT @batch_id AS batch_id;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
-IF OBJECT_ID(N'{schema}.session_part_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_part_end AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.session_part_end
+CREATE OR ALTER PROCEDURE {schema}.session_part_end
     @name nvarchar(400), @part nvarchar(400), @outcome nvarchar(16), @error nvarchar(max), @code nvarchar(16) OUTPUT,
-    @id bigint OUTPUT, @is_last bit OUTPUT, @batch_status nvarchar(16) OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @id bigint OUTPUT, @is_last bit OUTPUT, @batch_status nvarchar(16) OUTPUT AS {begin}
     DECLARE @member bigint, @owner nvarchar(400), @uid nvarchar(64), @message nvarchar(1000), @continues bit;
     DECLARE @batches TABLE (batch_id bigint NOT NULL PRIMARY KEY);
     EXEC {schema}.check_name N'batch', @name;
@@ -901,20 +766,14 @@ BEGIN
             RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     END;
 END;
-GO
 
 -- End this session's part as succeeded. If is_last = 1, it was the last part: the session has to run the callback, and
 -- then to call batch_callback_ended. (A message is sent if only another login may run the callback.) outcome:
 -- succeeded; or late: the part does not count, as it took longer than the window, or the batch was abandoned. If all
 -- other parts have ended, a message names the failed ones. Returns a row, and OUTPUT parameters.
-IF OBJECT_ID(N'{schema}.batch_part_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_done AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.batch_part_done
+CREATE OR ALTER PROCEDURE {schema}.batch_part_done
     @name nvarchar(400), @part nvarchar(400), @is_last bit = NULL OUTPUT, @outcome nvarchar(16) = NULL OUTPUT
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: batch_part_done must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -936,24 +795,11 @@ BEGIN TRY
     IF @message IS NOT NULL
         RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- End this session's part as failed. (is_last is always 0.)
-IF OBJECT_ID(N'{schema}.batch_part_failed') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_failed AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.batch_part_failed @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.batch_part_failed @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
+AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: batch_part_failed must not be called inside an open transaction; roll back first', 1;
     SET XACT_ABORT ON;
@@ -963,24 +809,10 @@ BEGIN TRY
     EXEC {schema}.session_part_end @name, @part, N'failed', @error, @outcome OUTPUT, @id OUTPUT,
         @is_last OUTPUT, @status OUTPUT;
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- Claim a callback that no member runs. is_last: 1 if this session has to run one now, else 0.
-IF OBJECT_ID(N'{schema}.batch_resume') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_resume AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.batch_resume @name nvarchar(400), @is_last bit = NULL OUTPUT
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.batch_resume @name nvarchar(400), @is_last bit = NULL OUTPUT AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: batch_resume must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -994,26 +826,12 @@ BEGIN TRY
     EXEC {schema}.claim_callback @member, @name, NULL, @owner, @uid, 1, @id OUTPUT;
     SET @is_last = CASE WHEN @id IS NULL THEN 0 ELSE 1 END;
     SELECT CAST(@is_last AS int) AS is_last;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- End the callback that this session runs (of several, the one that it claimed last), with an error if it failed.
 -- Return a row with the number of the batch.
-IF OBJECT_ID(N'{schema}.batch_callback_ended') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_callback_ended AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.batch_callback_ended
-    @name nvarchar(400), @error nvarchar(max) = NULL, @batch_id bigint = NULL OUTPUT
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.batch_callback_ended
+    @name nvarchar(400), @error nvarchar(max) = NULL, @batch_id bigint = NULL OUTPUT AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: batch_callback_ended must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -1039,12 +857,4 @@ BEGIN TRY
         EXEC {schema}.raise_error 50004, @message;
     END;
     SELECT @batch_id AS batch_id;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}

@@ -6,19 +6,9 @@
 -- One claim at a time polls the blocked tasks of a queue: it first writes the queue's row of queue_proxy.
 -- The rows of an attempt are removed, and their wakeup locks released, right before its end is written.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
 -- Raise for invalid locks of a task. @locks: a JSON list of {"resource": ..., "access": ..., "limit": ..., "weight":
 -- ...}, each resource once.
-IF OBJECT_ID(N'{schema}.check_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_locks AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_locks @locks nvarchar(max)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.check_locks @locks nvarchar(max) AS {begin}
     DECLARE @asked TABLE (number int NOT NULL PRIMARY KEY, a_resource nvarchar(400), an_access nvarchar(100), a_limit bigint, a_weight bigint);
     DECLARE @number int = 0, @maximum int, @resource nvarchar(400), @access nvarchar(100), @limit bigint, @weight bigint,
             @message nvarchar(1000), @is_json int = ISJSON(@locks), @names int;
@@ -59,16 +49,9 @@ BEGIN
     IF @names < @maximum
         THROW 50000, N'sqlsem: the locks of a task name a resource twice; ask for it once, with a weight', 1;
 END;
-GO
 
 -- Raise if a login that may not take locks puts a task with locks. (A schedule is checked when it is saved.)
-IF OBJECT_ID(N'{schema}.check_may_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_may_lock AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_may_lock
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.check_may_lock AS {begin}
     DECLARE @message nvarchar(1000);
     IF COALESCE(IS_MEMBER(N'{schema}_user'), 0) = 0 AND COALESCE(IS_MEMBER(N'{schema}_operator'), 0) = 0
        AND COALESCE(IS_MEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
@@ -78,16 +61,9 @@ BEGIN
         EXEC {schema}.raise_error 50006, @message;
     END;
 END;
-GO
 
 -- Store the locks of a task, in the transaction that puts it, after check_locks has accepted them.
-IF OBJECT_ID(N'{schema}.store_task_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.store_task_locks AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.store_task_locks @task bigint, @queue nvarchar(255), @locks nvarchar(max)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.store_task_locks @task bigint, @queue nvarchar(255), @locks nvarchar(max) AS {begin}
     INSERT INTO {schema}.task_lock (task_id, number, queue_name, resource_id, access_type, concurrency_limit, weight, pending)
     SELECT @task, CAST(j.[key] AS int) + 1, @queue, r.a_resource, COALESCE(r.an_access, N'write'), r.a_limit, COALESCE(r.a_weight, 1), 1
     FROM OPENJSON(@locks) AS j
@@ -97,15 +73,9 @@ BEGIN
     SET lock_count = @@ROWCOUNT, enqueue_locks_at = CASE WHEN ready_at < put_at THEN put_at ELSE ready_at END, ready_at = N'99990101'
     WHERE task_id = @task;
 END;
-GO
 
 -- Mark a task with locks as blocked; called in the transaction that has made it pending.
-IF OBJECT_ID(N'{schema}.block_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.block_task AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.block_task @task bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.block_task @task bigint AS {begin_inner}
     UPDATE {schema}.task WITH (ROWLOCK)
     SET enqueue_locks_at = CASE WHEN ready_at < N'99990101' AND ready_at > SYSUTCDATETIME() THEN ready_at ELSE SYSUTCDATETIME() END,
         ready_at = N'99990101', locks_pending = NULL
@@ -113,17 +83,10 @@ BEGIN
     IF @@ROWCOUNT > 0
         UPDATE {schema}.task_lock SET pending = 1, waits = 0, queue_position = NULL WHERE task_id = @task;
 END;
-GO
 
 -- Remove the rows of a task that belong to this member. (Rows that the member has handed over and adopted again no
 -- longer belong to the task. A row that an open transaction has pinned stays with its owner, which releases it later.)
-IF OBJECT_ID(N'{schema}.end_task_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task_rows AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.end_task_rows @task bigint, @member bigint, @outcome nvarchar(16)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.end_task_rows @task bigint, @member bigint, @outcome nvarchar(16) AS {begin}
     DECLARE @number int = 0, @before int, @resource nvarchar(255), @position bigint, @name nvarchar(255), @code int, @claim nvarchar(64);
     SELECT @claim = claim_uid FROM {schema}.task WHERE task_id = @task AND status = N'running';
     WHILE 1 = 1
@@ -144,16 +107,9 @@ BEGIN
         END;
     END;
 END;
-GO
 
 -- Remove the lock requests of a blocked task.
-IF OBJECT_ID(N'{schema}.leave_lock_queues') IS NULL EXEC (N'CREATE PROCEDURE {schema}.leave_lock_queues AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.leave_lock_queues @task bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.leave_lock_queues @task bigint AS {begin}
     DECLARE @proxy bigint;
     SELECT @proxy = p.member_id FROM {schema}.queue_proxy AS p
     JOIN {schema}.task_lock AS l ON l.queue_name = p.queue_name WHERE l.task_id = @task AND l.number = 1;
@@ -164,17 +120,10 @@ BEGIN
     WHERE task_id = @task;
     UPDATE {schema}.task WITH (ROWLOCK) SET locks_pending = NULL WHERE task_id = @task;
 END;
-GO
 
 -- Return the proxy member of a queue, which owns the lock requests of its blocked tasks: renew its lease, or register a
 -- new one. Called in the transaction of a claim, which has written the queue's row of queue_proxy.
-IF OBJECT_ID(N'{schema}.proxy_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.proxy_member AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.proxy_member @queue nvarchar(400), @proxy bigint OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.proxy_member @queue nvarchar(400), @proxy bigint OUTPUT AS {begin}
     DECLARE @lease int = 60000, @count int, @gone bigint;  -- ms
     SELECT @proxy = member_id FROM {schema}.queue_proxy WHERE queue_name = @queue;
     UPDATE {schema}.member
@@ -206,17 +155,10 @@ BEGIN
       AND locks_pending IS NOT NULL;
     UPDATE {schema}.task_lock SET queue_position = NULL, waits = 0 WHERE queue_name = @queue AND pending = 1;
 END;
-GO
 
 -- Return 1 if the limits and rates of a queue, and of this key, have room for one more task. @asked: count also the
 -- tasks that are in the lock queues.
-IF OBJECT_ID(N'{schema}.has_room') IS NULL EXEC (N'CREATE PROCEDURE {schema}.has_room AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.has_room @queue nvarchar(400), @key nvarchar(255), @asked bit
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.has_room @queue nvarchar(400), @key nvarchar(255), @asked bit AS {begin}
     DECLARE @limited int = 0, @maximum int, @key_maximum int, @all int, @of_key int, @ask int = 0, @ask_of_key int = 0, @code int,
             @name nvarchar(255) = COALESCE(@key, N'');
     SELECT @limited = 1, @maximum = task_limit, @key_maximum = key_limit FROM {schema}.queue_setting WHERE queue_name = @queue;
@@ -234,17 +176,10 @@ BEGIN
     EXEC @code = {schema}.task_may_start @queue, @name, @ask, @ask_of_key, 0;
     RETURN @code;
 END;
-GO
 
 -- Enqueue the locks of blocked tasks that lack nothing else; return the number of these tasks. Called in the
 -- transaction of a claim.
-IF OBJECT_ID(N'{schema}.enqueue_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.enqueue_locks AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.enqueue_locks @queue nvarchar(400), @proxy bigint, @order int
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.enqueue_locks @queue nvarchar(400), @proxy bigint, @order int AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL, task_key nvarchar(255) NULL,
                          note nvarchar(1000) NULL, lock_count int NOT NULL);
@@ -318,17 +253,10 @@ BEGIN
     END;
     RETURN @count;
 END;
-GO
 
 -- Mark the rows that are no longer blocked (waits, locks_pending); a claim grants them. Of requests of one kind, none
 -- behind a blocked one needs a test. Called in the transaction of a claim.
-IF OBJECT_ID(N'{schema}.poll_lock_queues') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_lock_queues AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.poll_lock_queues @queue nvarchar(400)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.poll_lock_queues @queue nvarchar(400) AS {begin}
     DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL, number int NOT NULL,
                          resource_id nvarchar(255), access_type nvarchar(64), concurrency_limit int, weight int,
                          queue_position bigint, kind nvarchar(400) COLLATE Latin1_General_100_BIN2);
@@ -357,17 +285,11 @@ BEGIN
             SET @blocked = @kind;
     END;
 END;
-GO
 
 -- Return the first blocked task whose locks can all be granted, if it may start (NULL: none). Tasks whose locks are
 -- free but that may not start leave the lock queues. Called in the transaction of a claim.
-IF OBJECT_ID(N'{schema}.next_blocked_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.next_blocked_task AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.next_blocked_task @queue nvarchar(400), @proxy bigint, @order int, @task bigint OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.next_blocked_task @queue nvarchar(400), @proxy bigint, @order int, @task bigint OUTPUT
+AS {begin}
     DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL, task_key nvarchar(255) NULL,
                          lock_count int NOT NULL, task_order int NOT NULL);
     DECLARE @place int = 0, @maximum int, @candidate bigint, @key nvarchar(255), @locks int, @number int, @row_count int, @free int, @of int,
@@ -415,20 +337,13 @@ BEGIN
             SET @task = @candidate;
     END;
 END;
-GO
 
 -- Claim a blocked task whose locks can all be granted; @task is NULL if there is none. Its locks then belong to this
 -- member, with @requesting_id and owner @row_owner. With @again (the first reply may have been lost) return the task
 -- that an earlier call with the same @uid has claimed. @answer = 1: return a row for each lock, with the task in each.
-IF OBJECT_ID(N'{schema}.claim_blocked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_blocked AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.claim_blocked
+CREATE OR ALTER PROCEDURE {schema}.claim_blocked
     @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit, @requesting_id nvarchar(255),
-    @row_owner nvarchar(255), @task bigint = NULL OUTPUT, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @row_owner nvarchar(255), @task bigint = NULL OUTPUT, @answer bit = 0 AS {begin}
     SET @task = NULL;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
@@ -542,17 +457,10 @@ BEGIN
         FROM {schema}.task AS t JOIN {schema}.task_lock AS l ON l.task_id = t.task_id
         WHERE t.task_id = @task ORDER BY l.number;
 END;
-GO
 
 -- Test the owners of rows that block the tasks of a queue, on 8 resources at most. (Elsewhere waiters make this test,
 -- but no process waits for the locks of a blocked task.)
-IF OBJECT_ID(N'{schema}.check_lock_holders') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_lock_holders AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_lock_holders @queue nvarchar(400)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.check_lock_holders @queue nvarchar(400) AS {begin}
     DECLARE @some TABLE (place int IDENTITY NOT NULL PRIMARY KEY, resource_id nvarchar(255) NOT NULL);
     DECLARE @place int = 0, @maximum int, @resource nvarchar(255), @code int;
     INSERT INTO @some (resource_id)
@@ -568,16 +476,9 @@ BEGIN
         EXEC @code = {schema}.reap_dead_members @resource, -1;
     END;
 END;
-GO
 
 -- Return the locks of these tasks (a JSON array of their numbers), for displays.
-IF OBJECT_ID(N'{schema}.show_task_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.show_task_locks AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.show_task_locks @tasks nvarchar(max)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.show_task_locks @tasks nvarchar(max) AS {begin}
     DECLARE @all int;
     DECLARE @asked TABLE (task_id bigint NOT NULL PRIMARY KEY);
     EXEC @all = {schema}.sees_all;
@@ -588,4 +489,3 @@ BEGIN
     WHERE @all = 1 OR t.put_by = ORIGINAL_LOGIN()
     ORDER BY l.task_id, l.number;
 END;
-GO

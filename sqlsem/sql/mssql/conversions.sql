@@ -6,10 +6,6 @@
 -- eligible they must stay so. So begin_upgrade first sets the access type 'upgrade:new', grants these readers, and then
 -- sets 'upgrade'; the upgrading reader waits for them as well.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
 -- Begin the upgrade of a reader. A reader that is alone becomes the writer at once. With @try nothing is changed if it
 -- is not alone. May be repeated. Return:
 --   0  the reader is the writer
@@ -18,14 +14,9 @@ GO
 --      behind it; or another upgrading reader is dead or being revoked. Call again in a moment
 --  -2  the row is gone: released, reaped or revoked
 --  -3  another reader is upgrading: each would wait for the other. Nothing was changed
-IF OBJECT_ID(N'{schema}.begin_upgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.begin_upgrade AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.begin_upgrade
+CREATE OR ALTER PROCEDURE {schema}.begin_upgrade
     @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @try bit, @patience int = 1000, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
@@ -173,14 +164,7 @@ BEGIN
         END;
         IF @let_in = 1  -- readers may sleep on this row's wakeup lock since its access type changed
             EXEC {schema}.rotate_wakeup_lock @position;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
     IF @result = 0
     BEGIN
         -- (A member is removed together with its rows: see wait.)
@@ -192,21 +176,14 @@ BEGIN
         SELECT @result AS code;
     RETURN @result;
 END;
-GO
 
 -- Wait up to @timeout_ms until a reader that has begun to upgrade is alone, and so the writer. Wherever there is a lock
 -- to wait for, sleep in the engine's queue of that lock, and poll otherwise. Return:
 --   0  the reader is the writer   -1  not yet (may come early: sleep a little, then call again); or no longer upgrading
 --   1  call again at once
 --  -2  the row is gone: released, reaped or revoked
-IF OBJECT_ID(N'{schema}.upgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.upgrade AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.upgrade
-    @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @timeout_ms int, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.upgrade
+    @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @timeout_ms int, @answer bit = 0 AS {begin}
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -285,17 +262,12 @@ BEGIN
         SELECT @result AS code;
     RETURN @result;
 END;
-GO
 
 -- Give a granted row another access type, and record the time under the old one. Return 0, or -2 if the row is gone or
 -- revoked, or has another access type than @was.
-IF OBJECT_ID(N'{schema}.convert_row') IS NULL EXEC (N'CREATE PROCEDURE {schema}.convert_row AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.convert_row
+CREATE OR ALTER PROCEDURE {schema}.convert_row
     @resource nvarchar(255), @position bigint, @was nvarchar(64), @access nvarchar(64), @outcome nvarchar(16)
-AS
-BEGIN
-    SET NOCOUNT ON;
+AS {begin_inner}
     SET XACT_ABORT ON;
     DECLARE @count int, @label nvarchar(64) = REPLACE(@was, N'upgrade', N'read'), @host nvarchar(255), @pid int,
             @program nvarchar(255), @login nvarchar(128);
@@ -318,16 +290,10 @@ BEGIN
     COMMIT TRANSACTION;
     RETURN CASE WHEN @count > 0 THEN 0 ELSE -2 END;
 END;
-GO
 
 -- Release the wakeup lock of a row of this session, and take it again after that has woken the waiters. (Without the
 -- lock the waiters poll.)
-IF OBJECT_ID(N'{schema}.rotate_wakeup_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.rotate_wakeup_lock AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.rotate_wakeup_lock @position bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.rotate_wakeup_lock @position bigint AS {begin_inner}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @name nvarchar(255) = CONCAT(N'entry.sqlsem.{schema}.', @position), @code int;
     IF APPLOCK_MODE(@principal, @name, N'Session') = N'Exclusive'
@@ -337,20 +303,14 @@ BEGIN
             @LockTimeout = 1000, @DbPrincipal = @principal;
     END;
 END;
-GO
 
 -- Turn a writer into a reader, or end the upgrade of a reader, and wake the waiters behind that may now be eligible.
 -- Return 0 if done, or if the row is a reader's already; -1 if this requester has no such granted row. May be repeated.
 -- Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row. It takes the gate although it blocks no
 -- request: an earlier begin_upgrade of a client that no longer waits for it may still wait for the gate, and has to
 -- come first.
-IF OBJECT_ID(N'{schema}.downgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.downgrade AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.downgrade @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.downgrade @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @answer bit = 0
+AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
@@ -388,18 +348,10 @@ BEGIN
             UPDATE {schema}.entry SET access_type = N'read'
             WHERE resource_id = @resource AND queue_position = @position AND access_type <> N'read';
         COMMIT TRANSACTION;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
     IF @code = 0 AND @access <> N'read'
         EXEC {schema}.rotate_wakeup_lock @position;
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
 END;
-GO

@@ -11,22 +11,12 @@
 -- READPAST: a row that another session has locked is changing, so it is in no deadlock. The search must not wait for
 -- it.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
 -- Find the deadlock whose youngest request is this member's, if there is one: @victim is that request, @words describes
 -- the shortest cycle through it. With @answer return one row for each owner of the cycle, beginning with the owner of
 -- that request. `ahead`: the row by which the owner blocks the owner before it; `behind`: the row for which it waits.
 -- Finds none while a member of the cycle may be dead: its removal will end the deadlock.
-IF OBJECT_ID(N'{schema}.find_deadlock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.find_deadlock AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.find_deadlock
-    @member bigint, @victim bigint = NULL OUTPUT, @words nvarchar(4000) = NULL OUTPUT, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.find_deadlock
+    @member bigint, @victim bigint = NULL OUTPUT, @words nvarchar(4000) = NULL OUTPUT, @answer bit = 0 AS {begin}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: find_deadlock must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -304,4 +294,3 @@ BEGIN
         JOIN {schema}.member AS m ON m.member_id = w.member_id
         ORDER BY c.step;
 END;
-GO

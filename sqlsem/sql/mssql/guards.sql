@@ -9,28 +9,16 @@
 
 -- Return the note for a connection that uses a grant for a while: the position and its owner, which changes at a
 -- hand-over. No row: there is no such grant.
-IF OBJECT_ID(N'{schema}.session_entry') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_entry AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.session_entry @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.session_entry @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255)
+AS {begin}
     SELECT CONCAT(queue_position, N':', member_id) AS entry FROM {schema}.entry WITH (READCOMMITTEDLOCK)
     WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
       AND member_id IS NOT NULL AND granted_at IS NOT NULL;
 END;
-GO
 
 -- Raise if the transaction has not pinned a grant of the resource, which ends the transaction. The trigger of a guarded
 -- table calls this once for each statement, with the trigger's number.
-IF OBJECT_ID(N'{schema}.check_guard') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_guard AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_guard @trigger int, @resource nvarchar(255)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.check_guard @trigger int, @resource nvarchar(255) AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @session nvarchar(4000) = CAST(SESSION_CONTEXT(N'sqlsem.{schema}.grants') AS nvarchar(4000)),
             @position bigint, @id nvarchar(255), @access nvarchar(64), @pinned bit, @kept bit = 0, @member bigint, @exists int = 0,
@@ -75,17 +63,13 @@ BEGIN
     EXEC {schema}.escape_control_chars @message OUTPUT;
     EXEC {schema}.raise_error 50004, @message;
 END;
-GO
 
 
 -- Guarding of tables, with the caller's rights ---------------------------------------------------------------------
 
 -- Return the guards, one for each table. (guard_table has written the text of each trigger, which ends with the
 -- resource.)
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.guards;
-GO
-CREATE FUNCTION {schema}.guards() RETURNS TABLE AS RETURN (
+CREATE OR ALTER FUNCTION {schema}.guards() RETURNS TABLE AS RETURN (
     SELECT g.trigger_id, g.parent_id, g.trigger_name, OBJECT_SCHEMA_NAME(g.parent_id) AS schema_name,
            OBJECT_NAME(g.parent_id) AS table_name, g.disabled,
            REPLACE(LEFT(g.rest, LEN(g.rest) - LEN(N'''; END')), N'''''', N'''') AS resource_id
@@ -95,17 +79,9 @@ CREATE FUNCTION {schema}.guards() RETURNS TABLE AS RETURN (
           FROM sys.triggers AS t JOIN sys.sql_modules AS m ON m.object_id = t.object_id
           WHERE CHARINDEX(N'{schema}.check_guard @@PROCID, N''', m.definition) > 0) AS g
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Return the id of a table of this database, by its name.
-IF OBJECT_ID(N'{schema}.find_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.find_table AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.find_table @table nvarchar(600), @id int OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.find_table @table nvarchar(600), @id int OUTPUT AS {begin_inner}
     DECLARE @message nvarchar(1000);
     SET @id = CASE WHEN PARSENAME(@table, 3) IS NULL OR PARSENAME(@table, 3) = DB_NAME() THEN OBJECT_ID(@table) END;
     IF @id IS NULL
@@ -116,16 +92,9 @@ BEGIN
         EXEC {schema}.raise_error 50000, @message;
     END;
 END;
-GO
 
 -- Guard a table. Return 1, or 0 if this resource guards it already.
-IF OBJECT_ID(N'{schema}.guard_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.guard_table AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.guard_table @table nvarchar(600), @resource nvarchar(400), @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.guard_table @table nvarchar(600), @resource nvarchar(400), @answer bit = 0 AS {begin}
     DECLARE @id int, @schema nvarchar(128), @name nvarchar(128), @trigger nvarchar(128), @disabled int, @known nvarchar(max),
             @text nvarchar(max), @message nvarchar(1000), @changed int = 0;
     EXEC {schema}.check_name N'resource', @resource;
@@ -164,16 +133,9 @@ BEGIN
         PRINT N'sqlsem: INSERT, UPDATE and DELETE with OUTPUT and without INTO are refused on this table from now on (error 334). EF Core: HasTrigger, UseSqlOutputClause(false); SQLAlchemy: implicit_returning=False';
     RETURN @changed;
 END;
-GO
 
 -- Remove the guard of a table. Return 1, or 0 if there was none.
-IF OBJECT_ID(N'{schema}.unguard_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.unguard_table AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.unguard_table @table nvarchar(600), @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.unguard_table @table nvarchar(600), @answer bit = 0 AS {begin}
     DECLARE @id int, @text nvarchar(max), @changed int = 0;
     EXEC {schema}.find_table @table, @id OUTPUT;
     IF @@LOCK_TIMEOUT = -1
@@ -186,22 +148,9 @@ BEGIN
         SELECT @changed AS made;
     RETURN @changed;
 END;
-GO
 
 -- Return the guarded tables, and their problems.
-IF OBJECT_ID(N'{schema}.guarded_tables') IS NULL EXEC (N'CREATE PROCEDURE {schema}.guarded_tables AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.guarded_tables
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.guarded_tables AS {begin_try}
     SELECT schema_name, table_name, resource_id, CASE WHEN disabled = 1 THEN N'its trigger is disabled' END AS problem
     FROM {schema}.guards() ORDER BY schema_name, table_name;
-END TRY
-BEGIN CATCH
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try}

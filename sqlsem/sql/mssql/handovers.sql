@@ -2,15 +2,8 @@
 -- with the same position and fence and without a gap. May be run again at any time. Described in docs/handover.md;
 -- PostgreSQL's handovers.sql explains how a row has one owner at each moment.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
 -- Return the hash of a token, as table handover stores it.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.token_hash;
-GO
-CREATE FUNCTION {schema}.token_hash(@token nvarchar(200)) RETURNS varchar(64) AS
+CREATE OR ALTER FUNCTION {schema}.token_hash(@token nvarchar(200)) RETURNS varchar(64) AS
 BEGIN
     -- (Digit by digit, as not every engine that speaks T-SQL can convert to hexadecimal digits.)
     DECLARE @hash varbinary(32) = HASHBYTES('SHA2_256', CAST(@token AS varchar(200))), @hex varchar(64) = '', @at int = 1, @byte int;
@@ -22,21 +15,13 @@ BEGIN
     END;
     RETURN @hex;
 END;
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Hand over rows of a member, all or none. A client that presents the token of @hash within @ttl_ms, as login @to
 -- (NULL: the giver's login), can adopt them. @positions: a JSON list. Return 0 if done, -1 if one of the rows is not
 -- held. May be repeated.
-IF OBJECT_ID(N'{schema}.hand_over_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.hand_over_rows AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.hand_over_rows
+CREATE OR ALTER PROCEDURE {schema}.hand_over_rows
     @member bigint, @positions nvarchar(max), @hash varchar(64), @ttl_ms int, @to nvarchar(128) = NULL, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: hand_over must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -165,22 +150,15 @@ BEGIN
         SELECT @code AS code;
     RETURN @code;
 END;
-GO
 
 -- Let a member adopt the rows that were handed over under a token. Return code 0, or
 --   -1  no such token                       -2  it was used; the reason names the member and the time
 --   -3  too late: the lease is over, or an operator revoked a row      -4  it is for another login
 -- @answer = 1: one row for each lock, or one with the reason. May be repeated with the same @uid.
-IF OBJECT_ID(N'{schema}.adopt_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adopt_rows AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.adopt_rows
+CREATE OR ALTER PROCEDURE {schema}.adopt_rows
     @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @token nvarchar(200), @answer bit = 0,
     @resource nvarchar(255) = NULL OUTPUT, @position bigint = NULL OUTPUT, @words nvarchar(600) = NULL OUTPUT,
-    @seconds float = NULL OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @seconds float = NULL OUTPUT AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: adopt must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -300,22 +278,15 @@ BEGIN
                CAST(NULL AS nvarchar(1000)) AS note;
     RETURN @code;
 END;
-GO
 
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
 -- Hand over the rows that this session holds on a resource (or one position). A session that adopts the token within
 -- @ttl_seconds, as login @to_login (by default this login), holds them from then on.
-IF OBJECT_ID(N'{schema}.hand_over') IS NULL EXEC (N'CREATE PROCEDURE {schema}.hand_over AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.hand_over
+CREATE OR ALTER PROCEDURE {schema}.hand_over
     @resource nvarchar(400), @token nvarchar(200) = NULL OUTPUT, @position bigint = NULL, @ttl_seconds float = 60,
-    @to_login nvarchar(128) = NULL, @requesting_id nvarchar(400) = NULL
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @to_login nvarchar(128) = NULL, @requesting_id nvarchar(400) = NULL AS {begin_try}
     SET @token = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: hand_over must not be called in an open transaction or INSERT ... EXEC; commit first', 1;
@@ -363,27 +334,13 @@ BEGIN TRY
     SET @token = @secret;
     IF @own = 1
         DELETE FROM {schema}.member WHERE member_id = @member;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- Adopt the rows of a token for this session (or with a lease); `release` ends them. If the token is for several locks,
 -- the first one is returned, and all get the same requesting_id.
-IF OBJECT_ID(N'{schema}.adopt') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adopt AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.adopt
+CREATE OR ALTER PROCEDURE {schema}.adopt
     @token nvarchar(200), @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
-    @resource nvarchar(255) = NULL OUTPUT, @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @resource nvarchar(255) = NULL OUTPUT, @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT AS {begin_try}
     SET @resource = NULL;
     SET @position = NULL;
     SET @fence = NULL;
@@ -422,28 +379,14 @@ BEGIN TRY
     IF @code = -4
         EXEC {schema}.raise_error 50006, @message;
     EXEC {schema}.raise_error 50004, @message;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 
 -- Release on commit ---------------------------------------------------------------------------------------------
 
 -- Store a marker: the commit of this transaction releases a lock, which the transaction has pinned before. Only the
 -- process of the lock's owner knows the marker, and deletes it when it sees it.
-IF OBJECT_ID(N'{schema}.release_on_commit') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_on_commit AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.release_on_commit @marker varchar(64)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.release_on_commit @marker varchar(64) AS {begin}
     IF @@TRANCOUNT = 0
         THROW 50001, N'sqlsem: release_on_commit needs an open transaction, whose commit shall release the lock; BEGIN TRANSACTION first', 1;
     IF DATALENGTH(@marker) < 1 OR @marker IS NULL
@@ -454,16 +397,9 @@ BEGIN
         THROW 50000, N'sqlsem: this login has 10000 releases on commit that are not done, the most; the oldest are deleted after a day', 1;
     INSERT INTO {schema}.commit_marker (marker) VALUES (@marker);
 END;
-GO
 
 -- Return 1 if the transaction with this marker has committed. Does not wait for it.
-IF OBJECT_ID(N'{schema}.is_committed') IS NULL EXEC (N'CREATE PROCEDURE {schema}.is_committed AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.is_committed @marker varchar(64), @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.is_committed @marker varchar(64), @answer bit = 0 AS {begin}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @exists int = 0;
     SELECT @exists = 1 FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE marker = @marker;
@@ -471,18 +407,10 @@ BEGIN
         SELECT @exists AS there;
     RETURN @exists;
 END;
-GO
 
 -- Delete a marker whose lock is released, or for which no process waits any more; and some markers of dead processes.
-IF OBJECT_ID(N'{schema}.delete_commit_marker') IS NULL EXEC (N'CREATE PROCEDURE {schema}.delete_commit_marker AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.delete_commit_marker @marker varchar(64)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.delete_commit_marker @marker varchar(64) AS {begin}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DELETE FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE marker = @marker OR marked_at < DATEADD(day, -1, SYSUTCDATETIME());
 END;
-GO

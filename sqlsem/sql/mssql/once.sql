@@ -5,21 +5,12 @@
 -- repeated if the clock goes back, and callers may ask with another length of period. Periods are multiples of a length
 -- since 1970 in UTC, moved by an offset.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
 -- Return 1 if no run is done for a period: that in which the row at @position was granted, or without @position the
 -- present one. 0: a run is done; -1: there is no such row. Times and periods are compared as whole milliseconds since
 -- 1970.
-IF OBJECT_ID(N'{schema}.once_due') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_due AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.once_due
+CREATE OR ALTER PROCEDURE {schema}.once_due
     @name nvarchar(250), @position bigint, @requesting_id nvarchar(255), @per_ms bigint, @offset_ms bigint, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+AS {begin}
     DECLARE @at datetime2(6), @from bigint, @due int = 1;
     IF @position IS NULL
         SET @at = SYSUTCDATETIME();
@@ -38,18 +29,11 @@ BEGIN
         SELECT @due AS due;
     RETURN @due;
 END;
-GO
 
 -- Record a run as done, for the period in which its row was granted. Return 0, or -1 if the row is not held. May be
 -- repeated.
-IF OBJECT_ID(N'{schema}.mark_once') IS NULL EXEC (N'CREATE PROCEDURE {schema}.mark_once AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.mark_once
-    @name nvarchar(250), @position bigint, @requesting_id nvarchar(255), @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.mark_once
+    @name nvarchar(250), @position bigint, @requesting_id nvarchar(255), @answer bit = 0 AS {begin}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: mark_once must not be called inside an open transaction; commit or roll back first', 1;
     SET XACT_ABORT ON;
@@ -74,42 +58,21 @@ BEGIN
             SET @code = 0;
         END;
         COMMIT TRANSACTION;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
 END;
-GO
 
 -- Return the last run, with its times and its login; and the server's time.
-IF OBJECT_ID(N'{schema}.once_last') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_last AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.once_last @name nvarchar(400)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.once_last @name nvarchar(400) AS {begin}
     SELECT granted_at, done_at, queue_position, requesting_id, login, SYSUTCDATETIME() AS taken_at
     FROM {schema}.once_run WITH (READCOMMITTEDLOCK) WHERE once_name = @name;
 END;
-GO
 
 -- Delete the record of the last run, so that the name may run again in this period. Allowed to the login of the last
 -- run, and to operators. Return 0, or -1 if there was none.
-IF OBJECT_ID(N'{schema}.once_forget') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_forget AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.once_forget @name nvarchar(400), @answer bit = 0
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.once_forget @name nvarchar(400), @answer bit = 0 AS {begin_try}
     SET XACT_ABORT ON;
     DECLARE @code int = -1, @by nvarchar(128), @done_at datetime2(6), @message nvarchar(1000);
     EXEC {schema}.check_name N'name', @name;
@@ -133,25 +96,15 @@ BEGIN TRY
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
-END TRY
-BEGIN CATCH
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try}
 
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
 -- Raise for an invalid period; return it in ms.
-IF OBJECT_ID(N'{schema}.check_period') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_period AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_period
+CREATE OR ALTER PROCEDURE {schema}.check_period
     @name nvarchar(400), @per_seconds float, @offset_seconds float, @per_ms bigint OUTPUT, @offset_ms bigint OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+AS {begin_inner}
     DECLARE @message nvarchar(1000);
     SET @per_ms = NULL;
     SET @offset_ms = NULL;
@@ -171,22 +124,15 @@ BEGIN
     IF @offset_ms >= @per_ms
         SET @offset_ms = @per_ms - 1;
 END;
-GO
 
 -- Begin a run that is due once per period; wait up to @timeout_ms for a run that is under way, as it may fail. Return
 -- code:
 --   0, 1 this session has to run it, and then to call once_done; or, if it failed, release N'once:...', @position
 --   2 the run of this period is done     -1, -2, -3 as of acquire
-IF OBJECT_ID(N'{schema}.once_begin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_begin AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.once_begin
+CREATE OR ALTER PROCEDURE {schema}.once_begin
     @name nvarchar(400), @per_seconds float, @offset_seconds float = 0, @timeout_ms int = -1, @note nvarchar(1000) = NULL,
     @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
-    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT AS {begin_try}
     SET @position = NULL;
     SET @fence = NULL;
     IF @@TRANCOUNT > 0
@@ -213,25 +159,12 @@ BEGIN TRY
     SET @position = NULL;
     SET @fence = NULL;
     RETURN CASE @due WHEN 0 THEN 2 ELSE -2 END;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- Record that the run has succeeded, so that the period is done, and release the lock. Return 0; or -1 if the lock was
 -- lost, and nothing is recorded.
-IF OBJECT_ID(N'{schema}.once_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_done AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.once_done @name nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.once_done @name nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
+AS {begin_try}
     DECLARE @code int, @resource nvarchar(400) = CONCAT(N'once:', @name);
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: once_done must not be called inside an open transaction; commit or roll back first', 1;
@@ -246,12 +179,4 @@ BEGIN TRY
         RETURN -1;
     EXEC @code = {schema}.release_rows @resource, @position, @requesting_id, N'released';
     RETURN @code;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}

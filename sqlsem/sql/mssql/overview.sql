@@ -1,34 +1,17 @@
 -- sqlsem, the overview for SQL Server: the whole state, for displays. May be run again at any time. It only reads, and
 -- delays no session that acquires or releases a lock.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
 -- Return the settings of resources, and the logins that made them, which `resources` does not show.
-IF OBJECT_ID(N'{schema}.resource_settings') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resource_settings AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.resource_settings
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.resource_settings AS {begin}
     SELECT o.resource_id, o.cap, o.paused_at, o.stale_after_ms / CAST(1000 AS float) AS stale_after, o.paused_by, o.cap_by
     FROM {schema}.all_settings() AS o;
 END;
-GO
 
 -- Return the whole state except the rows of entries, in several results; their first column names the kind of row.
 -- batches: batches that are open, that have failed and have no successor, or whose callback has not finished; without
 -- bodies. holds: the holds that ended normally, of the last 200 requests of each of the 200 resources with the most
 -- waiters. rates: the rows of the procedure rates, of the 200 rates with the most waiters, then with the latest use.
-IF OBJECT_ID(N'{schema}.overview') IS NULL EXEC (N'CREATE PROCEDURE {schema}.overview AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.overview
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.overview AS {begin}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin());
@@ -127,16 +110,12 @@ BEGIN
     ORDER BY r.resource_id, r.window_ms;
     -- end of feature: rates
 END;
-GO
 
 
 -- Estimates of grants ------------------------------------------------------------------------------------------
 
 -- Return the kind of a hold: its note without numbers, or else its program.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.kind_of;
-GO
-CREATE FUNCTION {schema}.kind_of(@note nvarchar(1000), @program nvarchar(255)) RETURNS nvarchar(1100) AS
+CREATE OR ALTER FUNCTION {schema}.kind_of(@note nvarchar(1000), @program nvarchar(255)) RETURNS nvarchar(1100) AS
 BEGIN
     DECLARE @text nvarchar(1000) = @note, @digit int = 0;
     IF COALESCE(DATALENGTH(@note), 0) = 0
@@ -150,36 +129,21 @@ BEGIN
         SET @text = REPLACE(@text, N'##', N'#');
     RETURN CONCAT(N'note ', @text);
 END;
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Return seconds as hours, minutes and seconds: 0:12:30.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.format_seconds;
-GO
-CREATE FUNCTION {schema}.format_seconds(@seconds float) RETURNS nvarchar(40) AS
+CREATE OR ALTER FUNCTION {schema}.format_seconds(@seconds float) RETURNS nvarchar(40) AS
 BEGIN
     DECLARE @whole bigint = CAST(ROUND(@seconds, 0) AS bigint);
     RETURN CONCAT(@whole / 3600, N':', RIGHT(CONCAT(N'0', @whole / 60 % 60), 2), N':', RIGHT(CONCAT(N'0', @whole % 60), 2));
 END;
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Return the numbers of `estimate`; NULL if it returns no row. Simulate the queue 100 times, like `sqlsem why` (which
 -- also estimates what this leaves out). A holder stays for as long as one of the recent holds that were longer, and a
 -- waiter is granted as soon as the rule allows it. Each row of the queue is simulated in all simulations (@play) at
 -- once.
-IF OBJECT_ID(N'{schema}.simulate_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.simulate_queue AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.simulate_queue
+CREATE OR ALTER PROCEDURE {schema}.simulate_queue
     @queue_position bigint, @low float OUTPUT, @likely float OUTPUT, @high float OUTPUT, @held_low float OUTPUT,
-    @held_high float OUTPUT, @holds int OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @held_high float OUTPUT, @holds int OUTPUT AS {begin}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @now datetime2(6) = SYSUTCDATETIME(), @never float = 1E300;
     DECLARE @resource nvarchar(255), @cap int, @paused_at datetime2(6), @rows int, @place int = 0, @kind nvarchar(1100), @access nvarchar(64),
@@ -317,42 +281,23 @@ BEGIN
            @held_high = SUM(CASE WHEN ABS(l.high) < 1 THEN l.held * (1 - ABS(l.high)) ELSE 0 END)
     FROM (SELECT held, rank - 1 - 0.1 * (@holds - 1) AS low, rank - 1 - 0.9 * (@holds - 1) AS high FROM @like) AS l;
 END;
-GO
 
 -- Estimate when a waiting request will be granted, in seconds from now: likely, and low and high, with eight of ten
 -- cases in between. held_low, held_high: how long such locks are held, in eight of ten cases; holds: the number of
 -- holds from which that is known. No row if the request does not wait, the resource is paused, fewer than five holds
 -- are known, or more than 60 requests are ahead of it.
-IF OBJECT_ID(N'{schema}.estimate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.estimate AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.estimate @queue_position bigint
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.estimate @queue_position bigint AS {begin_try}
     DECLARE @low float, @likely float, @high float, @held_low float, @held_high float, @holds int;
     EXEC {schema}.simulate_queue @queue_position, @low OUTPUT, @likely OUTPUT, @high OUTPUT, @held_low OUTPUT, @held_high OUTPUT, @holds OUTPUT;
     SELECT @low AS low, @likely AS likely, @high AS high, @held_low AS held_low, @held_high AS held_high, @holds AS holds
     WHERE @holds IS NOT NULL;
-END TRY
-BEGIN CATCH
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try}
 
 -- Return why a request waits: one row for each row that blocks it, from the head of the queue on, or one row without a
 -- blocker; no row if there is no such request. goes_on_at: the position at which the blocker's owner waits itself, for
 -- the next call. The codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for a request that no
 -- longer waits. The reason also says when the request will be granted, if `estimate` can tell.
-IF OBJECT_ID(N'{schema}.why') IS NULL EXEC (N'CREATE PROCEDURE {schema}.why AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.why @queue_position bigint
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.why @queue_position bigint AS {begin_try}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin());
@@ -476,10 +421,4 @@ BEGIN TRY
     FROM (SELECT 1 AS one) AS o LEFT JOIN @entry AS e ON e.behind = 1
     WHERE @code IS NOT NULL
     ORDER BY e.queue_position;
-END TRY
-BEGIN CATCH
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try}

@@ -1,37 +1,22 @@
 -- sqlsem, priorities for SQL Server. May be run again at any time, also while locks are held. PostgreSQL's
 -- priorities.sql explains priority entries, and why no request starves.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
 -- Return the resources with priorities, and the seconds of waiting that one step of priority is worth.
-IF OBJECT_ID(N'{schema}.priorities') IS NULL EXEC (N'CREATE PROCEDURE {schema}.priorities AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.priorities
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.priorities AS {begin}
     SELECT resource_id, ageing_ms / CAST(1000 AS float) AS ageing FROM {schema}.resource WHERE ageing_ms IS NOT NULL;
 END;
-GO
 
 -- Return the time by which an entry is sorted in a priority queue: the time of its request, less the ageing for each
 -- step of priority.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.preceding_request;
-DROP FUNCTION IF EXISTS {schema}.priority_rank;
-GO
-CREATE FUNCTION {schema}.priority_rank(@at datetime2(6), @priority int, @ageing int) RETURNS datetime2(6) AS
+CREATE OR ALTER FUNCTION {schema}.priority_rank(@at datetime2(6), @priority int, @ageing int) RETURNS datetime2(6) AS
 BEGIN
     DECLARE @ms bigint = CAST(@priority AS bigint) * @ageing;
     RETURN DATEADD(millisecond, -CAST(@ms % 1000 AS int), DATEADD(second, -CAST(@ms / 1000 AS int), @at));
 END;
-GO
+
 -- Return the entry right before one in a priority queue, if there is any, and the number of entries ahead. A request
 -- without an entry (@place NULL) comes after all of its own rank.
-CREATE FUNCTION {schema}.preceding_request(@line nvarchar(255), @place bigint, @at datetime2(6), @priority int, @ageing int)
+CREATE OR ALTER FUNCTION {schema}.preceding_request(@line nvarchar(255), @place bigint, @at datetime2(6), @priority int, @ageing int)
 RETURNS TABLE AS RETURN (
     SELECT TOP (1) r.queue_position AS before, COUNT(*) OVER () AS ahead
     FROM (SELECT t.queue_position, {schema}.priority_rank(t.requested_at, t.weight - 1, @ageing) AS priority_rank
@@ -43,9 +28,6 @@ RETURNS TABLE AS RETURN (
            AND r.queue_position < COALESCE(@place, 9223372036854775807))
     ORDER BY r.priority_rank DESC, r.queue_position DESC
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Request a resource with priorities, or poll for the entry @place that an earlier call has returned. The result:
 --   @granted = 1    @position is the granted row; the entry is removed
@@ -53,17 +35,11 @@ GO
 --   no @position    with @try: the resource is not free; else: the entry is gone
 -- With the @uid of a call whose reply was lost, return the result of that call. @attended_ms: the waiter lease of the
 -- entry.
-IF OBJECT_ID(N'{schema}.acquire_by_priority') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire_by_priority AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.acquire_by_priority
+CREATE OR ALTER PROCEDURE {schema}.acquire_by_priority
     @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
     @resource nvarchar(400), @access nvarchar(100), @limit int, @weight int, @note nvarchar(1000), @priority int, @place bigint,
     @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT, @before bigint = NULL OUTPUT,
-    @ahead int = NULL OUTPUT, @answer bit = 0, @attended_ms int = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @ahead int = NULL OUTPUT, @answer bit = 0, @attended_ms int = NULL AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
@@ -207,4 +183,3 @@ BEGIN
     IF @answer = 1
         SELECT @position AS queue_position, @granted AS granted, @before AS before, @ahead AS ahead;
 END;
-GO

@@ -7,18 +7,9 @@
 -- A call inside an open transaction is refused before XACT_ABORT is set, so that the error does not end the
 -- transaction.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
 -- Checking of arguments ----------------------------------------------------------------------------------------
 
-IF OBJECT_ID(N'{schema}.check_name') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_name AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_name @what nvarchar(40), @name nvarchar(400)
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.check_name @what nvarchar(40), @name nvarchar(400) AS {begin_inner}
     DECLARE @message nvarchar(1000), @white nvarchar(40);
     -- White space and control characters: databases compare them differently, or do not show them.
     SET @white = CONCAT(N' ', NCHAR(160), NCHAR(5760), NCHAR(8192), NCHAR(8193), NCHAR(8194), NCHAR(8195), NCHAR(8196),
@@ -38,15 +29,9 @@ BEGIN
     IF @message IS NOT NULL
         EXEC {schema}.raise_error 50000, @message;
 END;
-GO
 
 -- Raise for a name that sqlsem uses itself, and for a pattern. (RESERVED of the Python client is the same table.)
-IF OBJECT_ID(N'{schema}.check_not_reserved') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_not_reserved AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_not_reserved @resource nvarchar(400)
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.check_not_reserved @resource nvarchar(400) AS {begin_inner}
     DECLARE @message nvarchar(1000), @prefix nvarchar(400), @use nvarchar(200);
     IF RIGHT(@resource, 1) = N'*'
         SET @message = CONCAT(N'sqlsem: resource ''', @resource,
@@ -62,15 +47,9 @@ BEGIN
     IF @message IS NOT NULL
         EXEC {schema}.raise_error 50000, @message;
 END;
-GO
 
 -- Return a lease in milliseconds; NULL for NULL. Raise for an invalid one.
-IF OBJECT_ID(N'{schema}.check_lease') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_lease AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_lease @seconds float, @lease_ms int OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.check_lease @seconds float, @lease_ms int OUTPUT AS {begin_inner}
     DECLARE @message nvarchar(1000);
     SET @lease_ms = NULL;
     IF @seconds < 0.1 OR @seconds > 2147483
@@ -81,17 +60,11 @@ BEGIN
     SET @lease_ms = FLOOR(@seconds * 1000);
     EXEC {schema}.check_grace_or_lease N'lease', @lease_ms;
 END;
-GO
 
 -- Raise for invalid arguments of a request; @access becomes the value that the table stores.
-IF OBJECT_ID(N'{schema}.check_request') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_request AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_request
+CREATE OR ALTER PROCEDURE {schema}.check_request
     @resource nvarchar(400), @limit int, @access nvarchar(100) OUTPUT, @weight int, @timeout_ms int,
-    @requesting_id nvarchar(400), @own bit
-AS
-BEGIN
-    SET NOCOUNT ON;
+    @requesting_id nvarchar(400), @own bit AS {begin_inner}
     DECLARE @message nvarchar(1000), @word nvarchar(101), @order nvarchar(100);
     EXEC {schema}.check_name N'resource', @resource;
     IF @own = 0
@@ -123,19 +96,13 @@ BEGIN
         EXEC {schema}.raise_error 50000, @message;
     SET @access = @word;
 END;
-GO
 
 
 -- The session and its rows -----------------------------------------------------------------------------------------
 
 -- Return the session's own requesting_id, for a caller that passes none: constant while the session lives, and no other
 -- session's.
-IF OBJECT_ID(N'{schema}.session_name') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_name AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.session_name @name nvarchar(400) OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.session_name @name nvarchar(400) OUTPUT AS {begin_inner}
     DECLARE @since datetime;
     SET @name = CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session'));
     IF @name IS NOT NULL
@@ -147,16 +114,9 @@ BEGIN
                        STUFF(CONVERT(nvarchar(23), COALESCE(@since, GETDATE()), 121), 11, 1, N'T'));
     EXEC sys.sp_set_session_context @key = N'sqlsem.{schema}.session', @value = @name;
 END;
-GO
 
 -- Return the member of this session: that of an earlier acquire, or a new one. With a lease always a new one.
-IF OBJECT_ID(N'{schema}.session_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_member AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.session_member @lease_ms int, @member bigint OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.session_member @lease_ms int, @member bigint OUTPUT AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     DECLARE @old bigint = -1, @before bigint, @host nvarchar(255) = NULLIF(HOST_NAME(), N''),
@@ -195,16 +155,10 @@ BEGIN
           AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WHERE t.member_id = member.member_id);
     EXEC {schema}.register_member @host, NULL, @program, 0, @lease_ms, @member OUTPUT;
 END;
-GO
 
 -- Sleep for @ms, at most 999. (Not by WAITFOR on an engine that speaks T-SQL on top of PostgreSQL, which does not have
 -- it.) Return 0, or -1 if the maximum number of sessions waits (take_waiter_slot).
-IF OBJECT_ID(N'{schema}.client_sleep') IS NULL EXEC (N'CREATE PROCEDURE {schema}.client_sleep AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.client_sleep @ms int
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.client_sleep @ms int AS {begin_inner}
     SET XACT_ABORT ON;
     DECLARE @time nvarchar(10) = RIGHT(CONCAT(N'00', @ms), 3), @slot int;
     BEGIN TRANSACTION;
@@ -216,12 +170,9 @@ BEGIN
     COMMIT TRANSACTION;
     RETURN @slot;
 END;
-GO
 
 -- Release one row of a requester, or all of its rows on a resource (@position NULL). Return 0, or -1 if there was none.
-IF OBJECT_ID(N'{schema}.release_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_rows AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.release_rows
+CREATE OR ALTER PROCEDURE {schema}.release_rows
     @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400), @outcome nvarchar(16)
 AS
 BEGIN
@@ -248,7 +199,6 @@ BEGIN
         EXEC {schema}.check_name N'resource', @resource;  -- no row: perhaps the name is invalid
     RETURN @result;
 END;
-GO
 
 
 -- Acquiring and releasing --------------------------------------------------------------------------------------
@@ -256,15 +206,9 @@ GO
 -- feature: priorities
 -- Do `acquire` for a resource with priorities (priorities.sql). Only sessions that hold other locks search for
 -- deadlocks: no other caller can wait for this session.
-IF OBJECT_ID(N'{schema}.session_acquire_by_priority') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_acquire_by_priority AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.session_acquire_by_priority
+CREATE OR ALTER PROCEDURE {schema}.session_acquire_by_priority
     @resource nvarchar(400), @limit int, @access nvarchar(100), @weight int, @deadline datetime2(6), @try bit,
-    @note nvarchar(1000), @requesting_id nvarchar(255), @priority int, @position bigint OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @note nvarchar(1000), @requesting_id nvarchar(255), @priority int, @position bigint OUTPUT AS {begin}
     SET XACT_ABORT ON;
     DECLARE @result int, @number int, @member bigint, @granted bit, @uid nvarchar(60), @place bigint, @before bigint, @ahead int,
             @owner nvarchar(255) = ORIGINAL_LOGIN(), @left int, @slice int, @pause int, @since datetime2(6), @outcome nvarchar(16),
@@ -361,14 +305,12 @@ BEGIN
         SET @position = NULL;
     RETURN @result;
 END;
-GO
+
 -- end of feature: priorities
 
 -- Acquire a lock for this session (or for a lease); wait up to @timeout_ms for it. Return code:
 --   0 granted at once   1 granted after waiting   -1 timeout   -2 revoked by an operator   -3 deadlock victim
-IF OBJECT_ID(N'{schema}.acquire') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.acquire
+CREATE OR ALTER PROCEDURE {schema}.acquire
     @resource nvarchar(400), @limit int = 1, @access nvarchar(100) = N'write', @weight int = 1, @timeout_ms int = -1,
     @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
     @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT, @priority int = NULL,
@@ -633,27 +575,13 @@ BEGIN TRY
         PRINT @words;
     END;
     RETURN @result;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- Acquire a lock if that is possible at once (code 0); else leave nothing in the queue (code -1).
-IF OBJECT_ID(N'{schema}.[try]') IS NULL EXEC (N'CREATE PROCEDURE {schema}.[try] AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.[try]
+CREATE OR ALTER PROCEDURE {schema}.[try]
     @resource nvarchar(400), @limit int = 1, @access nvarchar(100) = N'write', @weight int = 1,
     @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
-    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT, @priority int = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT, @priority int = NULL AS {begin}
     DECLARE @code int;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: try must not be called in an open transaction or INSERT ... EXEC; commit first', 1;
@@ -661,19 +589,13 @@ BEGIN
         @position OUTPUT, @fence OUTPUT, @priority;
     RETURN @code;
 END;
-GO
 
 -- Renew a lease, by @lease_seconds or by as much as before. Return 0 if the lock is still held, -1 if not. For a row
 -- without a lease, write a heartbeat of the session, and return the same. (This also keeps a gateway from closing an
 -- idle connection.)
-IF OBJECT_ID(N'{schema}.renew') IS NULL EXEC (N'CREATE PROCEDURE {schema}.renew AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.renew
+CREATE OR ALTER PROCEDURE {schema}.renew
     @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+AS {begin_try}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: renew must not be called inside an open transaction; commit or roll back first', 1;
@@ -732,24 +654,11 @@ BEGIN TRY
     SELECT @code = 0 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
     WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NOT NULL AND revoked_at IS NULL;
     RETURN @code;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- Raise if the lock is not held; else keep it held until the caller's transaction ends. Runs in that transaction.
-IF OBJECT_ID(N'{schema}.assert_holding') IS NULL EXEC (N'CREATE PROCEDURE {schema}.assert_holding AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
+AS {begin_try}
     DECLARE @holding int, @message nvarchar(1000);
     -- (In manual commit mode the transaction begins with the first statement that reads a table.)
     IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2
@@ -766,24 +675,12 @@ BEGIN TRY
             N' is not held (any more) by this requester; roll back: another requester may hold it now');
         EXEC {schema}.raise_error 50004, @message;
     END;
-END TRY
-BEGIN CATCH
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try}
 
 -- Return 1 if a row, also a bare participant's, may be granted, 0 if not yet, -1 if it is not there. (1 stays true
 -- until the row is released.) Changes nothing, and reads committed rows, unlike `entries`. Waits a second at most for
 -- an open transaction that changes a row ahead, and then returns 0.
-IF OBJECT_ID(N'{schema}.may_enter') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_enter AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.may_enter @resource nvarchar(400), @position bigint, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.may_enter @resource nvarchar(400), @position bigint, @answer bit = 0 AS {begin}
     SET LOCK_TIMEOUT 1000;
     -- (The caller may be under SNAPSHOT: the rule reads with READCOMMITTEDLOCK.)
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -805,24 +702,11 @@ BEGIN
         SELECT @code AS code;
     RETURN @code;
 END;
-GO
 
 -- Return the queue of one resource or of all: holders and waiters.
-IF OBJECT_ID(N'{schema}.status') IS NULL EXEC (N'CREATE PROCEDURE {schema}.status AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.status @resource nvarchar(400) = NULL
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.status @resource nvarchar(400) = NULL AS {begin_try}
     EXEC {schema}.entries @resource;
-END TRY
-BEGIN CATCH
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try}
 
 
 -- feature: operate
@@ -830,13 +714,7 @@ GO
 
 -- Set the limit of a resource, or of all whose names begin with a prefix ('tenant:*'): an upper bound on declared
 -- limits, and the limit of requests that declare none. NULL: remove it.
-IF OBJECT_ID(N'{schema}.set_limit') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_limit AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.set_limit @resource nvarchar(400), @limit int
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.set_limit @resource nvarchar(400), @limit int AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: set_limit must not be called inside an open transaction; commit first', 1;
     DECLARE @message nvarchar(1000);
@@ -849,58 +727,23 @@ BEGIN TRY
     END;
     SET IMPLICIT_TRANSACTIONS OFF;
     EXEC {schema}.set_resource @resource, N'cap', @limit;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- Grant no more requests until resume. Holders keep their locks.
-IF OBJECT_ID(N'{schema}.pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pause AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.pause @resource nvarchar(400)
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.pause @resource nvarchar(400) AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: pause must not be called inside an open transaction; commit first', 1;
     EXEC {schema}.check_name N'resource', @resource;
     SET IMPLICIT_TRANSACTIONS OFF;
     EXEC {schema}.set_resource @resource, N'paused', 1;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
-IF OBJECT_ID(N'{schema}.resume') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resume AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.resume @resource nvarchar(400)
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.resume @resource nvarchar(400) AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: resume must not be called inside an open transaction; commit first', 1;
     EXEC {schema}.check_name N'resource', @resource;
     SET IMPLICIT_TRANSACTIONS OFF;
     EXEC {schema}.set_resource @resource, N'paused', 0;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
+
 -- end of feature: operate

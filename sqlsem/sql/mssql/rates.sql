@@ -13,33 +13,18 @@
 --
 -- @windows: [{"limit": 100, "ms": 60000}, ...]. Needs compatibility level 130 or later.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
 -- Return the server's time, in microseconds since 1970.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.clock_us;
-GO
-CREATE FUNCTION {schema}.clock_us() RETURNS bigint AS
+CREATE OR ALTER FUNCTION {schema}.clock_us() RETURNS bigint AS
 BEGIN
     DECLARE @now datetime2(6) = SYSUTCDATETIME();
     DECLARE @today datetime2(6) = CAST(@now AS date);
     RETURN (CAST(DATEDIFF(day, '19700101', @now) AS bigint) * 86400 + DATEDIFF(second, @today, @now)) * 1000000
            + DATEPART(microsecond, @now);
 END;
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Raise for a name that is no rate's. (Starts of tasks are counted in the same tables, under other names: no client may
 -- use or return them.)
-IF OBJECT_ID(N'{schema}.check_rate_name') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_rate_name AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_rate_name @resource nvarchar(400)
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.check_rate_name @resource nvarchar(400) AS {begin_inner}
     DECLARE @message nvarchar(1000);
     EXEC {schema}.check_name N'rate', @resource;
     IF @resource COLLATE Latin1_General_100_BIN2 NOT LIKE N'rate:_%'
@@ -48,15 +33,10 @@ BEGIN
         EXEC {schema}.raise_error 50000, @message;
     END;
 END;
-GO
 
 -- Raise for invalid arguments of a take.
-IF OBJECT_ID(N'{schema}.check_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_rate AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_rate @resource nvarchar(400), @cost bigint, @windows nvarchar(1000), @burst bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.check_rate @resource nvarchar(400), @cost bigint, @windows nvarchar(1000), @burst bigint
+AS {begin_inner}
     DECLARE @message nvarchar(1000), @count int, @lengths int, @bad int, @lowest bigint;
     EXEC {schema}.check_rate_name @resource;
     IF ISJSON(@windows) = 1
@@ -81,15 +61,9 @@ BEGIN
         EXEC {schema}.raise_error 50000, @message;
     END;
 END;
-GO
 
 -- If the clock has gone back, let use that is now in the future count as used now.
-IF OBJECT_ID(N'{schema}.drop_future_slots') IS NULL EXEC (N'CREATE PROCEDURE {schema}.drop_future_slots AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.drop_future_slots @resource nvarchar(255), @now bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.drop_future_slots @resource nvarchar(255), @now bigint AS {begin_inner}
     DECLARE @ahead TABLE (window_ms bigint NOT NULL, login nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL, used bigint NOT NULL,
                           rate_limit bigint NULL, burst bigint NULL);
     INSERT INTO @ahead (window_ms, login, used, rate_limit, burst)
@@ -102,16 +76,11 @@ BEGIN
     UPDATE {schema}.rate_window SET full_us = full_us - (seen_ms - @now) * 1000, seen_ms = @now
     WHERE resource_id = @resource AND seen_ms > @now;
 END;
-GO
 
 -- Insert a window that does not exist yet. It begins with the recent use of another window, recorded no earlier than it
 -- happened.
-IF OBJECT_ID(N'{schema}.begin_window') IS NULL EXEC (N'CREATE PROCEDURE {schema}.begin_window AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.begin_window @resource nvarchar(255), @window_ms bigint, @limit bigint, @now bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.begin_window @resource nvarchar(255), @window_ms bigint, @limit bigint, @now bigint
+AS {begin_inner}
     DECLARE @message nvarchar(1000);
     -- At most 40 windows, as each take writes to all of them. Delete those first that are no longer in force.
     IF (SELECT COUNT(*) FROM {schema}.rate_window WHERE resource_id = @resource) >= 40
@@ -147,15 +116,11 @@ BEGIN
     GROUP BY o.slot, o.login;
     INSERT INTO {schema}.rate_window (resource_id, window_ms, rate_limit, seen_ms) VALUES (@resource, @window_ms, @limit, @now);
 END;
-GO
 
 -- Return the windows of a rate that are in force for a request now: the declared ones (@windows); windows that earlier
 -- takes have declared, while those takes are in the window; and windows with an operator's limit. fixed: the limit
 -- without the limits of earlier takes, which lapse.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.windows_in_force;
-GO
-CREATE FUNCTION {schema}.windows_in_force(@resource nvarchar(255), @windows nvarchar(1000), @burst bigint, @now bigint) RETURNS TABLE AS RETURN (
+CREATE OR ALTER FUNCTION {schema}.windows_in_force(@resource nvarchar(255), @windows nvarchar(1000), @burst bigint, @now bigint) RETURNS TABLE AS RETURN (
     SELECT f.window_ms, f.fixed, CASE WHEN f.lowest < COALESCE(f.fixed, f.lowest + 1) THEN f.lowest ELSE f.fixed END AS rate_limit,
            CASE WHEN f.lowest_burst < COALESCE(f.own_burst, f.lowest_burst + 1) THEN f.lowest_burst ELSE f.own_burst END AS burst, f.full_us
     FROM (SELECT w.window_ms, CASE WHEN w.cap < COALESCE(d.most, w.cap + 1) THEN w.cap ELSE d.most END AS fixed,
@@ -170,19 +135,12 @@ CREATE FUNCTION {schema}.windows_in_force(@resource nvarchar(255), @windows nvar
           WHERE w.resource_id = @resource) AS f
     WHERE f.fixed IS NOT NULL OR f.lowest IS NOT NULL
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Record use now, in all windows of a rate. @waits: how many of its requests had to wait. Negative use returns tokens:
 -- of this login's use at @then, and no more than that. @windows, @burst: the declared limits of the request.
-IF OBJECT_ID(N'{schema}.use_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.use_rate AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.use_rate
+CREATE OR ALTER PROCEDURE {schema}.use_rate
     @resource nvarchar(255), @used bigint, @now_us bigint, @then bigint, @waits int = 0, @windows nvarchar(1000) = N'[]', @burst bigint = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
+AS {begin_inner}
     DECLARE @now bigint = @now_us / 1000, @leaked bigint,
             -- (Starts of tasks belong to no login, as any worker of the queue may return them.)
             @login nvarchar(128) = CASE WHEN @resource LIKE N'rate:%' THEN ORIGINAL_LOGIN() ELSE N'' END;
@@ -237,14 +195,10 @@ BEGIN
         WHERE s.resource_id = @resource AND s.slot = @then / ((s.window_ms + 99) / 100) AND s.login = @login;
     DELETE FROM {schema}.rate_slot WHERE resource_id = @resource AND slot < (@now - window_ms) / ((window_ms + 99) / 100);
 END;
-GO
 
 -- Return the current use of a window, and the ms until there is room for @cost: slots leave the window one after the
 -- other, with the limits that were declared with them. @fixed: the limit without these, if there is one.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.window_use;
-GO
-CREATE FUNCTION {schema}.window_use(@resource nvarchar(255), @window_ms bigint, @fixed bigint, @cost bigint, @now bigint) RETURNS TABLE AS RETURN (
+CREATE OR ALTER FUNCTION {schema}.window_use(@resource nvarchar(255), @window_ms bigint, @fixed bigint, @cost bigint, @now bigint) RETURNS TABLE AS RETURN (
     SELECT COALESCE(SUM(f.used), 0) AS used,
            COALESCE(MAX(CASE WHEN f.staying + @cost > @fixed OR f.staying + @cost > f.lowest
                              THEN (f.slot + 1) * ((@window_ms + 99) / 100) + @window_ms - @now ELSE 0 END), 0) AS wait_ms
@@ -256,21 +210,13 @@ CREATE FUNCTION {schema}.window_use(@resource nvarchar(255), @window_ms bigint, 
                 WHERE resource_id = @resource AND window_ms = @window_ms AND slot >= (@now - @window_ms) / ((@window_ms + 99) / 100)
                 GROUP BY slot) AS s) AS f
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Take from a rate. @wait_ms: 0 if the tokens were taken, else the ms to wait. @taken_ms: the time of the take, by the
 -- server's clock. The caller's transaction has the gate of the resource (or another lock that every taker takes).
 -- @only_look = 1: take nothing. @waits: 1 if the request has waited until now.
-IF OBJECT_ID(N'{schema}.take_tokens') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_tokens AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.take_tokens
+CREATE OR ALTER PROCEDURE {schema}.take_tokens
     @resource nvarchar(255), @cost bigint, @windows nvarchar(1000), @burst bigint = NULL, @only_look bit = 0,
-    @wait_ms bigint = NULL OUTPUT, @taken_ms bigint = NULL OUTPUT, @waits int = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
+    @wait_ms bigint = NULL OUTPUT, @taken_ms bigint = NULL OUTPUT, @waits int = 0 AS {begin_inner}
     DECLARE @us bigint = {schema}.clock_us(), @window_ms bigint, @limit bigint, @seen bigint, @message nvarchar(1000), @fixed bigint, @by nvarchar(128);
     DECLARE @force TABLE (window_ms bigint NOT NULL PRIMARY KEY, fixed bigint NULL, rate_limit bigint NOT NULL, burst bigint NULL, full_us bigint NULL);
     SET @taken_ms = @us / 1000;
@@ -327,23 +273,16 @@ BEGIN
     WHERE w.resource_id = @resource AND (w.rate_limit <> f.rate_limit OR COALESCE(w.burst, 0) <> COALESCE(f.burst, 0));
     EXEC {schema}.use_rate @resource, @cost, @us, NULL, @waits, @windows, @burst;
 END;
-GO
 
 -- Take from a rate, for the first request in its queue. @code:
 --   0 taken (and the caller's row is released)   1 not enough room, for @wait_ms at least
 --   -1 others wait before the caller, or an operator has paused the rate   -2 the caller's row is gone
 -- @position: the caller's row in the queue of @resource, if it has one; without a row, it takes only if the queue is
 -- empty.
-IF OBJECT_ID(N'{schema}.take_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_rate AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.take_rate
+CREATE OR ALTER PROCEDURE {schema}.take_rate
     @resource nvarchar(400), @cost bigint, @windows nvarchar(1000), @burst bigint = NULL, @position bigint = NULL,
     @requesting_id nvarchar(400) = NULL, @code int = NULL OUTPUT, @wait_ms bigint = NULL OUTPUT, @taken_ms bigint = NULL OUTPUT,
-    @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @answer bit = 0 AS {begin}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: take_rate must not be called inside an open transaction; commit first and use autocommit', 1;
     SET XACT_ABORT ON;
@@ -392,33 +331,19 @@ BEGIN
             IF @got = 0
                 BREAK;
         END;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
     -- (If this fails, the member's next heartbeat releases the row.)
     IF @code = 0 AND @position IS NOT NULL
         EXEC {schema}.release @resource, @position, @requesting_id;
     IF @answer = 1
         SELECT @code AS code, @wait_ms AS wait_ms, @taken_ms AS taken_ms;
 END;
-GO
 
 -- Correct the cost of this login's take at @taken_ms by @more. A positive @more counts as used now, and may exceed the
 -- limit: then no request is served until enough of it is out of the window, or the bucket of a burst has room, after
 -- ten windows at the latest. A negative @more is returned, as far as it still counts, and no more than this login took
 -- then.
-IF OBJECT_ID(N'{schema}.adjust_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adjust_rate AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.adjust_rate @resource nvarchar(400), @taken_ms bigint, @more bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.adjust_rate @resource nvarchar(400), @taken_ms bigint, @more bigint AS {begin}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: adjust_rate must not be called inside an open transaction; commit first and use autocommit', 1;
     SET XACT_ABORT ON;
@@ -441,26 +366,12 @@ BEGIN
             EXEC {schema}.drop_future_slots @resource, @now;
         EXEC {schema}.use_rate @resource, @more, @us, @taken_ms;
         COMMIT TRANSACTION;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
 END;
-GO
 
 -- Reset a rate: delete all use, debts and declared limits, but not the operator's limits and the counters. Return 0, or
 -- -1 if there is no such rate. For operators.
-IF OBJECT_ID(N'{schema}.reset_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reset_rate AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.reset_rate @resource nvarchar(400), @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.reset_rate @resource nvarchar(400), @answer bit = 0 AS {begin}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: reset_rate must not be called inside an open transaction; commit first and use autocommit', 1;
     SET XACT_ABORT ON;
@@ -484,29 +395,16 @@ BEGIN
             VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'reset', @resource, COALESCE(@used, 0));
         END;
         COMMIT TRANSACTION;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
 END;
-GO
 
 -- Set an operator's limit of a rate in a window of this length: an upper bound on declared limits, and the limit of
 -- requests that declare none. NULL: remove it. Return 0, or -1 if there was none to remove. For operators.
-IF OBJECT_ID(N'{schema}.set_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_rate AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.set_rate @resource nvarchar(400), @window_ms bigint, @limit bigint, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.set_rate @resource nvarchar(400), @window_ms bigint, @limit bigint, @answer bit = 0
+AS {begin}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: set_rate must not be called inside an open transaction; commit first and use autocommit', 1;
     SET XACT_ABORT ON;
@@ -540,25 +438,14 @@ BEGIN
                     CASE WHEN @before IS NOT NULL THEN CONCAT(@before, N' in ', @window_ms, N' ms') END,
                     CASE WHEN @limit IS NOT NULL THEN CONCAT(@limit, N' in ', @window_ms, N' ms') END);
         COMMIT TRANSACTION;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
 END;
-GO
 
 -- Return the windows of a rate, as the procedure rates does.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.windows_of;
-GO
-CREATE FUNCTION {schema}.windows_of(@resource nvarchar(255), @now bigint) RETURNS TABLE AS RETURN (
+CREATE OR ALTER FUNCTION {schema}.windows_of(@resource nvarchar(255), @now bigint) RETURNS TABLE AS RETURN (
     SELECT f.resource_id, f.window_ms, f.rate_limit, u.used, f.idle, f.taken, f.returned, f.waits,
            CASE WHEN f.full_us - f.room_us - @now * 1000 > u.wait_ms * 1000 THEN (f.full_us - f.room_us - @now * 1000 + 999) / 1000
                 ELSE u.wait_ms END / 1000e0 AS free_in, f.cap
@@ -575,20 +462,11 @@ CREATE FUNCTION {schema}.windows_of(@resource nvarchar(255), @now bigint) RETURN
                 WHERE w.resource_id = @resource) AS l) AS f
     CROSS APPLY {schema}.window_use(f.resource_id, f.window_ms, f.rate_limit, 1, @now) AS u
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Return the windows of all rates, or of one, with the current use; the counters of use, returned use and waits since
 -- the window was first declared; and the seconds until there is room for one more. (Waits for no request, and delays
 -- none.)
-IF OBJECT_ID(N'{schema}.rates') IS NULL EXEC (N'CREATE PROCEDURE {schema}.rates AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL AS {begin}
     SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
     DECLARE @now bigint = {schema}.clock_us() / 1000;
     SELECT r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in, r.cap
@@ -597,7 +475,6 @@ BEGIN
     CROSS APPLY {schema}.windows_of(n.resource_id, @now) AS r
     ORDER BY r.resource_id, r.window_ms;
 END;
-GO
 
 
 -- For sessions -----------------------------------------------------------------------------------------------------
@@ -607,16 +484,10 @@ GO
 -- operator's limits. Return code:
 --   0 taken at once   1 taken after waiting   -1 timeout   -2 its row in the queue was revoked by an operator
 -- @taken_ms: the moment of the take, for `adjust`.
-IF OBJECT_ID(N'{schema}.take') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.take
+CREATE OR ALTER PROCEDURE {schema}.take
     @rate nvarchar(400), @limit bigint, @per_ms bigint, @cost bigint = 1, @timeout_ms int = -1, @burst bigint = NULL,
     @more_windows nvarchar(1000) = NULL, @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL,
-    @taken_ms bigint = NULL OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @taken_ms bigint = NULL OUTPUT AS {begin}
     SET @taken_ms = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: take must not be called in an open transaction or INSERT ... EXEC; commit first', 1;
@@ -686,21 +557,13 @@ BEGIN
         THROW;
     END CATCH;
 END;
-GO
 
 -- Report the actual cost of a take, of @cost at @taken_ms. If it is less, the difference is returned; if it is more,
 -- the difference counts as used now.
-IF OBJECT_ID(N'{schema}.adjust') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adjust AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.adjust @rate nvarchar(400), @taken_ms bigint, @cost bigint, @actual bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.adjust @rate nvarchar(400), @taken_ms bigint, @cost bigint, @actual bigint AS {begin}
     DECLARE @resource nvarchar(400) = N'rate:' + @rate, @more bigint = @actual - @cost;
     IF COALESCE(@cost, 0) < 1 OR COALESCE(@actual, -1) < 0 OR @taken_ms IS NULL OR LEN(@rate) > 250
         THROW 50000, N'sqlsem: adjust needs @taken_ms of take, the @cost that was taken, and the actual cost: 0 or more', 1;
     IF @more <> 0
         EXEC {schema}.adjust_rate @resource, @taken_ms, @more;
 END;
-GO

@@ -27,36 +27,26 @@
 -- mode, owner, timeout, principal), and use the fewest statements (tests/unit/test_tsql_steps.py counts them).
 -- System procedures are called with their schema, as some engines look elsewhere first.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
--- Below that level OPENJSON (register_all) does not compile. Engines that only speak T-SQL have levels of their own.
+-- Below that level OPENJSON (register_all) does not compile; below that build CREATE OR ALTER. Engines that only speak
+-- T-SQL have levels and builds of their own.
 IF @@VERSION LIKE N'Microsoft SQL %'
-   AND (SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()) < 130
-    THROW 50001, N'sqlsem: the compatibility level of this database is below 130; ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130', 1;
+BEGIN
+    IF (SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()) < 130
+        THROW 50001, N'sqlsem: the compatibility level of this database is below 130; ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130', 1;
+    IF CAST(SERVERPROPERTY('ProductMajorVersion') AS int) = 13 AND CAST(SERVERPROPERTY('ProductBuild') AS int) < 4001
+        THROW 50001, N'sqlsem: this is SQL Server 2016 without a service pack; install Service Pack 1 or later', 1;
+END;
 GO
 
 -- Raise an error of sqlsem. On SQL Server THROW takes a per cent sign for the beginning of a format.
-IF OBJECT_ID(N'{schema}.raise_error') IS NULL EXEC (N'CREATE PROCEDURE {schema}.raise_error AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.raise_error @number int, @message nvarchar(2048)
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.raise_error @number int, @message nvarchar(2048) AS {begin_inner}
     IF @@VERSION LIKE N'Microsoft SQL %'
         SET @message = LEFT(REPLACE(@message, N'%', N'%%'), 2048);
     THROW @number, @message, 1;
 END;
-GO
 
 -- Replace control characters by question marks: displayed text must not move the cursor of a terminal.
-IF OBJECT_ID(N'{schema}.escape_control_chars') IS NULL EXEC (N'CREATE PROCEDURE {schema}.escape_control_chars AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.escape_control_chars @text nvarchar(1000) OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.escape_control_chars @text nvarchar(1000) OUTPUT AS {begin_inner}
     DECLARE @at int = LEN(@text), @code int;
     IF @text COLLATE Latin1_General_100_BIN2 NOT LIKE
        CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
@@ -69,7 +59,6 @@ BEGIN
         SET @at = @at - 1;
     END;
 END;
-GO
 
 -- Return where numbers are allocated (place: the database and when it was created or restored there, on Azure SQL also
 -- the server's name), which run of which server measures liveness (started), and whether both are the same as when a
@@ -77,10 +66,7 @@ GO
 -- may have run for weeks, under the same name or another one. All sessions of a server get the same values, whatever
 -- their rights, and whatever name they have connected to.
 -- grace_from: no grace begins before this time; NULL if a restart of the server cannot be seen, as on Azure SQL.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.origin;
-GO
-CREATE FUNCTION {schema}.origin() RETURNS TABLE AS RETURN (
+CREATE OR ALTER FUNCTION {schema}.origin() RETURNS TABLE AS RETURN (
     SELECT f.place, f.started, k.known,
            CASE WHEN f.tempdb IS NULL THEN NULL WHEN k.known = 0 THEN SYSUTCDATETIME() ELSE CAST('2000-01-01' AS datetime2(6)) END AS grace_from
     FROM (SELECT CONCAT(CASE WHEN CAST(SERVERPROPERTY('EngineEdition') AS int) = 5
@@ -95,17 +81,12 @@ CREATE FUNCTION {schema}.origin() RETURNS TABLE AS RETURN (
     CROSS APPLY (SELECT CASE WHEN COUNT(*) = 2 THEN 1 ELSE 0 END AS known FROM {schema}.setting AS s
                  WHERE (s.name = N'origin' AND s.value = f.place) OR (s.name = N'started' AND s.value = f.started)) AS k
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Advance all numbers to the next multiple of 10^10 that is at least 10^9 away; with @new only those of members, by a
 -- random step. Runs as its owner, as DBCC CHECKIDENT needs a right on the table. (Engines that only speak T-SQL have no
 -- EXECUTE AS.)
-IF OBJECT_ID(N'{schema}.set_numbers') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_numbers AS RETURN 0');
-GO
 DECLARE @as nvarchar(30) = CASE WHEN @@VERSION LIKE N'Microsoft SQL %' THEN N'WITH EXECUTE AS OWNER' ELSE N'' END;
-EXEC (N'ALTER PROCEDURE {schema}.set_numbers @new bit ' + @as + N' AS
+EXEC (N'CREATE OR ALTER PROCEDURE {schema}.set_numbers @new bit ' + @as + N' AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @at int = 1, @table nvarchar(300), @last bigint, @text nvarchar(600);
@@ -129,12 +110,7 @@ GO
 -- missing there, and the clock may be another one. So the grace and the lease of each member begin anew, and so does
 -- the time that a holder has after a revocation. Called before a session that has not checked yet gets a number, and
 -- before any member is removed. If the owner may not advance numbers, a row in operation says so, and the rest is done.
-IF OBJECT_ID(N'{schema}.check_origin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_origin AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_origin
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.check_origin AS {begin_inner}
     SET XACT_ABORT ON;
     IF (SELECT known FROM {schema}.origin()) = 1
         RETURN 0;
@@ -195,79 +171,48 @@ BEGIN
     END CATCH;
     RETURN 1;
 END;
-GO
 
 -- Return the longest pattern that a name matches, or no row. (N'|' is appended because = ignores blanks at the end.)
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.pattern_of;
-GO
-CREATE FUNCTION {schema}.pattern_of (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
+CREATE OR ALTER FUNCTION {schema}.pattern_of (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
     SELECT TOP (1) l.prefix, l.cap, l.cap_by FROM {schema}.limit_pattern AS l
     WHERE LEFT(@resource COLLATE Latin1_General_100_BIN2, LEN(l.prefix + N'|') - 1) + N'|' = l.prefix + N'|'
     ORDER BY LEN(l.prefix + N'|') DESC
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Return the settings of a resource, always as one row: its own limit, or else that of the longest pattern, and since
 -- when it is paused. While there is any pattern, table resource has a row '*': without that row the patterns are not
 -- read. (Reads only committed rows, also for displays: set_resource removes a limit for an instant before it finds that
 -- the limit is needed.)
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.effective_settings;
-GO
-CREATE FUNCTION {schema}.effective_settings (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
+CREATE OR ALTER FUNCTION {schema}.effective_settings (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
     SELECT CASE WHEN o.cap IS NOT NULL OR p.resource_id IS NULL THEN o.cap
                 ELSE (SELECT l.cap FROM {schema}.pattern_of(@resource) AS l) END AS cap, o.paused_at
     FROM (SELECT 1 AS one) AS n
     LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
     LEFT JOIN {schema}.resource AS p ON p.resource_id = N'*'
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Return all settings and the logins that made them, for displays. Patterns of limits appear as 'tenant:*'; their
 -- effect on a resource is not computed here.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.all_settings;
-GO
-CREATE FUNCTION {schema}.all_settings() RETURNS TABLE AS RETURN (
+CREATE OR ALTER FUNCTION {schema}.all_settings() RETURNS TABLE AS RETURN (
     SELECT COALESCE(o.resource_id, l.name) AS resource_id, COALESCE(l.cap, o.cap) AS cap, o.paused_at, o.stale_after_ms, o.paused_by,
            COALESCE(l.cap_by, o.cap_by) AS cap_by
     FROM {schema}.resource AS o WITH (NOLOCK)
     FULL JOIN (SELECT prefix + N'*' AS name, cap, cap_by FROM {schema}.limit_pattern WITH (NOLOCK)) AS l ON l.name = o.resource_id
     WHERE COALESCE(l.cap, o.cap, o.stale_after_ms, o.ageing_ms) IS NOT NULL OR o.paused_at IS NOT NULL
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Return the id of the client's process, as its driver reports it. (Every login can see its own session.)
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.client_pid;
-GO
-CREATE FUNCTION {schema}.client_pid() RETURNS int AS
+CREATE OR ALTER FUNCTION {schema}.client_pid() RETURNS int AS
 BEGIN
     RETURN (SELECT host_process_id FROM sys.dm_exec_sessions WHERE session_id = @@SPID);
 END;
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Return the position at or below which a resource has no rows. (ISNULL, as COALESCE evaluates its argument twice, and
 -- might get two results.)
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.low_water_mark;
-GO
-CREATE FUNCTION {schema}.low_water_mark (@resource nvarchar(255)) RETURNS TABLE AS RETURN (
+CREATE OR ALTER FUNCTION {schema}.low_water_mark (@resource nvarchar(255)) RETURNS TABLE AS RETURN (
     SELECT ISNULL((SELECT w.mark FROM {schema}.low_water AS w WITH (READCOMMITTEDLOCK, READPAST, ROWLOCK)
                    WHERE w.resource_id = @resource), 0) AS mark
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- The rule. A row may be granted (eligible) if there is room for it beside all conflicting rows ahead of its position.
 -- If not, blocker is the row to wait for, and until says what must happen:
@@ -277,10 +222,7 @@ GO
 --   'paused'   an operator must resume the resource
 -- The first @limit - @weight + 1 conflicting rows decide: each weighs at least 1, so they leave no room.
 -- 9223372036854775807 stands for no limit, and for no position.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.eligibility;
-GO
-CREATE FUNCTION {schema}.eligibility (
+CREATE OR ALTER FUNCTION {schema}.eligibility (
     @resource nvarchar(255), @position bigint, @access nvarchar(64), @limit int, @weight int, @uid nvarchar(80))
 RETURNS TABLE AS RETURN (
     WITH o AS (
@@ -322,18 +264,11 @@ RETURNS TABLE AS RETURN (
             WHERE t.request_uid = @uid) AS mine
     FROM b
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Return the rows of one resource or all, with holds = 1 for holders; for displays. Waits for no open transaction. The
 -- grants of bare participants are not recorded, so the rule is applied to their rows, all at once. (Its subquery runs
 -- only if the lowest limit of all rows ahead is too low: then the limits of conflicting rows decide.)
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.bare_holds;
-DROP FUNCTION IF EXISTS {schema}.row_states;
-GO
-CREATE FUNCTION {schema}.row_states (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
+CREATE OR ALTER FUNCTION {schema}.row_states (@resource nvarchar(400)) RETURNS TABLE AS RETURN (
     WITH q AS (
         SELECT t.resource_id, t.queue_position, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.granted_at,
                t.revoked_at,
@@ -367,22 +302,14 @@ CREATE FUNCTION {schema}.row_states (@resource nvarchar(400)) RETURNS TABLE AS R
                 ELSE 1 END AS holds
     FROM r CROSS APPLY {schema}.effective_settings(r.resource_id) AS o
 );
-GO
-COMMIT TRANSACTION;
-GO
 
 -- Remove one row of any owner, and write it to the history; @unattended: only if it waits and its waiter lease is over.
 -- The other parameters describe the owner's member, if that was removed already. Return 0 removed, -1 no such row, -2
 -- pinned by an open transaction.
-IF OBJECT_ID(N'{schema}.remove') IS NULL EXEC (N'CREATE PROCEDURE {schema}.remove AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.remove
+CREATE OR ALTER PROCEDURE {schema}.remove
     @resource nvarchar(255), @position bigint, @outcome nvarchar(16), @unattended bit = 0,
     @host nvarchar(255) = NULL, @pid int = NULL, @program nvarchar(255) = NULL, @login nvarchar(128) = NULL,
-    @heartbeat_at datetime2(6) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
+    @heartbeat_at datetime2(6) = NULL AS {begin_inner}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     DECLARE @code int, @pin nvarchar(255) = CONCAT(N'pin.sqlsem.{schema}.', @position),
@@ -415,29 +342,17 @@ BEGIN
     COMMIT TRANSACTION;
     RETURN @code;
 END;
-GO
 
 -- Release a lock of this session, if the session has it.
-IF OBJECT_ID(N'{schema}.release_session_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_session_lock AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.release_session_lock @name nvarchar(255)
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.release_session_lock @name nvarchar(255) AS {begin_inner}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
         EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
 END;
-GO
 
 -- Wait until no other session holds a lock: take it shared, and release it at once. (This session must not have the
 -- lock itself.) Return the code of sp_getapplock: below 0 the lock is still held.
-IF OBJECT_ID(N'{schema}.wait_until_lock_free') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait_until_lock_free AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.wait_until_lock_free @name nvarchar(255), @timeout_ms int
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.wait_until_lock_free @name nvarchar(255), @timeout_ms int AS {begin_inner}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @code int;
     EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
@@ -446,35 +361,23 @@ BEGIN
         EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
     RETURN @code;
 END;
-GO
 
 -- Sleep for @pause ms, at most @left, and make the next pause longer. To sleep, the session waits for the wakeup lock
 -- of its own row, which another session of the member holds. Return 0, or -1 if that lock is free (a lease): then the
 -- client has to sleep.
-IF OBJECT_ID(N'{schema}.backoff_sleep') IS NULL EXEC (N'CREATE PROCEDURE {schema}.backoff_sleep AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.backoff_sleep @position bigint, @left int, @pause float OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.backoff_sleep @position bigint, @left int, @pause float OUTPUT AS {begin_inner}
     DECLARE @name nvarchar(255) = CONCAT(N'entry.sqlsem.{schema}.', @position), @code int,
             @wait_ms int = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
     SET @pause = CASE WHEN @pause * 1.5 > 500 THEN 500 ELSE @pause * 1.5 END;
     EXEC @code = {schema}.wait_until_lock_free @name, @wait_ms;
     RETURN CASE WHEN @code >= 0 THEN -1 ELSE 0 END;
 END;
-GO
 
 -- Remove all rows of a member; return their number. Wakeup locks are released by the end of their sessions, or by
 -- release. A row that an open transaction has pinned stays until that ends; a later call removes it.
-IF OBJECT_ID(N'{schema}.delete_member_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.delete_member_rows AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.delete_member_rows
+CREATE OR ALTER PROCEDURE {schema}.delete_member_rows
     @member bigint, @outcome nvarchar(16), @host nvarchar(255) = NULL, @pid int = NULL, @program nvarchar(255) = NULL,
-    @login nvarchar(128) = NULL, @heartbeat_at datetime2(6) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
+    @login nvarchar(128) = NULL, @heartbeat_at datetime2(6) = NULL AS {begin_inner}
     SET XACT_ABORT ON;
     DECLARE @resource nvarchar(255), @position bigint = -1, @code int, @count int = 0, @before bigint;
     WHILE 1 = 1
@@ -491,18 +394,12 @@ BEGIN
             SET @count = @count + 1;
     END;
 END;
-GO
 
 -- Test if a member is alive, and remove a dead one, with its rows. A member is dead if its beacon is missing and its
 -- last heartbeat is older than its grace, or if its lease is over. If only the beacon is missing, record since when,
 -- for displays. Grace and lease begin anew when the server starts, or another server takes over (check_origin); where a
 -- restart cannot be seen, the grace begins when the beacon is first missed. Return 1 if something was written.
-IF OBJECT_ID(N'{schema}.check_liveness') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_liveness AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_liveness @member bigint, @mine bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.check_liveness @member bigint, @mine bigint AS {begin_inner}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     DECLARE @code int, @exists int, @beacon int, @grace int, @lease_until datetime2(6), @missing_since datetime2(6),
@@ -553,17 +450,11 @@ BEGIN
     COMMIT TRANSACTION;
     RETURN CASE WHEN @exists > 0 THEN 1 ELSE 0 END;
 END;
-GO
 
 -- Write a heartbeat of the member, and renew its lease, if the last one is older than an eighth of its grace or lease.
 -- Called before a member gets a grant, claim or start, so that its heartbeat is recent. Return 1, or 0 if the member
 -- was removed, or is another login's.
-IF OBJECT_ID(N'{schema}.touch_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.touch_member AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.touch_member @member bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.touch_member @member bigint AS {begin_inner}
     DECLARE @exists int = 0, @due int = 0;
     SELECT @exists = 1,
            @due = CASE WHEN COALESCE(lease_ms, grace_ms) > 0
@@ -579,15 +470,10 @@ BEGIN
     END;
     RETURN @exists;
 END;
-GO
 
 -- Write the heartbeat that begins a claim (see touch_member), and return the host and pid of the worker.
-IF OBJECT_ID(N'{schema}.touch_worker') IS NULL EXEC (N'CREATE PROCEDURE {schema}.touch_worker AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.touch_worker @member bigint, @host nvarchar(255) OUTPUT, @pid int OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.touch_worker @member bigint, @host nvarchar(255) OUTPUT, @pid int OUTPUT
+AS {begin_inner}
     DECLARE @exists int, @due int;
     SELECT @exists = 1, @host = host, @pid = COALESCE(pid, session_id),
            @due = CASE WHEN COALESCE(lease_ms, grace_ms) > 0
@@ -599,17 +485,12 @@ BEGIN
     IF COALESCE(@exists, 0) = 0
         THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
 END;
-GO
 
 -- Test if the owner of a blocking row is alive, and act on the result (check_liveness). Remove the row if it is stale,
 -- if its waiter lease is over, or if it was revoked and the owner's grace is over. Return 1 if something was written,
 -- or the row is gone. Each write is a transaction of its own.
-IF OBJECT_ID(N'{schema}.check_if_dead') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_if_dead AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_if_dead @resource nvarchar(255), @position bigint, @mine bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.check_if_dead @resource nvarchar(255), @position bigint, @mine bigint
+AS {begin_inner}
     SET XACT_ABORT ON;
     DECLARE @member bigint, @requested_at datetime2(6), @granted_at datetime2(6), @revoked_at datetime2(6),
             @waiter_lease_until datetime2(6), @stale bigint, @code int, @exists int, @grace int;
@@ -654,17 +535,11 @@ BEGIN
     EXEC @code = {schema}.check_liveness @member, @mine;
     RETURN @code;
 END;
-GO
 
 -- Test the owners of the first rows of a resource if their sessions look gone: of the first 32 rows, and of holders
 -- among the first 256. (A dead owner further behind is tested when its row comes to the front.) Return 1 if something
 -- was written.
-IF OBJECT_ID(N'{schema}.reap_dead_members') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reap_dead_members AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.reap_dead_members @resource nvarchar(255), @mine bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.reap_dead_members @resource nvarchar(255), @mine bigint AS {begin_inner}
     SET XACT_ABORT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @position bigint = -1, @before bigint, @code int,
             @written int = 0, @tested int = 0, @looked int = 0, @gone int, @granted_at datetime2(6);
@@ -694,16 +569,10 @@ BEGIN
     END;
     RETURN @written;
 END;
-GO
 
 -- Raise for a grace or lease that is longer than an operator allows (settings max_grace and max_lease, in seconds). It
 -- is not shortened silently: the client counts on the time that it asked for.
-IF OBJECT_ID(N'{schema}.check_grace_or_lease') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_grace_or_lease AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_grace_or_lease @what nvarchar(10), @ms int
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.check_grace_or_lease @what nvarchar(10), @ms int AS {begin_inner}
     DECLARE @maximum float, @message nvarchar(1000);
     SELECT @maximum = TRY_CAST(value AS float) FROM {schema}.setting WHERE name = CONCAT(N'max_', @what);
     IF @ms > @maximum * 1000
@@ -714,15 +583,9 @@ BEGIN
     IF @message IS NOT NULL
         EXEC {schema}.raise_error 50000, @message;
 END;
-GO
 
 -- Take the next free beacon. (Usually the next number is free.)
-IF OBJECT_ID(N'{schema}.take_beacon') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_beacon AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.take_beacon @beacon int OUTPUT, @name nvarchar(255) OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.take_beacon @beacon int OUTPUT, @name nvarchar(255) OUTPUT AS {begin_inner}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @code int = -1, @tries int = 0;
     WHILE @code < 0 AND @tries < 1000
@@ -739,15 +602,9 @@ BEGIN
         THROW 50002, N'sqlsem: busy: no beacon could be taken, as another session holds the locks of a thousand', 1;
     END;
 END;
-GO
 
 -- Raise an error if the login has as many members as an operator allows (setting max_members).
-IF OBJECT_ID(N'{schema}.check_members') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_members AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_members
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.check_members AS {begin_inner}
     DECLARE @maximum bigint, @count bigint, @message nvarchar(1000);
     SELECT @maximum = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'max_members';
     SELECT @count = COUNT(*)
@@ -759,18 +616,11 @@ BEGIN
         EXEC {schema}.raise_error 50000, @message;
     END;
 END;
-GO
 
 -- Register a member, with its beacon (or its lease). Called once for each process, on its main connection.
-IF OBJECT_ID(N'{schema}.register_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register_member AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.register_member
+CREATE OR ALTER PROCEDURE {schema}.register_member
     @host nvarchar(255), @pid int, @program nvarchar(255), @grace_ms int, @lease_ms int = NULL,
-    @member bigint = NULL OUTPUT, @answer bit = 0
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @member bigint = NULL OUTPUT, @answer bit = 0 AS {begin_try}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
@@ -806,26 +656,12 @@ BEGIN TRY
     END CATCH;
     IF @answer = 1
         SELECT @member AS member_id;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- Reattach a member to a new session: take a new beacon, and the wakeup locks of its rows. (The server may not have
 -- ended the old session yet: that session's locks protect the member meanwhile.) Return 1, or 0 if the member was
 -- removed.
-IF OBJECT_ID(N'{schema}.reattach_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reattach_member AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.reattach_member @member bigint, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.reattach_member @member bigint, @answer bit = 0 AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
@@ -875,18 +711,11 @@ BEGIN
         SELECT CASE WHEN @exists > 0 THEN 1 ELSE 0 END AS known;
     RETURN CASE WHEN @exists > 0 THEN 1 ELSE 0 END;
 END;
-GO
 
 -- Write a heartbeat of the member, which renews its lease and clears missing_since. Return one row for each of its rows
 -- in the queue, or one without a queue_position if it has none; known is 0 if the member was removed. Raise if the
 -- session changed under the member (a pool that hands connections out by the transaction).
-IF OBJECT_ID(N'{schema}.heartbeat') IS NULL EXEC (N'CREATE PROCEDURE {schema}.heartbeat AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.heartbeat @member bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.heartbeat @member bigint AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -922,16 +751,9 @@ BEGIN
     ELSE
         SELECT 0 AS known, CAST(NULL AS bigint) AS queue_position, 0 AS revoked;
 END;
-GO
 
 -- Remove the member, and all rows that it still has.
-IF OBJECT_ID(N'{schema}.deregister_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.deregister_member AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.deregister_member @member bigint
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.deregister_member @member bigint AS {begin_try}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @beacon int, @name nvarchar(255), @host nvarchar(255), @pid int, @program nvarchar(255), @login nvarchar(128);
@@ -947,27 +769,14 @@ BEGIN TRY
     SET @name = CONCAT(N'beacon.sqlsem.{schema}.', @beacon);
     IF @beacon IS NOT NULL
         EXEC {schema}.release_session_lock @name;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- Raise for an invalid request. The owner's name is only for displays, so its control characters are replaced. A
 -- request may name no limit if an operator has set one for the resource; that limit then cannot be removed before the
 -- transaction ends.
-IF OBJECT_ID(N'{schema}.check_registration') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_registration AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_registration
+CREATE OR ALTER PROCEDURE {schema}.check_registration
     @requesting_id nvarchar(255), @owner nvarchar(255) OUTPUT, @resource nvarchar(400), @access nvarchar(100), @limit int,
-    @weight int, @known int
-AS
-BEGIN
-    SET NOCOUNT ON;
+    @weight int, @known int AS {begin_inner}
     DECLARE @message nvarchar(1000);
     IF @known IS NULL
         THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
@@ -999,26 +808,17 @@ BEGIN
     END;
     EXEC {schema}.escape_control_chars @owner OUTPUT;
 END;
-GO
 
 -- Raise for a request without a priority, on a resource that has priorities.
-IF OBJECT_ID(N'{schema}.require_priority') IS NULL EXEC (N'CREATE PROCEDURE {schema}.require_priority AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.require_priority @resource nvarchar(255)
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.require_priority @resource nvarchar(255) AS {begin_inner}
     DECLARE @message nvarchar(1000) = CONCAT(N'sqlsem: no priority is named for ''', @resource, N''', which is granted by priority; ',
         N'name one (@priority = 0 to 99), or have an operator end that: sqlsem set ', @resource, N' --no-priorities');
     EXEC {schema}.raise_error 50009, @message;
 END;
-GO
 
 -- Raise the low-water mark of a resource up to its first row, or create the mark. Called now and then under the gate,
 -- so that no two sessions create it. (The release of an exclusive holder raises the mark itself, to its own row.)
-IF OBJECT_ID(N'{schema}.advance_low_water_mark') IS NULL EXEC (N'CREATE PROCEDURE {schema}.advance_low_water_mark AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.advance_low_water_mark @resource nvarchar(255)
+CREATE OR ALTER PROCEDURE {schema}.advance_low_water_mark @resource nvarchar(255)
 AS
 BEGIN
     SET NOCOUNT, XACT_ABORT ON;
@@ -1033,7 +833,6 @@ BEGIN
         SELECT @resource, @mark
         WHERE NOT EXISTS (SELECT 1 FROM {schema}.low_water WITH (READCOMMITTEDLOCK, ROWLOCK) WHERE resource_id = @resource);
 END;
-GO
 
 -- Register a request, in one transaction: gate, rule, insert, wakeup lock. A request that is not blocked is granted at
 -- once. With @try a blocked request is not inserted, and queue_position is NULL. A second call with the same @uid (its
@@ -1044,9 +843,7 @@ GO
 -- So everything but the usual case (a valid request, of a member with a recent heartbeat, for a resource without rows)
 -- is behind one IF.
 -- @looked: 1 in the recursive call, after the removal of a dead owner.
-IF OBJECT_ID(N'{schema}.register') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.register
+CREATE OR ALTER PROCEDURE {schema}.register
     @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(80), @try bit,
     @resource nvarchar(400), @access nvarchar(100) = N'write', @limit int = 1, @weight int = 1,
     @note nvarchar(1000) = NULL, @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT,
@@ -1177,20 +974,13 @@ BEGIN
     IF @answer = 1
         SELECT @position AS queue_position, @granted AS granted;
 END;
-GO
 
 -- Register several requests at once: all gates in one order, then all rows, in one transaction. So two such calls can
 -- never wait for each other. @requests: [{"resource": ..., "access": ..., "limit": ..., "weight": ..., "note": ...},
 -- ...], each resource once. Needs compatibility level 130 or later.
-IF OBJECT_ID(N'{schema}.register_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register_all AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.register_all
+CREATE OR ALTER PROCEDURE {schema}.register_all
     @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(60), @try bit, @requests nvarchar(max),
-    @patience int = 1000
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @patience int = 1000 AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
@@ -1294,18 +1084,13 @@ BEGIN
     END CATCH;
     SELECT resource_id, queue_position, granted FROM @request_rows WHERE queue_position IS NOT NULL ORDER BY ordinal;
 END;
-GO
 
 -- Return the milliseconds until the next poll of a waiter that may not be woken by a lock. The pause is as long as the
 -- time since something last changed ahead of it, but 40 at least and 800 at most. One waiter behind it halves the
 -- pause, three or more quarter it. So the first polls come soon, and later a waiting session polls at most twice a
 -- second on average.
-IF OBJECT_ID(N'{schema}.poll_pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_pause AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.poll_pause @resource nvarchar(255), @position bigint, @requested_at datetime2(6)
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.poll_pause @resource nvarchar(255), @position bigint, @requested_at datetime2(6)
+AS {begin_inner}
     DECLARE @behind int, @still_ms bigint, @since datetime2(6) = @requested_at;
     -- (The last row ahead was granted last.)
     SELECT TOP (1) @since = CASE WHEN granted_at > @requested_at THEN granted_at ELSE @requested_at END
@@ -1317,17 +1102,11 @@ BEGIN
     SET @still_ms = DATEDIFF_BIG(millisecond, @since, SYSUTCDATETIME());
     RETURN (CASE WHEN @still_ms < 40 THEN 40 WHEN @still_ms > 800 THEN 800 ELSE @still_ms END) / (1 + @behind);
 END;
-GO
 
 -- Take one of the slots in which sessions may wait on the server, until the caller's transaction ends. Return 0, or -1
 -- if none of the tried slots is free. Each waiting session occupies a worker thread of the server, which has some
 -- hundreds; without a free one, no session could release a lock. So setting max_server_waiters is the number of slots.
-IF OBJECT_ID(N'{schema}.take_waiter_slot') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_waiter_slot AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.take_waiter_slot
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.take_waiter_slot AS {begin_inner}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @code int = -1, @tried int = 0, @name nvarchar(255),
             @slots int = (SELECT TRY_CAST(value AS int) FROM {schema}.setting WHERE name = N'max_server_waiters');
     IF @slots IS NULL
@@ -1343,7 +1122,6 @@ BEGIN
     END;
     RETURN CASE WHEN @code >= 0 THEN 0 ELSE -1 END;
 END;
-GO
 
 -- Wait up to @timeout_ms for the grant of a row. Wherever there is a lock to wait for, sleep in the engine's queue of
 -- that lock, and poll otherwise. Return:
@@ -1352,13 +1130,8 @@ GO
 --   2  the maximum number of sessions waits here (take_waiter_slot): wait in the client for 0.25 to 1 s, and call again
 --  -2  the row is gone: cancelled, reaped or revoked
 --  -3  the engine found a deadlock of sessions and chose this one
-IF OBJECT_ID(N'{schema}.wait') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.wait @resource nvarchar(255), @position bigint, @timeout_ms int, @answer bit = 0
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.wait @resource nvarchar(255), @position bigint, @timeout_ms int, @answer bit = 0
+AS {begin_try}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
@@ -1543,27 +1316,13 @@ BEGIN TRY
     IF @answer = 1
         SELECT @result AS code;
     RETURN @result;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- Poll many rows of one member in one call, as wait with @timeout_ms = 0 polls one. @positions: a JSON array of
 -- numbers. Return a row for each that is granted (granted 1), and for each that is gone, revoked or another member's
 -- (granted 0); rows that still wait are left out. Of rows with the same request, none can be granted before the first.
 -- So the rule is applied to the first one, if that is eligible to two more, then to four.
-IF OBJECT_ID(N'{schema}.poll_waiters') IS NULL EXEC (N'CREATE PROCEDURE {schema}.poll_waiters AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.poll_waiters @member bigint, @positions nvarchar(max)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.poll_waiters @member bigint, @positions nvarchar(max) AS {begin}
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: poll_waiters must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -1655,7 +1414,6 @@ BEGIN
     END;
     SELECT queue_position, CASE WHEN answer = 1 THEN 1 ELSE 0 END AS granted FROM @waiters WHERE answer IN (1, -2);
 END;
-GO
 
 -- Release a position: 0 done, -1 no such row of this requester and login (already released, reaped or revoked). May be
 -- repeated. Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row. Without @position it releases all
@@ -1663,9 +1421,7 @@ GO
 -- @answer the code is in a row, and not in the return code.
 -- A crash of the server may undo a release. Then a program finds the row at its next heartbeat, and releases it again.
 -- (The row of a session is removed, as the session ended with the server.)
-IF OBJECT_ID(N'{schema}.release') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.release
+CREATE OR ALTER PROCEDURE {schema}.release
     @resource nvarchar(400), @position bigint = NULL, @requesting_id nvarchar(400) = NULL,
     @outcome nvarchar(16) = N'released', @answer bit = 0
 AS
@@ -1772,25 +1528,12 @@ BEGIN TRY
     IF @answer = 0
         RETURN @code;
     SELECT @code AS code;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- Release the rows that a call of register or register_all may have left: its reply was lost, or it was interrupted.
 -- Return how many.
-IF OBJECT_ID(N'{schema}.cancel') IS NULL EXEC (N'CREATE PROCEDURE {schema}.cancel AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.cancel @member bigint, @uid nvarchar(64), @outcome nvarchar(16), @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.cancel @member bigint, @uid nvarchar(64), @outcome nvarchar(16), @answer bit = 0
+AS {begin}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @resource nvarchar(255), @position bigint = -1, @before bigint, @code int, @count int = 0, @pinned int = 0,
@@ -1822,17 +1565,11 @@ BEGIN
         SELECT @count AS cancelled;
     RETURN @count;
 END;
-GO
 
 -- Pin a granted row of this login to the caller's own transaction: the row cannot be released or revoked before the
 -- transaction ends, so no other request is granted in its place. Return 1 if the row exists, else 0.
-IF OBJECT_ID(N'{schema}.pin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pin AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.pin @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400), @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.pin @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400), @answer bit = 0
+AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @holding int = 0;
     -- In manual commit mode the transaction begins with the first statement that reads a table.
@@ -1861,18 +1598,11 @@ BEGIN
         SELECT @holding AS holding;
     RETURN @holding;
 END;
-GO
 
 
 -- Make the engine compile the procedures of a holder (or, with @waits, of a waiter) beforehand, and change nothing.
 -- Some engines compile once for each session, and slowly: a holder must not wait for that later.
-IF OBJECT_ID(N'{schema}.warm_up') IS NULL EXEC (N'CREATE PROCEDURE {schema}.warm_up AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.warm_up @waits bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.warm_up @waits bit = 0 AS {begin}
     DECLARE @eligible int;
     SELECT @eligible = a.eligible FROM {schema}.eligibility(N'', 0, N'write', 1, 1, NULL) AS a;
     IF @waits = 1
@@ -1895,7 +1625,6 @@ BEGIN
         RETURN 0;
     END CATCH;
 END;
-GO
 
 
 -- Displays ---------------------------------------------------------------------------------------------------
@@ -1905,13 +1634,7 @@ GO
 
 -- Return the rows of the queue. state: holds, waits, revoked, or dead (the next session that tests the owner in order
 -- to act removes the row).
-IF OBJECT_ID(N'{schema}.entries') IS NULL EXEC (N'CREATE PROCEDURE {schema}.entries AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.entries @resource nvarchar(400) = NULL
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.entries @resource nvarchar(400) = NULL AS {begin_try}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin());
     -- Beacons are tested once for each member, not for each row.
@@ -1949,42 +1672,24 @@ BEGIN TRY
                                        OR DATEADD(millisecond, m.grace_ms, m.missing_since) <= @now) THEN 1
                              ELSE 0 END AS dead) AS d
     ORDER BY t.resource_id, t.queue_position;
-END TRY
-BEGIN CATCH
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try}
 
 -- Return the times that were these numbers of milliseconds ago.
-IF OBJECT_ID(N'{schema}.ages_to_times') IS NULL EXEC (N'CREATE PROCEDURE {schema}.ages_to_times AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.ages_to_times
-    @since_ms bigint, @until_ms bigint, @since datetime2(6) OUTPUT, @until datetime2(6) OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.ages_to_times
+    @since_ms bigint, @until_ms bigint, @since datetime2(6) OUTPUT, @until datetime2(6) OUTPUT AS {begin_inner}
     DECLARE @now datetime2(6) = SYSUTCDATETIME();
     IF @since_ms < 0 OR @since_ms > 2147483647000 OR @until_ms < 0 OR @until_ms > 2147483647000
         THROW 50000, N'sqlsem: since and until must be from 0 to 2147483647 seconds ago', 1;
     SET @since = DATEADD(millisecond, -CAST(@since_ms % 1000 AS int), DATEADD(second, -CAST(@since_ms / 1000 AS int), @now));
     SET @until = DATEADD(millisecond, -CAST(@until_ms % 1000 AS int), DATEADD(second, -CAST(@until_ms / 1000 AS int), @now));
 END;
-GO
 
 -- Return ended requests, newest first; of one outcome, and between @since_ms and @until_ms ago, if given. @who: the
 -- owner's login, host, host:pid, program or requesting_id, or the login that ended the request. held, of an owner that
 -- died, ends with its last heartbeat.
-IF OBJECT_ID(N'{schema}.past') IS NULL EXEC (N'CREATE PROCEDURE {schema}.past AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.past
+CREATE OR ALTER PROCEDURE {schema}.past
     @resource nvarchar(255) = NULL, @maximum int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
-    @outcome nvarchar(16) = NULL, @who nvarchar(400) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @outcome nvarchar(16) = NULL, @who nvarchar(400) = NULL AS {begin}
     DECLARE @since datetime2(6), @until datetime2(6);
     EXEC {schema}.ages_to_times @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
     SELECT TOP (@maximum) h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
@@ -2001,17 +1706,10 @@ BEGIN
     ORDER BY h.ended_at DESC
     OPTION (RECOMPILE);  -- a plan for these conditions: they have different indexes
 END;
-GO
 
 -- Return the resources and the patterns of limits, as 'tenant:*'. The cap is the effective one: the resource's own or a
 -- pattern's.
-IF OBJECT_ID(N'{schema}.resources') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resources AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.resources
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.resources AS {begin_try}
     SELECT COALESCE(o.resource_id, q.resource_id) AS resource_id, COALESCE(o.cap, s.cap) AS cap,
            CAST(CASE WHEN o.paused_at IS NULL THEN 0 ELSE 1 END AS bit) AS paused,
            o.stale_after_ms / CAST(1000 AS float) AS stale_after, COALESCE(q.holding, 0) AS holding, COALESCE(q.waiting, 0) AS waiting
@@ -2023,25 +1721,12 @@ BEGIN TRY
     ) AS q ON q.resource_id = o.resource_id
     OUTER APPLY {schema}.effective_settings(COALESCE(o.resource_id, q.resource_id)) AS s
     ORDER BY 1;
-END TRY
-BEGIN CATCH
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try}
 
 -- Return the settings of this database.
-IF OBJECT_ID(N'{schema}.settings') IS NULL EXEC (N'CREATE PROCEDURE {schema}.settings AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.settings
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.settings AS {begin}
     SELECT s.name, s.value FROM {schema}.setting AS s;
 END;
-GO
 
 
 -- feature: operate
@@ -2049,13 +1734,7 @@ GO
 
 -- Set one setting of a resource. @what: 'cap' (NULL: none; a name that ends with * is a pattern), 'stale_after' in ms
 -- (NULL: never), 'paused' (1 or 0), 'ageing' in ms (NULL: no priorities).
-IF OBJECT_ID(N'{schema}.set_resource') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_resource AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.set_resource @resource nvarchar(255), @what nvarchar(20), @value bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.set_resource @resource nvarchar(255), @what nvarchar(20), @value bigint AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -2145,18 +1824,11 @@ BEGIN
     END;
     COMMIT TRANSACTION;
 END;
-GO
 
 -- Revoke a row. A waiting row is removed at once, and so is a bare participant's. The row of any other holder is
 -- removed at once only with @force; else the holder learns of it by its next heartbeat, and has its grace to release.
 -- Return 0 removed, 1 marked as revoked, -1 no such row.
-IF OBJECT_ID(N'{schema}.[revoke]') IS NULL EXEC (N'CREATE PROCEDURE {schema}.[revoke] AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0, @answer bit = 0 AS {begin}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @exists int, @resource nvarchar(255), @granted_at datetime2(6), @member bigint, @code int = 1, @pin nvarchar(255);
@@ -2195,18 +1867,12 @@ BEGIN
         SELECT @code AS code;
     RETURN @code;
 END;
-GO
 
 -- Revoke all rows of a member, or of all members of a login, and remove the members. Waiting rows are removed at once.
 -- Live holders are notified first, unless @force, as in revoke; then the member stays until it has released its rows.
 -- Return the number of removed members.
-IF OBJECT_ID(N'{schema}.revoke_members') IS NULL EXEC (N'CREATE PROCEDURE {schema}.revoke_members AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.revoke_members @member bigint = NULL, @login nvarchar(128) = NULL, @force bit = 0, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.revoke_members @member bigint = NULL, @login nvarchar(128) = NULL, @force bit = 0, @answer bit = 0
+AS {begin}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: revoke_members must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -2248,16 +1914,9 @@ BEGIN
         SELECT @gone AS gone;
     RETURN @gone;
 END;
-GO
 
 -- Test every member now; return the number of removed rows.
-IF OBJECT_ID(N'{schema}.reap') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reap AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.reap @answer bit = 0
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.reap @answer bit = 0 AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: reap must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -2303,15 +1962,7 @@ BEGIN TRY
     IF @answer = 1
         SELECT @code AS removed;
     RETURN @code;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
-        ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try_rollback_own}
 
 -- end of feature: operate
 
@@ -2322,15 +1973,9 @@ GO
 
 -- Return the calls of operators, newest first. @name: of one resource or work queue. @since_ms and @until_ms: ages.
 -- @who: login, host, host:pid or program.
-IF OBJECT_ID(N'{schema}.operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.operations AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.operations
+CREATE OR ALTER PROCEDURE {schema}.operations
     @name nvarchar(255) = NULL, @maximum int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
-    @action nvarchar(16) = NULL, @who nvarchar(400) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @action nvarchar(16) = NULL, @who nvarchar(400) = NULL AS {begin}
     DECLARE @since datetime2(6), @until datetime2(6);
     EXEC {schema}.ages_to_times @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
     SELECT TOP (@maximum) o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position,
@@ -2341,17 +1986,10 @@ BEGIN
       AND (@who IS NULL OR @who IN (o.login, o.host, CONCAT(o.host, N':', o.pid), o.program))
     ORDER BY o.operation_id DESC;
 END;
-GO
 
 -- Remove operations that are older than history_days, or beyond history_rows, at most @maximum in one call. Returns
 -- their number.
-IF OBJECT_ID(N'{schema}.prune_operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_operations AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.prune_operations @maximum int, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.prune_operations @maximum int, @answer bit = 0 AS {begin}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @days int, @rows bigint, @first bigint = 0, @before datetime2(6), @count int;
@@ -2370,18 +2008,11 @@ BEGIN
         SELECT @count AS pruned;
     RETURN @count;
 END;
-GO
 
 -- Remove history that is older than setting history_days or beyond history_rows: among the oldest @maximum rows.
 -- Positions jump by up to 10,000 when the server restarts. So if no more rows than that are kept, the rows are counted;
 -- a larger number is estimated by their positions, as a count would read them all. Returns the number removed.
-IF OBJECT_ID(N'{schema}.prune') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.prune @maximum int, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.prune @maximum int, @answer bit = 0 AS {begin}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @before datetime2(6), @edge datetime2(6), @last bigint, @rows bigint, @kept datetime2(6), @count int;
@@ -2420,20 +2051,12 @@ BEGIN
         SELECT @count AS pruned;
     RETURN @count;
 END;
-GO
 
 
 -- Number the rows that bare participants insert. The trigger, too, draws the numbers under the gate, so that they
 -- become visible in order; the participant then has the gate until its transaction ends. (The routines write table
 -- entry, and do not come here.)
-BEGIN TRANSACTION;
-DROP TRIGGER IF EXISTS {schema}.number_bare_row;
-GO
-CREATE TRIGGER {schema}.number_bare_row ON {schema}.{table} INSTEAD OF INSERT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER TRIGGER {schema}.number_bare_row ON {schema}.{table} INSTEAD OF INSERT AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @gate nvarchar(255), @code int;
     -- A snapshot may be older than the gate: two sessions would each see no row ahead.
@@ -2483,6 +2106,3 @@ BEGIN
     IF {schema}.lock_principal() <> @principal  -- as in register_member
         THROW 50002, N'sqlsem: busy: the roles are just being made; try again', 1;
 END;
-GO
-COMMIT TRANSACTION;
-GO

@@ -1,4 +1,4 @@
--- sqlsem, schema version 1, for SQL Server 2016 and later, and Azure SQL.
+-- sqlsem, schema version 1, for SQL Server 2016 SP1 and later, and Azure SQL.
 -- FROZEN once released: later changes go into schema-2.sql. Run by `sqlsem init`, or by hand (`sqlsem sql`).
 -- All times are UTC. Every constraint has a name, by which a later version can drop it.
 

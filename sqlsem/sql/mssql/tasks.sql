@@ -23,22 +23,12 @@
 -- N'key.sqlsem.{schema}.', a task's key and its queue, held while a task with this key is put;
 -- N'schedules.sqlsem.{schema}', held while a schedule is saved.
 
-SET QUOTED_IDENTIFIER ON;
-SET ANSI_NULLS ON;
-GO
-
 -- Putting ----------------------------------------------------------------------------------------------------------
 
 -- Raise for an invalid kind or body of a task; @kind becomes the value that the table stores. Raise also for code (all
 -- kinds but json) from a login that may not put code, as the code runs with the workers' rights. (IS_MEMBER sees the
 -- caller's roles, as this procedure runs with the caller's rights on all but the tables.)
-IF OBJECT_ID(N'{schema}.check_work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_work AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_work @kind nvarchar(100) OUTPUT, @body nvarchar(max)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.check_work @kind nvarchar(100) OUTPUT, @body nvarchar(max) AS {begin}
     DECLARE @message nvarchar(1000), @word nvarchar(100), @values int = 1;
     -- (N'|' is appended because = ignores blanks at the end.)
     SET @word = CASE CONCAT(LOWER(@kind COLLATE Latin1_General_100_BIN2), N'|')
@@ -69,20 +59,13 @@ BEGIN
     END;
     SET @kind = @word;
 END;
-GO
 
 -- Put a task for a login, after check_work has accepted its kind and body.
-IF OBJECT_ID(N'{schema}.put_task_by') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task_by AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.put_task_by
+CREATE OR ALTER PROCEDURE {schema}.put_task_by
     @put_by nvarchar(128), @queue nvarchar(400), @uid nvarchar(64), @kind nvarchar(8), @body nvarchar(max), @order int,
     @after_ms bigint, @max_attempts int, @backoff_ms bigint, @on_failure nvarchar(100), @note nvarchar(1000),
     @unique_key nvarchar(400), @replace_key nvarchar(400), @time_limit_ms bigint, @task_key nvarchar(400), @priority int,
-    @task_id bigint OUTPUT, @locks nvarchar(max) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @task_id bigint OUTPUT, @locks nvarchar(max) = NULL AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @message nvarchar(1000), @name nvarchar(255), @code int, @then nvarchar(100),
             @mine bit = 0, @key nvarchar(400) = COALESCE(@unique_key, @replace_key), @existing bigint,
@@ -206,22 +189,15 @@ BEGIN
     IF @mine = 1
         COMMIT TRANSACTION;
 END;
-GO
 
 -- Put one task; part of the caller's transaction, if any. A second call with the same @uid (the first reply was lost)
 -- finds the task of the first. A uid is <common part of several calls>.<number>.
-IF OBJECT_ID(N'{schema}.put_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.put_task
+CREATE OR ALTER PROCEDURE {schema}.put_task
     @queue nvarchar(400), @uid nvarchar(64), @kind nvarchar(100), @body nvarchar(max), @order int = 0,
     @after_ms bigint = 0, @max_attempts int = 1, @backoff_ms bigint = 1000, @on_failure nvarchar(100) = N'stop',
     @note nvarchar(1000) = NULL, @task_id bigint = NULL OUTPUT, @answer bit = 0, @unique_key nvarchar(400) = NULL,
     @replace_key nvarchar(400) = NULL, @time_limit_ms bigint = NULL, @task_key nvarchar(400) = NULL, @priority int = 0,
-    @locks nvarchar(max) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @locks nvarchar(max) = NULL AS {begin}
     DECLARE @put_by nvarchar(128) = ORIGINAL_LOGIN();
     SET @task_id = NULL;
     EXEC {schema}.check_work @kind OUTPUT, @body;
@@ -232,7 +208,6 @@ BEGIN
     IF @answer = 1
         SELECT @task_id AS task_id;
 END;
-GO
 
 
 -- Claiming and ending ----------------------------------------------------------------------------------------------
@@ -240,13 +215,8 @@ GO
 -- Return 1 if the rates of a queue and of this key allow one more task to start. @all, @of_key: tasks of the queue, and
 -- of the key, that start before it. The caller's transaction has written the queue's row of queue_setting. @start: the
 -- task starts, so count it. PostgreSQL's tasks.sql explains these rates.
-IF OBJECT_ID(N'{schema}.task_may_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_may_start AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.task_may_start @queue nvarchar(400), @key nvarchar(255), @all int, @of_key int, @start bit
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.task_may_start @queue nvarchar(400), @key nvarchar(255), @all int, @of_key int, @start bit
+AS {begin}
     DECLARE @take int = 0, @takes int = @start, @of int, @rate int, @ms int, @whose nvarchar(255), @ahead int, @now bigint,
             @hash varbinary(32), @name nvarchar(255), @cost bigint, @windows nvarchar(1000), @only_look bit, @wait bigint, @taken bigint;
     WHILE @take <= @takes  -- 0: read both rates; 1: count the start in both
@@ -299,16 +269,11 @@ BEGIN
     END;
     RETURN 1;
 END;
-GO
 
 -- Pick the next task of the lowest open order by fair queueing, lock it, and count its start; @task is NULL if there is
 -- none. @turns: 0 if the queue does not use fair queueing. Called in the transaction of a claim.
-IF OBJECT_ID(N'{schema}.pick_fair_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pick_fair_task AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.pick_fair_task @queue nvarchar(400), @order int, @turns bit OUTPUT, @task bigint OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.pick_fair_task @queue nvarchar(400), @order int, @turns bit OUTPUT, @task bigint OUTPUT
+AS {begin_inner}
     DECLARE @running TABLE (task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY, many int NOT NULL);
     -- near 1: a key that was read from the random place on; it also counts for the keys around it that are not read.
     DECLARE @draw TABLE (task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, near int NOT NULL);
@@ -478,18 +443,12 @@ BEGIN
             SET @task = NULL;
     END;
 END;
-GO
 
 -- Claim the first task that may run now; @task is NULL if there is none. With @again (the first reply may have been
 -- lost) return the task that an earlier call with the same @uid has claimed.
-IF OBJECT_ID(N'{schema}.take_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_task AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.take_task
+CREATE OR ALTER PROCEDURE {schema}.take_task
     @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit, @task bigint OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+AS {begin}
     SET @task = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: claim_task must not be called inside an open transaction; commit first', 1;
@@ -546,36 +505,22 @@ BEGIN
         SET @task = NULL;
     END CATCH;
 END;
-GO
 
 -- Do take_task, and return a row with the task, or none.
-IF OBJECT_ID(N'{schema}.claim_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_task AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.claim_task
-    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.claim_task
+    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0 AS {begin}
     DECLARE @task bigint;
     EXEC {schema}.take_task @member, @queue, @owner, @uid, @again, @task OUTPUT;
     SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
     FROM {schema}.task AS t WHERE t.task_id = @task;
 END;
-GO
 
 -- End an attempt: 'finished', 'failed' (retried after a growing pause, as often as max_attempts says), 'returned'
 -- (pending at once; does not count), or 'cancelled'. If its cancellation was requested, the task is cancelled unless it
 -- has finished. @status is the task's new status; NULL if the attempt was no longer this member's. May be repeated.
-IF OBJECT_ID(N'{schema}.end_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.end_task
+CREATE OR ALTER PROCEDURE {schema}.end_task
     @member bigint, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max) = NULL,
-    @error nvarchar(max) = NULL, @status nvarchar(16) = NULL OUTPUT, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @error nvarchar(max) = NULL, @status nvarchar(16) = NULL OUTPUT, @answer bit = 0 AS {begin}
     SET @status = NULL;
     DECLARE @failures int, @maximum int, @backoff_ms int, @on_failure nvarchar(8), @pause float, @open bit,
             @exists int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000), @by nvarchar(128), @locks int,
@@ -652,37 +597,24 @@ BEGIN
     IF @answer = 1
         SELECT @status AS status;
 END;
-GO
 
 -- End one task and claim the next in one call, between two tasks of a worker. Return one row.
-IF OBJECT_ID(N'{schema}.next_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.next_task AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.next_task
+CREATE OR ALTER PROCEDURE {schema}.next_task
     @member bigint, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max), @error nvarchar(max),
-    @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0 AS {begin}
     DECLARE @status nvarchar(16), @next bigint;
     EXEC {schema}.end_task @member, @task, @attempt, @outcome, @result, @error, @status OUTPUT;
     EXEC {schema}.take_task @member, @queue, @owner, @uid, @again, @next OUTPUT;
     SELECT @status AS ended, t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
     FROM (SELECT 1 AS one) AS o LEFT JOIN {schema}.task AS t ON t.task_id = @next;
 END;
-GO
 
 -- Claim a group of up to @maximum tasks, and return a row for each; otherwise like claim_task. A group is the first
 -- tasks of kind call or sql, up to a million characters of bodies. It ends before a task of another kind, and before a
 -- task that has lost a worker: such tasks are claimed alone.
-IF OBJECT_ID(N'{schema}.claim_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_tasks AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.claim_tasks
+CREATE OR ALTER PROCEDURE {schema}.claim_tasks
     @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0, @maximum int = 1
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+AS {begin}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: claim_tasks must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -776,16 +708,10 @@ BEGIN
     FROM @taken AS k JOIN {schema}.task AS t ON t.task_id = k.task_id
     WHERE @count > 0 ORDER BY t.task_id;
 END;
-GO
 
 -- Give back the tasks of a claim whose reply was lost for good; return their number.
-IF OBJECT_ID(N'{schema}.return_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_claim AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.return_claim @member bigint, @queue nvarchar(400), @uid nvarchar(64), @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.return_claim @member bigint, @queue nvarchar(400), @uid nvarchar(64), @answer bit = 0
+AS {begin}
     DECLARE @task bigint, @attempt int, @status nvarchar(16), @count int = 0;
     WHILE 1 = 1
     BEGIN
@@ -804,17 +730,11 @@ BEGIN
         SELECT @count AS returned;
     RETURN @count;
 END;
-GO
 
 -- Test the members that run tasks of a queue (NULL: of all queues), and make the tasks of dead members pending again;
 -- return the number of these tasks. A task fails when its worker died for the fifth time, as the task may be the cause.
-IF OBJECT_ID(N'{schema}.recover_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_tasks AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.recover_tasks @queue nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.recover_tasks @queue nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0
+AS {begin}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id bigint NOT NULL);
@@ -876,18 +796,11 @@ BEGIN
         SELECT @count AS recovered;
     RETURN @count;
 END;
-GO
 
 -- Return the state of a queue, in one row. pending, running: there are such tasks. next_pending: a task of the lowest
 -- open order is pending (if not, all pending tasks wait for that order). failed, error: the first failed task that
 -- blocks later orders.
-IF OBJECT_ID(N'{schema}.queue_state') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_state AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.queue_state @queue nvarchar(400)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.queue_state @queue nvarchar(400) AS {begin}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @pending bit = 0, @running bit = 0, @next_pending bit = 0, @failed bigint, @order int,
             @any bit = 0, @any_next bit = 0, @all bit;
@@ -918,34 +831,22 @@ BEGIN
            -- (A login that only puts tasks sees only errors of its own tasks.)
            (SELECT t.error FROM {schema}.task AS t WHERE t.task_id = @failed AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())) AS error;
 END;
-GO
 
 
 -- Displays ----------------------------------------------------------------------------------------------------
 
 -- Return 1 if the login may see the tasks of other logins.
-IF OBJECT_ID(N'{schema}.sees_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.sees_all AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.sees_all
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.sees_all AS {begin_inner}
     RETURN CASE WHEN IS_MEMBER(N'{schema}_worker') = 1 OR IS_MEMBER(N'{schema}_operator') = 1
                      OR IS_MEMBER(N'{schema}_reader') = 1 OR IS_MEMBER(N'db_owner') = 1
                      OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
 END;
-GO
 
 -- Return tasks: open ones first, in the order in which they will run (but for fair queueing), then ended ones, newest
 -- first. status: as in the table, or 'lost' (the worker of a running task is dead, and the next test makes the task
 -- pending again). A login that may only put sees its own tasks.
-IF OBJECT_ID(N'{schema}.show_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.show_tasks AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.show_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @maximum int = 100, @skip int = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.show_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @maximum int = 100, @skip int = 0
+AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL);
@@ -1014,33 +915,15 @@ BEGIN
            p.cancel_asked_by, p.task_key, p.task_priority, p.lock_count
     FROM @page AS p ORDER BY p.place;
 END;
-GO
 
 -- Return the first page of show_tasks.
-IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @maximum int = 100
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @maximum int = 100
+AS {begin_try}
     EXEC {schema}.show_tasks @queue, @status, @maximum, 0;
-END TRY
-BEGIN CATCH
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-    THROW;
-END CATCH;
-GO
+{end_try}
 
 -- Return the counts of each queue: see PostgreSQL's tasks.sql. Reads all stored tasks.
-IF OBJECT_ID(N'{schema}.queue_counts') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_counts AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.queue_counts @queue nvarchar(400) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.queue_counts @queue nvarchar(400) = NULL AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin()), @all int;
@@ -1089,16 +972,9 @@ BEGIN
           GROUP BY t.queue_name) AS c
     ORDER BY c.queue_name;
 END;
-GO
 
 -- Return every attempt at a task, including a running one.
-IF OBJECT_ID(N'{schema}.task_attempts') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_attempts AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.task_attempts @task bigint
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.task_attempts @task bigint AS {begin}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @all int;
     EXEC @all = {schema}.sees_all;
@@ -1116,7 +992,6 @@ BEGIN
     WHERE t.task_id = @task AND t.status = N'running'
     ORDER BY 2;
 END;
-GO
 
 
 -- Operators ------------------------------------------------------------------------------------------------------
@@ -1125,13 +1000,7 @@ GO
 -- pending or failed task is cancelled. Return 0 done, 1 nothing done as it runs, -1 no such task, -2 its state does not
 -- allow that, -3 another open task has its key. If the worker of a running task is dead, the task first becomes
 -- pending; a retry then does nothing more.
-IF OBJECT_ID(N'{schema}.set_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_task AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @answer bit = 0 AS {begin}
     DECLARE @code int, @count int = 0, @status nvarchar(16), @old nvarchar(16), @member bigint, @queue nvarchar(255),
             @key nvarchar(255);
     IF @what NOT IN (N'retry', N'cancel') OR @what IS NULL
@@ -1188,18 +1057,11 @@ BEGIN
         SELECT @code AS code;
     RETURN @code;
 END;
-GO
 
 -- Cancel a task. Return 0: it was pending or had failed, and is cancelled; 1: it runs, and is cancelled as soon as its
 -- worker has learned of that and ended it; -1 no such task; -2 its state does not allow that. (A session that runs the
 -- task by `work` cannot poll for a cancellation: the task is cancelled when its SQL has ended, or KILL has ended it.)
-IF OBJECT_ID(N'{schema}.cancel_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.cancel_task AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.cancel_task @task bigint, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.cancel_task @task bigint, @answer bit = 0 AS {begin}
     DECLARE @code int = 1, @count int = 0, @tries int = 0;
     WHILE @code = 1 AND @count = 0 AND @tries < 100
     BEGIN
@@ -1222,17 +1084,10 @@ BEGIN
         SELECT @code AS code;
     RETURN @code;
 END;
-GO
 
 -- Return (task, time limit in s, login that requested its cancellation) for each running task of a member that has a
 -- limit or such a request. @tasks: a JSON array of task numbers.
-IF OBJECT_ID(N'{schema}.task_controls') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_controls AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.task_controls @member bigint, @tasks nvarchar(max)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.task_controls @member bigint, @tasks nvarchar(max) AS {begin}
     DECLARE @requested TABLE (task_id bigint NOT NULL PRIMARY KEY);
     INSERT INTO @requested (task_id) SELECT DISTINCT CAST(j.value AS bigint) FROM OPENJSON(@tasks) AS j;
     SELECT t.task_id, t.time_limit_ms / CAST(1000 AS float) AS time_limit, t.cancel_asked_by
@@ -1241,18 +1096,12 @@ BEGIN
       AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
       AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());
 END;
-GO
 
 -- Set a limit, rate or weight of a queue. N'limit': how many tasks may run at a time, of the queue (@key NULL) or of
 -- one key; N'key_limit': of each key. N'rate': how many tasks may start in @per_ms milliseconds, of the queue or of one
 -- key; N'key_rate': of each key. N'weight': the share of a key. @value NULL: remove the setting. Running tasks run on.
-IF OBJECT_ID(N'{schema}.set_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_queue AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.set_queue @queue nvarchar(400), @key nvarchar(400), @what nvarchar(20), @value int, @per_ms int = NULL
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.set_queue @queue nvarchar(400), @key nvarchar(400), @what nvarchar(20), @value int, @per_ms int = NULL
+AS {begin_try}
     DECLARE @outside int = @@TRANCOUNT;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
@@ -1340,17 +1189,10 @@ BEGIN CATCH
         THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
-GO
 
 -- Return the settings of one queue or all: a row for the queue (task_key NULL), and one for each key with settings.
 -- task_per, key_per: the windows of the rates, in seconds.
-IF OBJECT_ID(N'{schema}.queue_limits') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_limits AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.queue_limits @queue nvarchar(400) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.queue_limits @queue nvarchar(400) = NULL AS {begin}
     SELECT s.queue_name, CAST(NULL AS nvarchar(255)) AS task_key, s.task_limit, s.key_limit, CAST(NULL AS int) AS weight,
            s.set_at, s.set_by, s.task_rate, s.task_ms / 1000e0 AS task_per, s.key_rate, s.key_ms / 1000e0 AS key_per
     FROM {schema}.queue_setting AS s WITH (NOLOCK) WHERE @queue IS NULL OR s.queue_name = @queue
@@ -1360,33 +1202,19 @@ BEGIN
     FROM {schema}.queue_key AS k WHERE @queue IS NULL OR k.queue_name = @queue
     ORDER BY 1, 2;
 END;
-GO
 
 -- Return the rates that claims have found used up, of one queue or all, and the seconds until there is room again.
 -- task_key NULL: the queue's own rate.
-IF OBJECT_ID(N'{schema}.queue_waits') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_waits AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.queue_waits @queue nvarchar(400) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.queue_waits @queue nvarchar(400) = NULL AS {begin}
     DECLARE @now bigint = {schema}.clock_us() / 1000;
     SELECT w.queue_name, CASE WHEN w.task_key <> N'' THEN w.task_key END AS task_key, (w.free_ms - @now) / 1000e0 AS seconds
     FROM {schema}.queue_wait AS w WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE (@queue IS NULL OR w.queue_name = @queue) AND @now >= w.since_ms AND @now < w.free_ms
     ORDER BY 1, 2;
 END;
-GO
 
 -- Delete ended tasks older than setting history_days, with their log, at most @maximum a call; return their number.
-IF OBJECT_ID(N'{schema}.prune_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_tasks AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.prune_tasks @maximum int, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.prune_tasks @maximum int, @answer bit = 0 AS {begin}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @old TABLE (task_id bigint NOT NULL PRIMARY KEY);
@@ -1414,7 +1242,6 @@ BEGIN
         SELECT @count AS pruned;
     RETURN @count;
 END;
-GO
 
 
 -- Schedules --------------------------------------------------------------------------------------------------------
@@ -1422,13 +1249,7 @@ GO
 -- Tasks that are put at the times of a cron expression: see PostgreSQL's tasks.sql.
 
 -- Raise for invalid options of a schedule's tasks. (Otherwise put_task_by would find them only when a task is put.)
-IF OBJECT_ID(N'{schema}.check_task_options') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_task_options AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_task_options @options nvarchar(max)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.check_task_options @options nvarchar(max) AS {begin}
     DECLARE @message nvarchar(1000), @key nvarchar(400), @unique nvarchar(400), @replace nvarchar(400), @is_json int = ISJSON(@options);
     IF COALESCE(@is_json, 0) = 0 OR LEFT(LTRIM(@options), 1) <> N'{'
         THROW 50000, N'sqlsem: the options of a schedule are a JSON object, such as {}', 1;
@@ -1475,34 +1296,20 @@ BEGIN
         EXEC {schema}.raise_error 50000, @message;
     END;
 END;
-GO
 
 -- Raise for a next time that not all clients' calendars have.
-IF OBJECT_ID(N'{schema}.check_due') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_due AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.check_due @next datetime2(6)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.check_due @next datetime2(6) AS {begin}
     IF @next IS NULL OR @next < CAST(N'00010103' AS datetime2(6)) OR @next > CAST(N'99991230' AS datetime2(6))
         THROW 50000, N'sqlsem: the next time of a schedule must be from 0001-01-03 to 9999-12-30', 1;
 END;
-GO
 
 -- Save a schedule, in place of one of the same name. @options: a JSON object with options of put_task (order, after_ms,
 -- max_attempts, backoff_ms, on_failure, note, time_limit_ms, unique, replace, key, priority, locks), and `missed`.
 -- @next: its first time. @time_zone: a name of the IANA database; the server does not know these names, so only the
 -- form is checked.
-IF OBJECT_ID(N'{schema}.save_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.save_schedule AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.save_schedule
+CREATE OR ALTER PROCEDURE {schema}.save_schedule
     @schedule nvarchar(400), @queue nvarchar(400), @cron nvarchar(400), @time_zone nvarchar(400), @kind nvarchar(100),
-    @body nvarchar(max), @options nvarchar(max), @next datetime2(6)
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+    @body nvarchar(max), @options nvarchar(max), @next datetime2(6) AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @message nvarchar(1000), @code int, @by nvarchar(128), @count int, @locks nvarchar(max);
     EXEC {schema}.check_name N'queue', @queue;
@@ -1555,25 +1362,11 @@ BEGIN
             INSERT INTO {schema}.schedule (schedule_name, queue_name, cron, time_zone, kind, body, options, next_due)
             VALUES (@schedule, @queue, @cron, @time_zone, @kind, @body, @options, @next);
         COMMIT TRANSACTION;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
 END;
-GO
 
 -- Do recover_tasks. Return one row: its number, and due = 1 if a schedule of the queue is due.
-IF OBJECT_ID(N'{schema}.maintain_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.maintain_queue AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.maintain_queue @queue nvarchar(400), @mine bigint = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.maintain_queue @queue nvarchar(400), @mine bigint = NULL AS {begin}
     DECLARE @recovered int, @due bit = 0;
     EXEC @recovered = {schema}.recover_tasks @queue, @mine;
     -- (READPAST: a schedule that another session writes, as in fire_schedule, is tested the next time.)
@@ -1581,20 +1374,13 @@ BEGIN
     WHERE queue_name = @queue AND paused_at IS NULL AND next_due <= SYSUTCDATETIME();
     SELECT @recovered AS recovered, @due AS due;
 END;
-GO
 
 -- Put the task of a schedule for the due time @due, and store the next time @next, in one transaction. @last: the
 -- latest of the due times, if this one task is put for several. @put = 0: skip that time, as the schedule says for
 -- missed times. Return one row: done (0 if another session was faster, or @next has passed), and the task's number. A
 -- skipped time is recorded as an operation, and so is a next time more than a year away.
-IF OBJECT_ID(N'{schema}.fire_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.fire_schedule AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.fire_schedule
-    @schedule nvarchar(400), @due datetime2(6), @last datetime2(6), @next datetime2(6), @put bit
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.fire_schedule
+    @schedule nvarchar(400), @due datetime2(6), @last datetime2(6), @next datetime2(6), @put bit AS {begin}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: fire_schedule must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -1639,28 +1425,14 @@ BEGIN
                 @on_failure, @note, @unique_key, @replace_key, @time_limit_ms, @task_key, @priority, @task_id OUTPUT, @locks;
         END;
         COMMIT TRANSACTION;
-    END TRY
-    BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
-        THROW;
-    END CATCH;
+    {end_try_rollback}
     SELECT @done AS done, @task_id AS task_id;
 END;
-GO
 
 -- Change a schedule: 'pause', 'resume' (from @next on: times that were due meanwhile are skipped) or 'remove'. Return
 -- 0, or -1 if there is none, or it is another login's and this login is no operator.
-IF OBJECT_ID(N'{schema}.set_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_schedule AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.set_schedule
-    @schedule nvarchar(400), @what nvarchar(16), @next datetime2(6) = NULL, @answer bit = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.set_schedule
+    @schedule nvarchar(400), @what nvarchar(16), @next datetime2(6) = NULL, @answer bit = 0 AS {begin}
     IF @what NOT IN (N'pause', N'resume', N'remove') OR @what IS NULL
         THROW 50000, N'sqlsem: a schedule can be told to pause, resume or remove', 1;
     IF @what = N'resume'
@@ -1694,16 +1466,9 @@ BEGIN
         SELECT @code AS code;
     RETURN @code;
 END;
-GO
 
 -- Return the schedules, by name. A login that may only put sees its own.
-IF OBJECT_ID(N'{schema}.list_schedules') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_schedules AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.list_schedules @schedule nvarchar(400) = NULL, @queue nvarchar(400) = NULL
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.list_schedules @schedule nvarchar(400) = NULL, @queue nvarchar(400) = NULL AS {begin}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @all int;
     EXEC @all = {schema}.sees_all;
@@ -1718,7 +1483,6 @@ BEGIN
       AND (@all = 1 OR s.put_by = ORIGINAL_LOGIN())
     ORDER BY s.schedule_name;
 END;
-GO
 
 
 -- For sessions -----------------------------------------------------------------------------------------------------
@@ -1728,17 +1492,12 @@ GO
 -- @key: the task's key; workers are divided between the keys. @priority: among the tasks of its key, higher ones
 -- first. @locks: the locks that it needs to run, such as N'[{"resource": "customers", "access": "write", "limit": 1}]';
 -- the task starts, on any worker, when all of them can be granted.
-IF OBJECT_ID(N'{schema}.put') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.put
+CREATE OR ALTER PROCEDURE {schema}.put
     @queue nvarchar(400), @body nvarchar(max), @kind nvarchar(100) = N'sql', @order int = 0, @after_seconds float = 0,
     @max_attempts int = 1, @note nvarchar(1000) = NULL, @on_failure nvarchar(100) = N'stop', @backoff_seconds float = 1,
     @task_id bigint = NULL OUTPUT, @unique_key nvarchar(400) = NULL, @replace_key nvarchar(400) = NULL,
     @time_limit_seconds float = NULL, @key nvarchar(400) = NULL, @priority int = 0, @locks nvarchar(max) = NULL
-AS
-BEGIN TRY
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+AS {begin_try}
     DECLARE @outside int = @@TRANCOUNT;
     -- (A value that is too large for bigint becomes -1, which put_task refuses.)
     DECLARE @after_ms bigint = CASE WHEN ABS(@after_seconds) > 1e12 THEN -1 ELSE FLOOR(@after_seconds * 1000) END,
@@ -1755,17 +1514,10 @@ BEGIN CATCH
         THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     THROW;
 END CATCH;
-GO
 
 -- Claim a task for this session; @task is NULL if there is none now, or another session blocks the claim.
-IF OBJECT_ID(N'{schema}.session_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_claim AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.session_claim
-    @queue nvarchar(400), @owner nvarchar(255), @member bigint OUTPUT, @task bigint OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.session_claim
+    @queue nvarchar(400), @owner nvarchar(255), @member bigint OUTPUT, @task bigint OUTPUT AS {begin}
     SET XACT_ABORT ON;
     SET LOCK_TIMEOUT 3000;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -1786,17 +1538,10 @@ BEGIN
             THROW;
     END CATCH;
 END;
-GO
 
 -- End an attempt of this session, and wait as long as other sessions block that. @status: see end_task.
-IF OBJECT_ID(N'{schema}.session_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_end AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.session_end
-    @member bigint, @task bigint, @attempt int, @error nvarchar(max), @status nvarchar(16) = NULL OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.session_end
+    @member bigint, @task bigint, @attempt int, @error nvarchar(max), @status nvarchar(16) = NULL OUTPUT AS {begin}
     SET XACT_ABORT ON;
     SET LOCK_TIMEOUT -1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -1816,18 +1561,11 @@ BEGIN
         END CATCH;
     END;
 END;
-GO
 
 -- End the tasks of earlier calls of `work` that the client broke off (a command timeout), of any queue. (No other
 -- session ends them, as this session is alive.) A task that was claimed after the session's present request began is
 -- left alone: it belongs to an outer call of `work`.
-IF OBJECT_ID(N'{schema}.recover_session_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_session_tasks AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.recover_session_tasks
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
+CREATE OR ALTER PROCEDURE {schema}.recover_session_tasks AS {begin}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY);
@@ -1854,7 +1592,6 @@ BEGIN
                 N'it was broken off by its client (a command timeout?); give work all the time it needs';
     END;
 END;
-GO
 
 -- Run the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for @idle_seconds.
 -- Call it from Agent jobs, one for each concurrent worker, without a command timeout. @done and @failed count the
@@ -1863,13 +1600,8 @@ GO
 -- The end of EXEC undoes the settings of a text, its change of the database, its impersonation (WITH NO REVERT is
 -- refused in EXEC) and its local tables. Application locks, global cursors, SESSION_CONTEXT, sqlsem's own locks and
 -- parts of batches belong to the session, and stay until that ends.
-IF OBJECT_ID(N'{schema}.work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.work AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.work
-    @queue nvarchar(400), @idle_seconds float = 30, @done int = 0 OUTPUT, @failed int = 0 OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
+CREATE OR ALTER PROCEDURE {schema}.work
+    @queue nvarchar(400), @idle_seconds float = 30, @done int = 0 OUTPUT, @failed int = 0 OUTPUT AS {begin_inner}
     SET @done = 0;
     SET @failed = 0;
     IF @@TRANCOUNT > 0
@@ -1937,4 +1669,3 @@ BEGIN
         SET @pause = 5;
     END;
 END;
-GO

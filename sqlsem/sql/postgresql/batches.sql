@@ -10,9 +10,7 @@
 SET search_path = pg_catalog, pg_temp;
 
 -- Serialize the decisions about one name until the transaction ends.
-CREATE OR REPLACE FUNCTION {schema}.lock_batch(p_name varchar) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.lock_batch(p_name varchar) RETURNS void {plpgsql}
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM {schema}.require_outside_transaction('a batch');
@@ -24,9 +22,7 @@ $$;
 -- Store the callback that the last part starts. For a login that may not put tasks, store only that there is a
 -- callback, and leave the stored text of other logins: a stored callback may run with the rights of the login that
 -- resumes the batch.
-CREATE OR REPLACE FUNCTION {schema}.store_callback(p_batch bigint, p_kind varchar, p_body text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.store_callback(p_batch bigint, p_kind varchar, p_body text) RETURNS void {plpgsql}
 DECLARE
     v_may boolean := {schema}.has_role('putter');
 BEGIN
@@ -46,9 +42,7 @@ $$;
 -- Return true if this login may run and end the callback of a batch. Putters, operators and the login that stored the
 -- callback may. Only a program or a session has the callbacks of kind local and session: the caller must be one that
 -- does (p_own). Such a callback may also be run by the logins that run parts of the batch.
-CREATE OR REPLACE FUNCTION {schema}.may_run_callback(p_batch bigint, p_own boolean) RETURNS boolean
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.may_run_callback(p_batch bigint, p_own boolean) RETURNS boolean {sql_stable}
     SELECT EXISTS (
         SELECT FROM {schema}.batch AS r
         WHERE r.batch_id = p_batch AND (p_own OR r.callback_kind NOT IN ('local', 'session'))
@@ -61,8 +55,7 @@ $$;
 -- Test the members that run parts or callbacks of the batches of a name (NULL: of all names), except p_mine. Parts of a
 -- dead member fail, and its callbacks become pending again. Return the batches in which parts have failed.
 CREATE OR REPLACE FUNCTION {schema}.recover_batches(p_name varchar, p_mine bigint) RETURNS SETOF bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_member bigint;
     v_batch  record;
@@ -112,9 +105,7 @@ END
 $$;
 
 -- Make a callback that this member claimed pending again; return true if there was one. May be repeated.
-CREATE OR REPLACE FUNCTION {schema}.return_callback(p_member bigint, p_uid varchar) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.return_callback(p_member bigint, p_uid varchar) RETURNS boolean {plpgsql_definer}
 BEGIN
     UPDATE {schema}.batch AS r SET callback_status = 'pending', callback_uid = NULL
     WHERE r.callback_status = 'running' AND r.callback_member = p_member AND r.callback_uid = p_uid
@@ -124,9 +115,7 @@ END
 $$;
 
 -- Raise for invalid names of parts (a JSON array, or a list with commas); return them as JSON.
-CREATE OR REPLACE FUNCTION {schema}.check_parts(p_name text, p_part text, p_parts text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_parts(p_name text, p_part text, p_parts text) RETURNS text {plpgsql_immutable}
 DECLARE
     v_parts text[];
     v_part  text;
@@ -178,8 +167,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.start_part(
     p_member bigint, p_name varchar, p_part varchar, p_parts text, p_window_ms bigint, p_owner varchar, p_uid varchar,
     p_callback_kind varchar, p_callback_body text, OUT code varchar, OUT id bigint, OUT attempt integer, OUT previous bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_batch {schema}.batch;
     v_part  {schema}.batch_part;
@@ -284,9 +272,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.end_part(
     p_member bigint, p_name varchar, p_part varchar, p_uid varchar, p_outcome varchar, p_error text, p_owner varchar,
     p_callback_kind varchar, p_callback_body text, OUT code varchar, OUT id bigint, OUT is_last boolean,
-    OUT batch_status varchar, OUT callback_attempt integer, OUT kind varchar, OUT body text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+    OUT batch_status varchar, OUT callback_attempt integer, OUT kind varchar, OUT body text) {plpgsql_definer}
 DECLARE
     v_batch {schema}.batch;
     v_part  {schema}.batch_part;
@@ -359,9 +345,7 @@ $$;
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.claim_callback(
     p_member bigint, p_name varchar, p_batch bigint, p_owner varchar, p_uid varchar, p_own boolean,
-    OUT id bigint, OUT name varchar, OUT callback_attempt integer, OUT kind varchar, OUT body text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+    OUT id bigint, OUT name varchar, OUT callback_attempt integer, OUT kind varchar, OUT body text) {plpgsql_definer}
 BEGIN
     PERFORM {schema}.lock_batch(
         coalesce(p_name, (SELECT r.batch_name FROM {schema}.batch AS r WHERE r.batch_id = p_batch)));
@@ -388,9 +372,7 @@ $$;
 
 -- End a callback, with an error if it failed. Return false if the callback is no longer this member's. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.end_callback(p_member bigint, p_batch bigint, p_attempt integer, p_error text)
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS boolean {plpgsql_definer}
 BEGIN
     UPDATE {schema}.batch AS r
     SET callback_status = CASE WHEN p_error IS NULL THEN 'finished' ELSE 'failed' END, callback_ended = clock_timestamp(),
@@ -407,8 +389,7 @@ $$;
 -- failed. The next start of a part begins a new batch. Return the number; NULL if there is no batch to abandon. For
 -- operators.
 CREATE OR REPLACE FUNCTION {schema}.abandon_batch(p_name varchar, p_batch bigint DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_name  varchar := p_name;
     v_batch {schema}.batch;
@@ -452,9 +433,7 @@ RETURNS TABLE (batch_id bigint, batch_name varchar, status varchar, window_secon
                callback_seconds float, callback_error text, part varchar, part_status varchar, is_last boolean,
                attempt integer, member_id bigint, owner varchar, host varchar, pid integer,
                part_started timestamptz, part_ended timestamptz, part_seconds float, error text, missing_for float,
-               opened_by name, login name, callback_kept_by name, callback_login name)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+               opened_by name, login name, callback_kept_by name, callback_login name) {sql_definer}
     SELECT r.batch_id, r.batch_name, r.status, r.window_ms / 1000.0::float, r.opened_at, r.ended_at,
            extract(epoch FROM coalesce(r.ended_at, clock_timestamp()) - r.opened_at)::float,
            r.callback_status, r.callback_kind, CASE WHEN (SELECT {schema}.has_role('putter', 'operator', 'reader')) OR r.callback_kept_by = session_user THEN r.callback_body END,
@@ -477,17 +456,13 @@ $$;
 -- For sessions --------------------------------------------------------------------------------------------------
 
 -- Return the parts in some states, for messages: "b, c".
-CREATE OR REPLACE FUNCTION {schema}.parts_in(p_batch bigint, p_states varchar[]) RETURNS text
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.parts_in(p_batch bigint, p_states varchar[]) RETURNS text {sql_stable}
     SELECT string_agg({schema}.escape_control_chars(p.part || coalesce(' (' || p.error || ')', '')), ', ' ORDER BY p.part)
     FROM {schema}.batch_part AS p WHERE p.batch_id = p_batch AND p.status = ANY (p_states)
 $$;
 
 -- Do recover_batches for a session, and warn the session of the parts that have failed.
-CREATE OR REPLACE FUNCTION {schema}.session_recover_batches(p_name text, p_member bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.session_recover_batches(p_name text, p_member bigint) RETURNS void {plpgsql}
 DECLARE
     v_batch bigint;
 BEGIN
@@ -501,9 +476,7 @@ $$;
 -- Sessions call functions that run with the caller's rights, as the caller's login can see when this session began.
 -- Each calls a function session_…, which runs with the owner's rights and does the work.
 CREATE OR REPLACE FUNCTION {schema}.session_part_start(
-    name text, part text, parts text, window_seconds double precision, p_owner text) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+    name text, part text, parts text, window_seconds double precision, p_owner text) RETURNS bigint {plpgsql_definer}
 DECLARE
     v_parts  text := {schema}.check_parts(name, part, parts);
     v_member bigint;
@@ -549,9 +522,7 @@ $$;
 -- Start a part for this session; return the number of the batch. If the session ends before the part, the part fails.
 -- Call it outside a transaction: an open one would keep all other parts of the batch waiting until it ends.
 CREATE OR REPLACE FUNCTION {schema}.batch_part_start(name text, part text, parts text, window_seconds double precision)
-RETURNS bigint
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS bigint {plpgsql}
 BEGIN
     RETURN {schema}.session_part_start(name, part, parts, window_seconds, {schema}.session_id());
 END
@@ -559,8 +530,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION {schema}.session_part_end(p_name text, p_part text, p_outcome text, p_error text, p_owner text)
 RETURNS TABLE (code varchar, id bigint, is_last boolean, batch_status varchar, failed text, kept_by text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_member bigint := {schema}.session_member(NULL);
     v_uid    varchar;
@@ -590,8 +560,7 @@ $$;
 -- abandoned. If all other parts have ended, a warning names the parts that have failed. May be part of the caller's
 -- transaction.
 CREATE OR REPLACE FUNCTION {schema}.batch_part_done(name text, part text, OUT is_last integer, OUT outcome text)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 DECLARE
     v_end record;
 BEGIN
@@ -614,18 +583,14 @@ $$;
 
 -- End this session's part as failed. (is_last is always 0.)
 CREATE OR REPLACE FUNCTION {schema}.batch_part_failed(
-    name text, part text, error text DEFAULT NULL, OUT is_last integer, OUT outcome text)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+    name text, part text, error text DEFAULT NULL, OUT is_last integer, OUT outcome text) {plpgsql}
 BEGIN
     SELECT e.is_last::integer, e.code INTO is_last, outcome
     FROM {schema}.session_part_end(name, part, 'failed', error, {schema}.session_id()) AS e;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION {schema}.session_batch_resume(name text, p_owner text) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.session_batch_resume(name text, p_owner text) RETURNS integer {plpgsql_definer}
 DECLARE
     v_member bigint;
 BEGIN
@@ -639,9 +604,7 @@ END
 $$;
 
 -- Claim a callback that no session runs. Return 1 if this session has to run one now, else 0.
-CREATE OR REPLACE FUNCTION {schema}.batch_resume(name text) RETURNS integer
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.batch_resume(name text) RETURNS integer {plpgsql}
 BEGIN
     RETURN {schema}.session_batch_resume(name, {schema}.session_id());
 END
@@ -650,8 +613,7 @@ $$;
 -- End the callback that this session runs (of several, the one that it claimed last), with an error if it failed.
 -- Return the number of the batch.
 CREATE OR REPLACE FUNCTION {schema}.batch_callback_ended(name text, error text DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_member bigint;
     v_batch  record;

@@ -33,9 +33,7 @@ AS $$ SELECT '9999-01-01 00:00:00+00'::pg_catalog.timestamptz $$;
 
 -- Keep operators from removing the limit of a resource, until the transaction ends. Return false if one is doing so
 -- now.
-CREATE OR REPLACE FUNCTION {schema}.block_limit_removal() RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.block_limit_removal() RETURNS boolean {plpgsql}
 BEGIN
     LOCK TABLE {schema}.limit_pattern IN ROW SHARE MODE NOWAIT;
     RETURN true;
@@ -46,9 +44,7 @@ $$;
 
 -- Raise for invalid locks of a task. p_locks: [{"resource": …, "access": …, "limit": …, "weight": …}, …], each resource
 -- once.
-CREATE OR REPLACE FUNCTION {schema}.check_locks(p_locks jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_locks(p_locks jsonb) RETURNS void {plpgsql}
 DECLARE
     v_lock record;
 BEGIN
@@ -81,9 +77,7 @@ END
 $$;
 
 -- Raise if a login that may not take locks puts tasks with locks. (A schedule is checked when it is saved.)
-CREATE OR REPLACE FUNCTION {schema}.check_may_lock(p_tasks jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_may_lock(p_tasks jsonb) RETURNS void {plpgsql}
 BEGIN
     IF jsonb_path_exists(p_tasks, '$[*].locks ? (@ != null)') AND NOT {schema}.has_role('user', 'operator') THEN
         RAISE EXCEPTION 'sqlsem: % may not take locks, and so puts no tasks that do', session_user
@@ -93,9 +87,7 @@ END
 $$;
 
 -- Store the locks of tasks that were just put.
-CREATE OR REPLACE FUNCTION {schema}.store_task_locks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS void
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.store_task_locks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS void {sql}
     INSERT INTO {schema}.task_lock (task_id, number, queue_name, resource_id, access_type, concurrency_limit, weight)
     SELECT t.task_id, l.number, p_queue, l.lock ->> 'resource', coalesce(l.lock ->> 'access', 'write'),
            (l.lock ->> 'limit')::integer, coalesce((l.lock ->> 'weight')::integer, 1)
@@ -151,9 +143,7 @@ END
 $$;
 
 -- Remove a blocked task from all lock queues. (The caller sets locks_pending.)
-CREATE OR REPLACE FUNCTION {schema}.leave_lock_queues(p_task bigint, p_queue varchar) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.leave_lock_queues(p_task bigint, p_queue varchar) RETURNS void {plpgsql}
 BEGIN
     PERFORM {schema}.end_task_rows(p_task, (SELECT p.member_id FROM {schema}.queue_proxy AS p WHERE p.queue_name = p_queue), NULL, 'cancelled');
     UPDATE {schema}.task_lock SET queue_position = NULL, waits = false WHERE task_id = p_task AND queue_position IS NOT NULL;
@@ -162,9 +152,7 @@ $$;
 
 -- Delete the rows of a task with locks when an attempt ends, by whatever statement, or when the blocked task is
 -- cancelled or becomes pending anew. A pending task becomes a blocked one.
-CREATE OR REPLACE FUNCTION {schema}.on_task_blocked() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.on_task_blocked() RETURNS trigger {plpgsql_definer}
 BEGIN
     IF OLD.status = 'running' THEN
         PERFORM {schema}.end_task_rows(OLD.task_id, OLD.member_id, concat(coalesce(OLD.claim_uid, 'blocked ' || OLD.task_id), '.'), 'released');
@@ -193,9 +181,7 @@ END
 $$;
 
 -- Delete the rows of a blocked task that is deleted by hand.
-CREATE OR REPLACE FUNCTION {schema}.on_task_removed() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.on_task_removed() RETURNS trigger {plpgsql_definer}
 BEGIN
     PERFORM {schema}.leave_lock_queues(OLD.task_id, OLD.queue_name);
     RETURN OLD;
@@ -213,10 +199,7 @@ $$;
 
 -- Return the proxy member of a queue: renew the lease of p_member, or register a new one if p_member is gone. The
 -- caller has locked the queue's row of queue_proxy.
-CREATE OR REPLACE FUNCTION {schema}.proxy_member(p_queue varchar, p_member bigint) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.proxy_member(p_queue varchar, p_member bigint) RETURNS bigint {plpgsql_indexed}
 DECLARE
     v_lease constant integer := 60000;  -- ms
 BEGIN
@@ -245,9 +228,7 @@ $$;
 -- Return true if the limits and rates of a queue, and of this key, have room for one more task. p_asked: count also the
 -- tasks that are in the lock queues.
 CREATE OR REPLACE FUNCTION {schema}.has_room(p_queue varchar, p_key varchar, p_asked boolean) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{plpgsql_indexed}
 DECLARE
     v_setting {schema}.queue_setting;
     v_maximum    integer;
@@ -277,9 +258,7 @@ $$;
 
 -- Enqueue the locks of blocked tasks that lack nothing else, of up to 100 tasks. Return the number of these tasks.
 CREATE OR REPLACE FUNCTION {schema}.enqueue_locks(p_queue varchar, p_proxy bigint, p_order integer) RETURNS integer
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{plpgsql_indexed}
 DECLARE
     v_task     record;
     v_lock     record;
@@ -330,10 +309,7 @@ $$;
 
 -- Mark the rows that are no longer blocked (waits, locks_pending); a claim grants them. Of requests of one kind, none
 -- behind a blocked one needs a test.
-CREATE OR REPLACE FUNCTION {schema}.poll_lock_queues(p_queue varchar) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.poll_lock_queues(p_queue varchar) RETURNS void {plpgsql_indexed}
 DECLARE
     v_kind record;
     v_row  record;
@@ -498,9 +474,7 @@ $$;
 
 -- Test the owners of rows that block the tasks of a queue, on 16 resources at most. (Elsewhere waiters make this test,
 -- but no process waits for the locks of a blocked task.)
-CREATE OR REPLACE FUNCTION {schema}.check_lock_holders(p_queue varchar) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_lock_holders(p_queue varchar) RETURNS void {plpgsql}
 DECLARE
     v_resource varchar;
     v_written  boolean;

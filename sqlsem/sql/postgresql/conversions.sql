@@ -12,9 +12,7 @@ SET search_path = pg_catalog, pg_temp;
 -- Give a granted row another access type, and record the time under the old one. Return false if the row is gone or
 -- revoked, or has another access type than p_was.
 CREATE OR REPLACE FUNCTION {schema}.convert_row(
-    p_resource varchar, p_position bigint, p_was varchar, p_access varchar, p_outcome varchar) RETURNS boolean
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+    p_resource varchar, p_position bigint, p_was varchar, p_access varchar, p_outcome varchar) RETURNS boolean {sql}
     WITH mine AS (SELECT * FROM {schema}.{table}
                   WHERE resource_id = p_resource AND queue_position = p_position AND access_type = p_was AND revoked_at IS NULL
                   FOR NO KEY UPDATE),
@@ -38,9 +36,7 @@ $$;
 --  -3  another reader is upgrading: each would wait for the other. Nothing was changed
 CREATE OR REPLACE FUNCTION {schema}.begin_upgrade(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_try boolean) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+{plpgsql_generic_definer}
 DECLARE
     v_row   record;
     v_other bigint;
@@ -135,9 +131,7 @@ $$;
 --  -2  the row is gone: released, reaped or revoked
 CREATE OR REPLACE FUNCTION {schema}.upgrade(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_timeout_ms integer) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+{plpgsql_generic_definer}
 DECLARE
     v_deadline timestamptz := clock_timestamp() + p_timeout_ms * interval '1 millisecond';
     v_row      record;
@@ -200,8 +194,7 @@ $$;
 -- It takes the gate although a downgrade blocks no request: an earlier begin_upgrade of a client that no longer waits
 -- for it may still wait for the gate, and has to come first.
 CREATE OR REPLACE FUNCTION {schema}.downgrade(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_row record;
 BEGIN
@@ -233,8 +226,7 @@ $$;
 -- Take the wakeup lock of a row of this session's member again, after its release has woken the waiters. (Without the
 -- lock the waiters poll.)
 CREATE OR REPLACE FUNCTION {schema}.retake_wakeup_lock(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 BEGIN
     IF EXISTS (SELECT FROM {schema}.{table} AS t CROSS JOIN LATERAL {schema}.missing_wakeup_locks(t.member_id, ARRAY[p_position])
                WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id) THEN

@@ -51,8 +51,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.deadlock_rows(p_member bigint)
 RETURNS TABLE (queue_position bigint, resource_id varchar, member_id bigint, owner varchar, access_type varchar,
                concurrency_limit integer, weight integer, granted boolean, cap integer, waits boolean)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{sql_stable_definer}
     WITH q AS (
         SELECT t.*, t.granted_at IS NOT NULL AS granted, t.granted_at IS NULL OR t.access_type = 'upgrade' AS waits,
                t.owner IS NOT NULL AND bool_or(t.granted_at IS NULL OR t.access_type = 'upgrade') OVER one
@@ -73,9 +72,7 @@ $$;
 -- Return host, process and session of these members; but no rows if one of them may be dead, as its removal will end
 -- the deadlock.
 CREATE OR REPLACE FUNCTION {schema}.live_members(p_members bigint[], p_mine bigint)
-RETURNS TABLE (member_id bigint, host varchar, pid integer, session_id integer)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS TABLE (member_id bigint, host varchar, pid integer, session_id integer) {plpgsql_definer}
 #variable_conflict use_column
 DECLARE
     v_member bigint;
@@ -101,8 +98,7 @@ CREATE OR REPLACE FUNCTION {schema}.find_deadlock(p_member bigint)
 RETURNS TABLE (step integer, member_id bigint, host varchar, pid integer, session_id integer, owner varchar,
                ahead_resource varchar, ahead_position bigint, ahead_granted boolean,
                resource_id varchar, queue_position bigint, upgrade boolean, behind_position bigint, whos integer)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 #variable_conflict use_column
 DECLARE
     v_rows     {schema}.deadlock_row[];
@@ -295,9 +291,7 @@ $$;
 
 -- Describe the deadlock of a waiting session: victim is the position to give up, words the reason. NULLs if there is
 -- none.
-CREATE OR REPLACE FUNCTION {schema}.describe_deadlock(p_member bigint, OUT victim bigint, OUT words text)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.describe_deadlock(p_member bigint, OUT victim bigint, OUT words text) {sql_definer}
     SELECT min(d.queue_position) FILTER (WHERE d.step = 1),
            'Deadlock: ' || string_agg(
                coalesce(d.host, '?') || coalesce(':' || d.pid, ' session ' || d.session_id, '')

@@ -11,8 +11,7 @@ SET search_path = pg_catalog, pg_temp;
 -- Return the note for a connection that uses a grant for a while: the position and its owner, which changes at a
 -- hand-over. NULL: there is no such grant.
 CREATE OR REPLACE FUNCTION {schema}.session_entry(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS text
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{sql_stable_definer}
     SELECT format('%s:%s', queue_position, member_id) FROM {schema}.{table}
     WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
       AND member_id IS NOT NULL AND granted_at IS NOT NULL
@@ -20,10 +19,7 @@ $$;
 
 -- Raise if the transaction has not pinned a grant of the resource. The trigger of guarded tables, once for each
 -- statement; its argument is the resource.
-CREATE OR REPLACE FUNCTION {schema}.check_guard() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_guard() RETURNS trigger {plpgsql_generic_definer}
 DECLARE
     v_pinned    text := coalesce(current_setting('sqlsem.{schema}_pinned', true), '');
     v_session   text := coalesce(current_setting('sqlsem.{schema}_session', true), '');
@@ -74,9 +70,7 @@ $$;
 
 -- Return a table and all tables that inherit from it, also partitions of partitions. (A statement fires only the
 -- statement triggers of the table that it names.)
-CREATE OR REPLACE FUNCTION {schema}.table_and_partitions(p_table regclass) RETURNS SETOF regclass
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.table_and_partitions(p_table regclass) RETURNS SETOF regclass {sql_stable}
     WITH RECURSIVE member AS (
         SELECT p_table::oid AS relation UNION SELECT i.inhrelid FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.relation)
     SELECT relation::regclass FROM member ORDER BY relation = p_table DESC, relation
@@ -84,18 +78,14 @@ $$;
 
 -- Return the guards, one for each table.
 CREATE OR REPLACE FUNCTION {schema}.guards()
-RETURNS TABLE (relation regclass, resource_id text, trigger_name name, fires boolean)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS TABLE (relation regclass, resource_id text, trigger_name name, fires boolean) {sql_stable}
     SELECT t.tgrelid::regclass, convert_from(substring(t.tgargs FROM 1 FOR length(t.tgargs) - 1), getdatabaseencoding()),
            t.tgname, t.tgenabled IN ('O', 'A')
     FROM pg_trigger AS t WHERE t.tgfoid = '{schema}.check_guard()'::regprocedure
 $$;
 
 -- Guard a table and its partitions, also those added since; return the number of triggers that were created or enabled.
-CREATE OR REPLACE FUNCTION {schema}.guard_table(p_table regclass, p_resource text) RETURNS integer
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.guard_table(p_table regclass, p_resource text) RETURNS integer {plpgsql}
 DECLARE
     v_what   record;
     v_one    record;
@@ -141,9 +131,7 @@ END
 $$;
 
 -- Remove the guards of a table and its partitions; return the number of removed triggers.
-CREATE OR REPLACE FUNCTION {schema}.unguard_table(p_table regclass) RETURNS integer
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.unguard_table(p_table regclass) RETURNS integer {plpgsql}
 DECLARE
     v_one    record;
     v_number integer := 0;
@@ -172,9 +160,7 @@ $$;
 
 -- Return the guarded tables, without partitions of guarded tables, and the problems of their guards.
 CREATE OR REPLACE FUNCTION {schema}.guarded_tables()
-RETURNS TABLE (schema_name name, table_name name, resource_id text, problem text)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS TABLE (schema_name name, table_name name, resource_id text, problem text) {sql_stable}
     WITH g AS MATERIALIZED (SELECT * FROM {schema}.guards())
     SELECT n.nspname, c.relname, g.resource_id,
            CASE WHEN NOT g.fires THEN 'its trigger is disabled'

@@ -12,22 +12,18 @@ SET search_path = pg_catalog, pg_temp;
 
 -- Return a new token, of 244 random bits.
 CREATE OR REPLACE FUNCTION {schema}.new_token() RETURNS text
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT 'sqlsem-' || replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', '') $$;
+{sql} SELECT 'sqlsem-' || replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', '') $$;
 
 -- Return the hash of a token, as table handover stores it.
 CREATE OR REPLACE FUNCTION {schema}.token_hash(p_token text) RETURNS varchar
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT encode(sha256(convert_to(p_token, 'UTF8')), 'hex') $$;
+{sql_immutable} SELECT encode(sha256(convert_to(p_token, 'UTF8')), 'hex') $$;
 
 
 -- Hand over rows of a member, all or none. A client that presents the token of p_hash within p_ttl_ms, as login p_to
 -- (NULL: the giver's login), can adopt them. Return 0 if done, -1 if one of the rows is not held. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.hand_over_rows(
     p_member bigint, p_positions bigint[], p_hash varchar, p_ttl_ms integer, p_to varchar) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+{plpgsql_generic_definer}
 DECLARE
     v_member  {schema}.member;
     v_row     record;
@@ -115,10 +111,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.adopt_rows(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_token text)
 RETURNS TABLE (code integer, words text, seconds float, resource_id varchar, queue_position bigint, access_type varchar,
-               concurrency_limit integer, weight integer, note varchar)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+               concurrency_limit integer, weight integer, note varchar) {plpgsql_generic_definer}
 #variable_conflict use_column
 DECLARE
     v_given  {schema}.handover;
@@ -225,9 +218,7 @@ $$;
 -- this row alone.
 CREATE OR REPLACE FUNCTION {schema}.session_rows(
     p_resource text, p_position bigint, p_requesting_id text, OUT member bigint, OUT queue_position bigint, OUT own boolean)
-RETURNS SETOF record
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS SETOF record {sql_definer}
     SELECT t.member_id, t.queue_position, m.pid IS NULL AND m.lease_ms IS NOT NULL
     FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.requesting_id = p_requesting_id AND m.login = session_user AND t.granted_at IS NOT NULL
@@ -235,9 +226,7 @@ AS $$
 $$;
 
 -- Delete a member that was registered for one row alone, and has no rows any more.
-CREATE OR REPLACE FUNCTION {schema}.delete_empty_member(p_member bigint) RETURNS void
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.delete_empty_member(p_member bigint) RETURNS void {sql_definer}
     DELETE FROM {schema}.member AS m
     WHERE m.member_id = p_member AND m.pid IS NULL AND m.lease_ms IS NOT NULL AND m.login = session_user
       AND NOT EXISTS (SELECT FROM {schema}.member_rows(p_member))
@@ -344,9 +333,7 @@ $$;
 -- Store a marker: the commit of this transaction releases a lock, which the transaction has pinned before.
 -- Only the process of the lock's owner knows the marker, and deletes it when it sees it. (A login with thousands of
 -- markers misuses this function, and gets an error.)
-CREATE OR REPLACE FUNCTION {schema}.release_on_commit(p_marker varchar) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.release_on_commit(p_marker varchar) RETURNS void {plpgsql_definer}
 BEGIN
     IF (char_length(p_marker) BETWEEN 1 AND 64) IS NOT TRUE THEN
         RAISE EXCEPTION 'sqlsem: release_on_commit needs a marker of 1 to 64 characters' USING ERRCODE = '22023';
@@ -360,10 +347,8 @@ $$;
 
 -- Return true if the transaction with this marker has committed.
 CREATE OR REPLACE FUNCTION {schema}.is_committed(p_marker varchar) RETURNS boolean
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$ SELECT EXISTS (SELECT FROM {schema}.commit_marker WHERE marker = p_marker) $$;
+{sql_definer} SELECT EXISTS (SELECT FROM {schema}.commit_marker WHERE marker = p_marker) $$;
 
 -- Delete a marker whose lock is released, or for which no process waits any more; and some markers of dead processes.
 CREATE OR REPLACE FUNCTION {schema}.delete_commit_marker(p_marker varchar) RETURNS void
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$ DELETE FROM {schema}.commit_marker WHERE marker = p_marker OR marked_at < clock_timestamp() - interval '1 day' $$;
+{sql_definer} DELETE FROM {schema}.commit_marker WHERE marker = p_marker OR marked_at < clock_timestamp() - interval '1 day' $$;

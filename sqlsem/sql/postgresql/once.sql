@@ -10,15 +10,13 @@ SET search_path = pg_catalog, pg_temp;
 
 -- Return a time in milliseconds since 1970, rounded down: times and periods are compared as whole numbers.
 CREATE OR REPLACE FUNCTION {schema}.epoch_ms(p_at timestamptz) RETURNS bigint
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT floor(extract(epoch FROM p_at) * 1000)::bigint $$;
+{sql_immutable} SELECT floor(extract(epoch FROM p_at) * 1000)::bigint $$;
 
 -- Return true if no run is done for a period: that in which the row at p_position was granted, or without p_position
 -- the present one. NULL: there is no such row.
 CREATE OR REPLACE FUNCTION {schema}.once_due(
     p_name varchar, p_position bigint, p_requesting_id varchar, p_per_ms bigint, p_offset_ms bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_at bigint := {schema}.epoch_ms(clock_timestamp());
 BEGIN
@@ -39,8 +37,7 @@ $$;
 -- Record a run as done, for the period in which its row was granted. Return 0, or -1 if the row is not held. May be
 -- repeated.
 CREATE OR REPLACE FUNCTION {schema}.mark_once(p_name varchar, p_position bigint, p_requesting_id varchar) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 BEGIN
     -- Pin the row: no other run begins before this one is recorded.
     IF NOT {schema}.pin('once:' || p_name, p_position, p_requesting_id) THEN
@@ -59,17 +56,13 @@ $$;
 -- Return the last run, with its times and its login; and the server's time.
 CREATE OR REPLACE FUNCTION {schema}.once_last(p_name varchar)
 RETURNS TABLE (granted_at timestamptz, done_at timestamptz, queue_position bigint, requesting_id varchar, login name,
-               taken_at timestamptz)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+               taken_at timestamptz) {sql_definer}
     SELECT granted_at, done_at, queue_position, requesting_id, login, clock_timestamp() FROM {schema}.once_run WHERE once_name = p_name
 $$;
 
 -- Delete the record of the last run, so that the name may run again in this period. Allowed to the login of the last
 -- run, and to operators. Return 0, or -1 if there was none.
-CREATE OR REPLACE FUNCTION {schema}.once_forget(name text) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.once_forget(name text) RETURNS integer {plpgsql_definer}
 DECLARE
     v_run {schema}.once_run;
 BEGIN
@@ -93,8 +86,7 @@ $$;
 -- Raise for an invalid period; return it in ms.
 CREATE OR REPLACE FUNCTION {schema}.check_period(
     p_name text, p_per double precision, p_offset double precision, OUT per_ms bigint, OUT offset_ms bigint)
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_immutable}
 BEGIN
     PERFORM {schema}.check_name('name', p_name);
     IF char_length(p_name) > 250 THEN
@@ -160,8 +152,7 @@ $$;
 -- Record that the run has succeeded, so that the period is done, and release the lock. Return 0; or -1 if the lock was
 -- lost, and nothing is recorded.
 CREATE OR REPLACE FUNCTION {schema}.once_done(name text, queue_position bigint, requesting_id text DEFAULT NULL) RETURNS integer
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 DECLARE
     v_id text := coalesce(requesting_id, {schema}.session_id());
 BEGIN

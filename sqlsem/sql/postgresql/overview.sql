@@ -13,8 +13,7 @@ AS $$ SELECT pg_catalog.round(pg_catalog.date_part('epoch', p_moment) OPERATOR(p
 -- appear as 'tenant:*'; their effect on a resource is not computed here.
 CREATE OR REPLACE FUNCTION {schema}.resource_settings()
 RETURNS TABLE (resource_id varchar, cap integer, paused_at timestamptz, stale_after float, paused_by name, cap_by name)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{sql_stable_definer}
     SELECT coalesce(o.resource_id, l.prefix || '*'), coalesce(l.cap, o.cap), o.paused_at, o.stale_after_ms / 1000.0::float, o.paused_by,
            coalesce(l.cap_by, o.cap_by)
     FROM {schema}.resource AS o FULL JOIN {schema}.limit_pattern AS l ON l.prefix || '*' = o.resource_id
@@ -26,9 +25,7 @@ $$;
 -- began, or the session, if it has none; NULL if the schema's owner may not see that.
 CREATE OR REPLACE FUNCTION {schema}.held_locks(p_resource varchar)
 RETURNS TABLE (kind text, key bigint, is_alone boolean, resource_id varchar, pid integer, transaction text, login text, program text,
-               seconds float, is_stranger boolean)
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+               seconds float, is_stranger boolean) {sql}
     WITH held AS MATERIALIZED (
         SELECT CASE l.classid::bigint - {schema}.lock_class(0)
                    WHEN 0 THEN 'gate' WHEN 1 THEN 'beacon' WHEN 2 THEN 'entry' WHEN 3 THEN 'waiting' WHEN 4 THEN 'batch'
@@ -69,8 +66,7 @@ $$;
 -- of all resources.
 CREATE OR REPLACE FUNCTION {schema}.kept_locks(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (kind text, resource_id varchar, pid integer, login text, program text, seconds float, is_stranger boolean)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 #variable_conflict use_column
 DECLARE
     v_first text[] := ARRAY(SELECT concat_ws(' ', h.kind, h.key, h.pid, h.transaction) FROM {schema}.held_locks(p_resource) AS h
@@ -112,8 +108,7 @@ $$;
 -- resources with the most waiters.
 CREATE OR REPLACE FUNCTION {schema}.overview(
     OUT taken_at timestamptz, OUT settings json, OUT members json, OUT queues json, OUT batches json, OUT holds json)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 BEGIN
     taken_at := clock_timestamp();
     settings := (SELECT json_agg(json_build_array(s.resource_id, s.cap, {schema}.microseconds(s.paused_at), s.stale_after, s.paused_by, s.cap_by))
@@ -187,16 +182,12 @@ $$;
 -- When a request will be granted ------------------------------------------------------------------------------------
 
 -- Return the kind of a hold: its note without numbers, or else its program.
-CREATE OR REPLACE FUNCTION {schema}.kind_of(p_note varchar, p_program varchar) RETURNS text
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.kind_of(p_note varchar, p_program varchar) RETURNS text {sql_immutable}
     SELECT CASE WHEN p_note <> '' THEN 'note ' || regexp_replace(p_note, '[0-9]+', '#', 'g') ELSE 'program ' || coalesce(p_program, '') END
 $$;
 
 -- Return a pseudo-random number between 0 and 1, always the same for the same two arguments.
-CREATE OR REPLACE FUNCTION {schema}.deterministic_fraction(p_one bigint, p_other integer) RETURNS float
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.deterministic_fraction(p_one bigint, p_other integer) RETURNS float {sql_immutable}
     SELECT ((hashint8extended(p_one, p_other) & 1073741823) + 0.5) / 1073741824.0::float
 $$;
 
@@ -206,8 +197,7 @@ $$;
 -- longer duration, the lock is held for ever.
 -- (The same as in sqlsem/insight/estimates.py.)
 CREATE OR REPLACE FUNCTION {schema}.expected_remaining(p_held float[], p_share float, p_already float) RETURNS float
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_immutable}
 DECLARE
     v_count integer := cardinality(p_held);
     v_first integer := 0;  -- the number of shorter durations
@@ -235,9 +225,7 @@ $$;
 -- The estimate simulates the queue 100 times, like `sqlsem why` (which also estimates what this leaves out). A holder
 -- stays for as long as one of the recent holds that were longer, and a waiter is granted as soon as the rule allows it.
 CREATE OR REPLACE FUNCTION {schema}.estimate(queue_position bigint)
-RETURNS TABLE (low float, likely float, high float, held_low float, held_high float, holds integer)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS TABLE (low float, likely float, high float, held_low float, held_high float, holds integer) {plpgsql_definer}
 #variable_conflict use_column
 DECLARE
     v_plays  constant integer := 100;
@@ -325,9 +313,7 @@ $$;
 -- longer waits. The reason also says when the request will be granted, if `estimate` can tell.
 CREATE OR REPLACE FUNCTION {schema}.why(queue_position bigint)
 RETURNS TABLE (code text, reason text, behind bigint, state text, host varchar, pid integer, program varchar, note varchar,
-               seconds float, goes_on_at bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+               seconds float, goes_on_at bigint) {plpgsql_definer}
 #variable_conflict use_column
 DECLARE
     v_row    record;

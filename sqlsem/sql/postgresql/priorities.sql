@@ -24,15 +24,13 @@ AS $$ SELECT ('priority:'::pg_catalog.text OPERATOR(pg_catalog.||) p_resource::p
 
 -- Return the resources with priorities, and the seconds of waiting that one step of priority is worth.
 CREATE OR REPLACE FUNCTION {schema}.priorities() RETURNS TABLE (resource_id varchar, ageing float)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$ SELECT o.resource_id, o.ageing_ms / 1000.0::float FROM {schema}.resource AS o WHERE o.ageing_ms IS NOT NULL $$;
+{sql_stable_definer} SELECT o.resource_id, o.ageing_ms / 1000.0::float FROM {schema}.resource AS o WHERE o.ageing_ms IS NOT NULL $$;
 
 -- Return the entry right before one in a priority queue (`before`; NULL: it is the first), and how many entries are
 -- before it (`ahead`). A request without an entry (p_place NULL) comes after all of its own rank.
 CREATE OR REPLACE FUNCTION {schema}.preceding_request(
     p_line varchar, p_place bigint, p_at timestamptz, p_priority integer, p_ageing integer, OUT before bigint, OUT ahead bigint)
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{sql}
     SELECT (array_agg(r.queue_position ORDER BY r.priority_rank DESC, r.queue_position DESC))[1], count(*)
     FROM (SELECT t.queue_position, t.requested_at - (t.weight - 1)::bigint * p_ageing * interval '1 millisecond' AS priority_rank
           FROM {schema}.rows_before_oldest_first(p_line, 9223372036854775807) AS t
@@ -50,10 +48,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.acquire_by_priority(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar, p_priority integer, p_place bigint,
-    OUT queue_position bigint, OUT granted boolean, OUT before bigint, OUT ahead bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+    OUT queue_position bigint, OUT granted boolean, OUT before bigint, OUT ahead bigint) {plpgsql_generic_definer}
 DECLARE
     v_line   varchar := {schema}.priority_queue_of(p_resource);
     v_ageing integer := {schema}.ageing_of(p_resource);

@@ -10,9 +10,7 @@ SET search_path = pg_catalog, pg_temp;
 -- (All other routines have a SET clause, and so may use unqualified names.)
 
 -- Return the server's message for a COMMIT inside a transaction of the caller, in the language of this session.
-CREATE OR REPLACE FUNCTION {schema}.commit_error() RETURNS text
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.commit_error() RETURNS text {plpgsql}
 DECLARE
     v_text text;
 BEGIN
@@ -65,9 +63,7 @@ $$;
 -- Checking the callers' arguments ----------------------------------------------------------------------------------
 
 -- Raise for an invalid name. p_what: the kind of name, for the message.
-CREATE OR REPLACE FUNCTION {schema}.check_name(p_what text, p_name text) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_name(p_what text, p_name text) RETURNS void {plpgsql_immutable}
 BEGIN
     IF p_name IS NULL OR p_name = '' THEN
         RAISE EXCEPTION 'sqlsem: % is %; give it 1 to 255 characters', p_what, CASE WHEN p_name IS NULL THEN 'NULL' ELSE 'empty' END
@@ -85,9 +81,7 @@ END
 $$;
 
 -- Raise for a name that sqlsem uses itself, and for a pattern. (RESERVED of the Python client is the same table.)
-CREATE OR REPLACE FUNCTION {schema}.check_not_reserved(p_resource text) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_not_reserved(p_resource text) RETURNS void {plpgsql_immutable}
 BEGIN
     IF right(p_resource, 1) = '*' THEN
         RAISE EXCEPTION 'sqlsem: resource % ends with ''*'', and so is a pattern of names, for which limits are set; choose another name',
@@ -106,9 +100,7 @@ END
 $$;
 
 -- Return a lease in milliseconds; NULL for NULL. Raise for an invalid one.
-CREATE OR REPLACE FUNCTION {schema}.check_lease(p_seconds double precision) RETURNS integer
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_lease(p_seconds double precision) RETURNS integer {plpgsql_immutable}
 BEGIN
     IF NOT (p_seconds >= 0.1 AND p_seconds <= 2147483) THEN  -- (false for NaN)
         RAISE EXCEPTION 'sqlsem: lease_seconds must be from 0.1 to 2147483, not %', p_seconds USING ERRCODE = '22023';
@@ -120,9 +112,7 @@ $$;
 -- Raise for invalid arguments of a request; return the access type as the table stores it.
 CREATE OR REPLACE FUNCTION {schema}.check_request(
     p_resource text, p_limit integer, p_access text, p_weight integer, p_timeout_ms integer, p_note text,
-    p_requesting_id text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+    p_requesting_id text) RETURNS text {plpgsql_immutable}
 DECLARE
     v_access text := lower(p_access);
 BEGIN
@@ -156,9 +146,7 @@ $$;
 
 -- Return the session's own requesting_id, for a caller that passes none: constant while the session lives, and no other
 -- session's.
-CREATE OR REPLACE FUNCTION {schema}.session_id() RETURNS text
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.session_id() RETURNS text {plpgsql_stable}
 DECLARE
     v_since timestamptz := (SELECT backend_start FROM pg_catalog.pg_stat_activity WHERE pid = pg_backend_pid());
 BEGIN
@@ -172,9 +160,7 @@ $$;
 
 -- Make the server test every two seconds that the client is still there, also while the session waits; from the
 -- session's next statement on. (Needs PostgreSQL 14, and works not on every operating system.)
-CREATE OR REPLACE FUNCTION {schema}.watch_client() RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.watch_client() RETURNS void {plpgsql}
 BEGIN
     IF current_setting('client_connection_check_interval', true) = '0' THEN
         PERFORM set_config('client_connection_check_interval', '2s', false);
@@ -185,9 +171,7 @@ END
 $$;
 
 -- Return the member of this session: that of an earlier acquire, or a new one. With a lease always a new one.
-CREATE OR REPLACE FUNCTION {schema}.session_member(p_lease_ms integer) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.session_member(p_lease_ms integer) RETURNS bigint {plpgsql_definer}
 DECLARE
     v_member bigint;
 BEGIN
@@ -213,8 +197,7 @@ $$;
 -- Renew the waiter lease of a row, by five seconds, and the member's lease, if it has one. Return false if row or
 -- member is gone.
 CREATE OR REPLACE FUNCTION {schema}.renew_waiter_lease(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 BEGIN
     -- (This locks the member until the commit. So a session that is about to remove the member finds its lease renewed;
     -- or this session finds the member gone.)
@@ -239,8 +222,7 @@ $$;
 -- Return true if this row would wait for ever for rows of its own session or member: they leave no room for it even
 -- when all other rows are gone.
 CREATE OR REPLACE FUNCTION {schema}.waits_for_itself(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{sql_definer}
     SELECT coalesce(sum(a.weight) + min(mine.weight) > min(least(coalesce(mine.concurrency_limit, o.cap), a.concurrency_limit)), false)
     FROM {schema}.{table} AS mine
     JOIN {schema}.member AS m
@@ -256,17 +238,13 @@ $$;
 
 -- Return true if this session's member has another row than the one that it waits for: only then may others wait for
 -- this session.
-CREATE OR REPLACE FUNCTION {schema}.has_other_rows(p_member bigint, p_position bigint) RETURNS boolean
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.has_other_rows(p_member bigint, p_position bigint) RETURNS boolean {sql_definer}
     SELECT EXISTS (SELECT FROM {schema}.member_rows(p_member) AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
                    WHERE t.queue_position <> p_position AND m.login = session_user)
 $$;
 
 -- Release the shared locks that a cancelled wait() may have left: it was cancelled between taking one and releasing it.
-CREATE OR REPLACE FUNCTION {schema}.release_wait_locks() RETURNS void
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.release_wait_locks() RETURNS void {sql_definer}
     SELECT pg_advisory_unlock_shared(classid::bigint::integer, objid::bigint::integer) FROM pg_locks
     WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ShareLock' AND granted AND pid = pg_backend_pid()
       AND classid::bigint IN ({schema}.lock_class(2), {schema}.lock_class(3))
@@ -274,16 +252,14 @@ $$;
 
 -- Return the outcome of a row that was in the queue at p_since; NULL if the history does not have it.
 CREATE OR REPLACE FUNCTION {schema}.row_outcome(p_resource text, p_position bigint, p_since timestamptz) RETURNS text
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{sql_definer}
     SELECT outcome FROM {schema}.history WHERE ended_at >= p_since AND resource_id = p_resource AND queue_position = p_position
 $$;
 
 -- Release one row of a requester, or all of its rows on a resource (p_position NULL). Return 0, or -1 if there was
 -- none.
 CREATE OR REPLACE FUNCTION {schema}.release_rows(p_resource text, p_position bigint, p_requesting_id text) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_row  record;
     v_code integer := -1;
@@ -309,9 +285,7 @@ $$;
 
 -- Renew the lease of a row. Return 0 if the row is still held, -1 if not.
 CREATE OR REPLACE FUNCTION {schema}.renew_row(p_resource text, p_position bigint, p_requesting_id text, p_lease_ms integer)
-RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS integer {plpgsql_definer}
 DECLARE
     v_member {schema}.member;
 BEGIN
@@ -345,17 +319,14 @@ $$;
 
 
 -- Return the rest of a timeout, in ms; NULL: for ever. (A function, as acquire cannot set its search_path.)
-CREATE OR REPLACE FUNCTION {schema}.remaining_ms(p_timeout_ms integer, p_started timestamptz) RETURNS integer
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.remaining_ms(p_timeout_ms integer, p_started timestamptz) RETURNS integer {sql}
     SELECT CASE WHEN p_timeout_ms >= 0
                 THEN least(p_timeout_ms, greatest(0, p_timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - p_started)))::integer END
 $$;
 
 -- Return a new uid for a request of a session.
 CREATE OR REPLACE FUNCTION {schema}.new_uid() RETURNS varchar
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT 'sql ' || gen_random_uuid() $$;
+{sql} SELECT 'sql ' || gen_random_uuid() $$;
 
 -- Acquiring and releasing ------------------------------------------------------------------------------------------
 
@@ -507,8 +478,7 @@ $$;
 -- Return true if the client itself called the procedure with this call stack: then the statement's end commits the
 -- grant.
 CREATE OR REPLACE FUNCTION {schema}.is_outermost(p_stack text) RETURNS boolean
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT strpos(p_stack, E'\n') = 0 $$;
+{sql_immutable} SELECT strpos(p_stack, E'\n') = 0 $$;
 
 -- Acquire a lock for this session (or for a lease), waiting up to timeout_ms for it. code:
 --   0 granted at once   1 granted after waiting   -1 time is up   -2 revoked by an operator   -3 deadlock victim
@@ -552,9 +522,7 @@ $$;
 -- release. May be repeated. (routines.sql has the member's release, with the outcome as its fourth parameter. Its
 -- parameters are varchar, so a call with three literals means this function, and is not ambiguous.)
 CREATE OR REPLACE FUNCTION {schema}.release(
-    resource text, queue_position bigint DEFAULT NULL, requesting_id text DEFAULT NULL) RETURNS integer
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+    resource text, queue_position bigint DEFAULT NULL, requesting_id text DEFAULT NULL) RETURNS integer {plpgsql}
 BEGIN
     PERFORM {schema}.check_name('resource', resource);
     RETURN {schema}.release_rows(resource, queue_position, coalesce(requesting_id, {schema}.session_id()));
@@ -565,9 +533,7 @@ $$;
 -- a lease is only tested.
 CREATE OR REPLACE FUNCTION {schema}.renew(
     resource text, queue_position bigint, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL)
-RETURNS integer
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS integer {plpgsql}
 BEGIN
     PERFORM {schema}.check_name('resource', resource);
     RETURN {schema}.renew_row(resource, queue_position, coalesce(requesting_id, {schema}.session_id()),
@@ -601,9 +567,7 @@ $$;
 
 -- Return 1 if a row, also a bare participant's, may be granted, 0 if not yet, -1 if it is not there. Changes nothing,
 -- and reads committed rows. (1 stays true until the row is released.)
-CREATE OR REPLACE FUNCTION {schema}.may_enter(resource text, queue_position bigint) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.may_enter(resource text, queue_position bigint) RETURNS integer {plpgsql_definer}
 DECLARE
     v_row record;
 BEGIN
@@ -628,8 +592,7 @@ RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_ty
                weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
                program varchar, note varchar, requested_at timestamptz, granted_at timestamptz,
                seconds float, missing_for float, grace float)
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT * FROM {schema}.entries(resource) $$;
+{sql} SELECT * FROM {schema}.entries(resource) $$;
 
 
 -- feature: operate
@@ -637,9 +600,7 @@ AS $$ SELECT * FROM {schema}.entries(resource) $$;
 
 -- Set the limit of a resource, or of all whose names begin with a prefix ('tenant:*'): an upper bound on declared
 -- limits, and the limit of requests that declare none. NULL: remove it.
-CREATE OR REPLACE FUNCTION {schema}.set_limit(resource text, concurrency_limit integer) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.set_limit(resource text, concurrency_limit integer) RETURNS void {plpgsql}
 BEGIN
     PERFORM {schema}.check_name('resource', resource);
     IF concurrency_limit < 1 THEN
@@ -651,9 +612,7 @@ END
 $$;
 
 -- Grant no more requests until resume. Holders keep their locks.
-CREATE OR REPLACE FUNCTION {schema}.pause(resource text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.pause(resource text) RETURNS void {plpgsql}
 BEGIN
     PERFORM {schema}.check_name('resource', resource);
     PERFORM {schema}.set_resource(resource, 'paused', 1);
@@ -661,9 +620,7 @@ END
 $$;
 
 -- Grant requests again after a pause.
-CREATE OR REPLACE FUNCTION {schema}.resume(resource text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.resume(resource text) RETURNS void {plpgsql}
 BEGIN
     PERFORM {schema}.check_name('resource', resource);
     PERFORM {schema}.set_resource(resource, 'paused', 0);

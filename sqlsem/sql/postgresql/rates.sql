@@ -20,8 +20,7 @@ SET search_path = pg_catalog, pg_temp;
 
 -- Return the server's time, in milliseconds since 1970.
 CREATE OR REPLACE FUNCTION {schema}.clock_ms() RETURNS bigint
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
+{sql} SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
 
 -- Return the length of a slot of a window. (Simple enough for the planner to inline it.)
 CREATE OR REPLACE FUNCTION {schema}.slot_ms(p_window_ms bigint) RETURNS bigint
@@ -30,9 +29,7 @@ AS $$ SELECT (p_window_ms OPERATOR(pg_catalog.+) 99::bigint) OPERATOR(pg_catalog
 
 -- Raise for a name that is no rate's. (Starts of tasks are counted in the same tables, under other names: no client may
 -- use or return them.)
-CREATE OR REPLACE FUNCTION {schema}.check_rate_name(p_resource text) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_rate_name(p_resource text) RETURNS void {plpgsql_immutable}
 BEGIN
     PERFORM {schema}.check_name('rate', p_resource);
     IF p_resource NOT LIKE 'rate:_%' THEN
@@ -45,8 +42,7 @@ $$;
 -- Raise for invalid arguments of a take.
 CREATE OR REPLACE FUNCTION {schema}.check_rate(
     p_resource text, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_immutable}
 DECLARE
     v_what text;
 BEGIN
@@ -77,8 +73,7 @@ $$;
 -- Insert the declared windows that are missing. If the clock went back, move the recorded use back, too. A new window
 -- begins with the recent use of another window, recorded no earlier than it happened.
 CREATE OR REPLACE FUNCTION {schema}.begin_rate(p_resource varchar, p_limits bigint[], p_windows bigint[], p_now bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 DECLARE
     v_new      record;
     v_other    bigint;
@@ -144,17 +139,14 @@ $$;
 -- Return the login to which use belongs: the session's. Starts of tasks belong to no login, as any worker of the queue
 -- may return them.
 CREATE OR REPLACE FUNCTION {schema}.rate_login(p_resource varchar) RETURNS name
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT CASE WHEN p_resource LIKE 'rate:%' THEN session_user ELSE '' END::name $$;
+{sql_stable} SELECT CASE WHEN p_resource LIKE 'rate:%' THEN session_user ELSE '' END::name $$;
 
 -- Return the windows of a rate that are in force for a request at a moment: the declared ones; windows that earlier
 -- takes have declared, while those takes are in the window; and windows with an operator's limit. fixed: the limit
 -- without the limits of earlier takes, which lapse.
 CREATE OR REPLACE FUNCTION {schema}.windows_in_force(
     p_resource varchar, p_limits bigint[], p_windows bigint[], p_burst bigint, p_at_us bigint)
-RETURNS TABLE (window_ms bigint, fixed bigint, rate_limit bigint, burst bigint, used bigint)
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS TABLE (window_ms bigint, fixed bigint, rate_limit bigint, burst bigint, used bigint) {sql}
     SELECT w.window_ms, least(d.rate_limit, w.cap), least(d.rate_limit, w.cap, t.rate_limit),
            least(CASE WHEN d.window_ms IS NOT NULL THEN p_burst END, t.burst), t.used
     FROM {schema}.rate_window AS w
@@ -171,9 +163,7 @@ $$;
 -- p_burst: the declared limits of the request.
 CREATE OR REPLACE FUNCTION {schema}.use_rate(
     p_resource varchar, p_used bigint, p_now_us bigint, p_then bigint, p_at_us bigint, p_waits integer,
-    p_limits bigint[] DEFAULT '{}', p_windows bigint[] DEFAULT '{}', p_burst bigint DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+    p_limits bigint[] DEFAULT '{}', p_windows bigint[] DEFAULT '{}', p_burst bigint DEFAULT NULL) RETURNS void {plpgsql}
 DECLARE
     v_now   constant bigint := p_now_us / 1000;
     v_at    constant bigint := p_at_us / 1000;
@@ -225,9 +215,7 @@ $$;
 -- of earlier takes that are too low have lapsed, and the bucket of a burst has room. wait_ms NULL: never.
 CREATE OR REPLACE FUNCTION {schema}.window_waits(
     p_resource varchar, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint, p_now_us bigint)
-RETURNS TABLE (window_ms bigint, rate_limit bigint, burst bigint, used bigint, wait_ms bigint)
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS TABLE (window_ms bigint, rate_limit bigint, burst bigint, used bigint, wait_ms bigint) {sql}
     SELECT f.window_ms, f.rate_limit, f.burst, f.used,
            CASE WHEN p_cost > f.fixed THEN NULL
                 ELSE greatest(0,
@@ -256,8 +244,7 @@ $$;
 -- later. NULL: never. (begin_rate has inserted the windows.)
 CREATE OR REPLACE FUNCTION {schema}.rate_wait(
     p_resource varchar, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint, p_now_us bigint) RETURNS bigint
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{sql}
     SELECT CASE WHEN bool_and(n.wait_ms IS NOT NULL)
                 THEN greatest(0, max(n.wait_ms), (SELECT max(w.promised_ms) FROM {schema}.rate_window AS w
                                                   WHERE w.resource_id = p_resource) - p_now_us / 1000) END
@@ -266,9 +253,7 @@ $$;
 
 -- Return how much may be taken from a rate at p_at_us.
 CREATE OR REPLACE FUNCTION {schema}.rate_room(
-    p_resource varchar, p_limits bigint[], p_windows bigint[], p_burst bigint, p_at_us bigint) RETURNS bigint
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+    p_resource varchar, p_limits bigint[], p_windows bigint[], p_burst bigint, p_at_us bigint) RETURNS bigint {sql}
     SELECT min(least(f.rate_limit - f.used,
                      f.burst - ceil(greatest(0, w.full_us - p_at_us)::numeric * f.rate_limit / (f.window_ms * 1000))))::bigint
     FROM {schema}.windows_in_force(p_resource, p_limits, p_windows, p_burst, p_at_us) AS f
@@ -276,9 +261,7 @@ AS $$
 $$;
 
 -- Raise an error that says why a cost can never be taken from a rate: no limit is set, or an operator's is lower.
-CREATE OR REPLACE FUNCTION {schema}.raise_rate_error(p_resource varchar, p_cost bigint) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.raise_rate_error(p_resource varchar, p_cost bigint) RETURNS void {plpgsql_stable}
 DECLARE
     v_cap record;
 BEGIN
@@ -300,9 +283,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.take_tokens(
     p_resource varchar, p_costs bigint[], p_limits bigint[], p_windows bigint[], p_burst bigint DEFAULT NULL,
     p_only_look boolean DEFAULT false, p_ahead bigint[] DEFAULT '{}', p_waited boolean DEFAULT false,
-    OUT wait_ms bigint, OUT times bigint[])
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+    OUT wait_ms bigint, OUT times bigint[]) {plpgsql}
 DECLARE
     v_us    bigint := floor(extract(epoch FROM clock_timestamp()) * 1000000);
     v_first integer := 1;  -- the first of the requests that are served at one moment
@@ -357,10 +338,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.take_rate(
     p_resource varchar, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint DEFAULT NULL,
     p_position bigint DEFAULT NULL, p_requesting_id varchar DEFAULT NULL, p_more bigint[] DEFAULT '{}', p_ahead bigint[] DEFAULT '{}',
-    OUT code integer, OUT wait_ms bigint, OUT times bigint[])
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+    OUT code integer, OUT wait_ms bigint, OUT times bigint[]) {plpgsql_generic_definer}
 DECLARE
     v_first bigint;
 BEGIN
@@ -410,9 +388,7 @@ $$;
 -- after ten windows at the latest. A negative p_more is returned, as far as it still counts, and no more than this
 -- login took then.
 CREATE OR REPLACE FUNCTION {schema}.adjust_rate(p_resource varchar, p_taken_ms bigint, p_more bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+{plpgsql_generic_definer}
 DECLARE
     v_us bigint;
 BEGIN
@@ -434,9 +410,7 @@ $$;
 
 -- Reset a rate: delete all use, debts, reservations and declared limits, but not the operator's limits and the
 -- counters. Return 0, or -1 if there is no such rate. For operators.
-CREATE OR REPLACE FUNCTION {schema}.reset_rate(p_resource varchar) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.reset_rate(p_resource varchar) RETURNS integer {plpgsql_definer}
 DECLARE
     v_used bigint;
 BEGIN
@@ -459,8 +433,7 @@ $$;
 -- Set an operator's limit of a rate in a window of this length: an upper bound on declared limits, and the limit of
 -- requests that declare none. NULL: remove it. Return 0, or -1 if there was none to remove. For operators.
 CREATE OR REPLACE FUNCTION {schema}.set_rate(p_resource varchar, p_window_ms bigint, p_limit bigint) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_before bigint;
 BEGIN
@@ -522,8 +495,7 @@ $$;
 
 -- Renew the waiter lease of the first request in the queue of a rate, by ten seconds.
 CREATE OR REPLACE FUNCTION {schema}.renew_rate_waiter_lease(p_resource text, p_position bigint, p_requesting_id text) RETURNS void
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{sql_definer}
     UPDATE {schema}.{table} AS t SET waiter_lease_until = clock_timestamp() + interval '10 seconds'
     FROM {schema}.member AS m
     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
@@ -650,8 +622,7 @@ $$;
 -- Report the actual cost of a take, of `cost` at taken_ms. If it is less, the difference is returned; if it is more,
 -- the difference counts as used now.
 CREATE OR REPLACE FUNCTION {schema}.adjust(rate text, taken_ms bigint, cost bigint, actual bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 BEGIN
     PERFORM {schema}.check_name('rate', rate);
     IF (cost >= 1 AND actual >= 0) IS NOT TRUE THEN

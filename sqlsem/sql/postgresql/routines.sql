@@ -44,8 +44,7 @@ $$;
 
 -- Wait until no session holds a lock; return false if that takes longer than the timeout.
 CREATE OR REPLACE FUNCTION {schema}.wait_until_lock_free(p_class integer, p_key integer, p_timeout_ms integer) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 DECLARE
     v_done boolean;
 BEGIN
@@ -59,9 +58,7 @@ END
 $$;
 
 -- Escape the control characters of a text, for messages.
-CREATE OR REPLACE FUNCTION {schema}.escape_control_chars(p_text text) RETURNS text
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.escape_control_chars(p_text text) RETURNS text {sql_immutable}
     SELECT CASE WHEN p_text !~ E'[\\u0001-\\u001F\\u007F-\\u009F\\u200E\\u200F\\u202A-\\u202E\\u2066-\\u2069]' THEN p_text
                 ELSE (SELECT string_agg(CASE WHEN c ~ E'[\\u0001-\\u001F\\u007F-\\u009F\\u200E\\u200F\\u202A-\\u202E\\u2066-\\u2069]'
                                              THEN E'\\u' || lpad(to_hex(ascii(c)), 4, '0') ELSE c END, '' ORDER BY n)
@@ -71,8 +68,7 @@ $$;
 -- Take a lock exclusively, until the transaction ends. Any login can keep such a lock. So this wait ends after a minute
 -- if the session has no lock_timeout, and with an error that names the sessions that have the lock.
 CREATE OR REPLACE FUNCTION {schema}.take_exclusive_lock(p_class integer, p_key integer, p_what text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 DECLARE
     v_before text := current_setting('lock_timeout');
 BEGIN
@@ -93,9 +89,7 @@ END
 $$;
 
 -- Describe the sessions that have a lock.
-CREATE OR REPLACE FUNCTION {schema}.describe_advisory_lock(p_class integer, p_key integer) RETURNS text
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.describe_advisory_lock(p_class integer, p_key integer) RETURNS text {sql}
     SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, {schema}.escape_control_chars(a.usename)), ', '), 'a session that has just ended')
     FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted AND l.pid <> pg_backend_pid()
@@ -113,9 +107,7 @@ AS $$
 $$;
 
 -- Return true if an installer holds its lock, which only the schema's owner and superusers can take.
-CREATE OR REPLACE FUNCTION {schema}.is_installing() RETURNS boolean
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.is_installing() RETURNS boolean {sql_definer}
     SELECT EXISTS (SELECT FROM pg_locks
                    WHERE locktype = 'relation' AND relation = '{schema}.installer'::regclass AND granted
                      AND mode IN ('ShareRowExclusiveLock', 'AccessExclusiveLock')
@@ -174,9 +166,7 @@ $$;
 
 
 -- Refuse to run in a transaction in which the guarantees would not hold.
-CREATE OR REPLACE FUNCTION {schema}.require_outside_transaction(p_what text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.require_outside_transaction(p_what text) RETURNS void {plpgsql}
 BEGIN
     -- A transaction that has written cannot be a statement of its own. (A transaction that has only read cannot be
     -- detected here. Inside one a registration stays safe, as the gate is kept until the commit, but it blocks all
@@ -196,9 +186,7 @@ $$;
 -- Return where numbers and heartbeats come from. place: the cluster; its timeline, which every promotion and every
 -- recovery to a point in time changes (the control file shows it too late); the table, which a restore from a dump
 -- creates anew. started: when the server was started.
-CREATE OR REPLACE FUNCTION {schema}.origin(OUT place text, OUT started text)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.origin(OUT place text, OUT started text) {plpgsql}
 BEGIN
     started := extract(epoch FROM pg_postmaster_start_time())::text;
     place := format('%s %s', left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), '{schema}.{table}'::regclass::oid);
@@ -212,17 +200,13 @@ $$;
 
 -- Return the identity of this database on this running server. A copy of the database has another one, and so has the
 -- database after a failover.
-CREATE OR REPLACE FUNCTION {schema}.database_identity() RETURNS text
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.database_identity() RETURNS text {sql_definer}
     SELECT concat_ws(' ', o.place, o.started, d.oid)
     FROM {schema}.origin() AS o CROSS JOIN pg_database AS d WHERE d.datname = current_database()
 $$;
 
 -- Return true if the origin is the one that settings `origin` and `started` record.
-CREATE OR REPLACE FUNCTION {schema}.same_origin() RETURNS boolean
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.same_origin() RETURNS boolean {sql}
     SELECT count(*) = 2 FROM {schema}.setting AS s CROSS JOIN {schema}.origin() AS o
     WHERE s.name = 'origin' AND s.value = o.place OR s.name = 'started' AND s.value = o.started
 $$;
@@ -236,9 +220,7 @@ $$;
 -- each member begin anew, and so does the time that a holder has after a revocation.
 -- Called before a session that is new to sqlsem gets a number, and before any member is removed. While the origin is
 -- unchanged, a call costs next to nothing.
-CREATE OR REPLACE FUNCTION {schema}.check_origin() RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_origin() RETURNS boolean {plpgsql}
 DECLARE
     v_origin record;
     v_known  text;
@@ -381,8 +363,7 @@ AS $$ SELECT pg_catalog.random() OPERATOR(pg_catalog.<) 0.025::double precision 
 -- Write a mark in place of the last one. p_live: the first 201 living rows below p_position, or all if they are fewer.
 -- (Waits for no session: if another one is removing the last mark, that is left to it, or to prune.)
 CREATE OR REPLACE FUNCTION {schema}.advance_low_water_mark(p_key varchar, p_position bigint, p_live bigint[]) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 DECLARE
     v_mark   bigint := CASE WHEN cardinality(p_live) > 200 THEN p_live[201] ELSE p_position END;
     v_before bigint := (SELECT mark FROM {schema}.low_water WHERE resource_id = p_key ORDER BY mark DESC LIMIT 1);
@@ -402,8 +383,7 @@ $$;
 -- the member registers, perhaps with a lower number that is not visible yet, no mark of the member is written. (A
 -- registration that begins after this test gets a higher number.)
 CREATE OR REPLACE FUNCTION {schema}.advance_low_water_marks(p_resource varchar, p_position bigint, p_member bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 DECLARE
     v_alone boolean;  -- no other session registers for the member
 BEGIN
@@ -426,16 +406,13 @@ $$;
 
 
 -- Return the longest pattern that a name matches. (Of the prefixes of one text, the longest sorts last.)
-CREATE OR REPLACE FUNCTION {schema}.pattern_of(p_resource varchar) RETURNS {schema}.limit_pattern
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.pattern_of(p_resource varchar) RETURNS {schema}.limit_pattern {sql_stable}
     SELECT l FROM {schema}.limit_pattern AS l WHERE l.prefix <= p_resource AND starts_with(p_resource, l.prefix)
     ORDER BY l.prefix DESC LIMIT 1
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.pattern_cap(p_resource varchar) RETURNS integer
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT ({schema}.pattern_of(p_resource)).cap $$;
+{sql_stable} SELECT ({schema}.pattern_of(p_resource)).cap $$;
 
 -- Return the settings of a resource, always as one row: its own limit, or else that of the longest pattern, and since
 -- when it is paused. While there is any pattern, table resource has a row '*': without that row the patterns are not
@@ -493,9 +470,7 @@ $$;
 
 -- Return true if this session holds this beacon. Any login may take an advisory lock, so the holder must be this
 -- session.
-CREATE OR REPLACE FUNCTION {schema}.holds_beacon(p_pid integer, p_beacon integer) RETURNS boolean
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.holds_beacon(p_pid integer, p_beacon integer) RETURNS boolean {sql}
     SELECT EXISTS (SELECT FROM pg_locks
                    WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted AND pid = p_pid
                      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -507,9 +482,7 @@ $$;
 -- over. dead: besides, the last heartbeat is older than the grace. since: when the member was first missed, as far as
 -- known. On a standby no beacon can be seen, and only leases count.
 CREATE OR REPLACE FUNCTION {schema}.member_liveness()
-RETURNS TABLE (member_id bigint, missing boolean, dead boolean, since timestamptz)
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS TABLE (member_id bigint, missing boolean, dead boolean, since timestamptz) {sql}
     WITH held AS MATERIALIZED (
         SELECT objid::bigint AS beacon, pid FROM pg_locks
         WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
@@ -532,9 +505,7 @@ $$;
 
 -- Delete rows of a member, and write their history. Wakeup locks are released by the end of their sessions, or by
 -- release().
-CREATE OR REPLACE FUNCTION {schema}.delete_member_rows(p_member {schema}.member, p_outcome text) RETURNS bigint
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.delete_member_rows(p_member {schema}.member, p_outcome text) RETURNS bigint {sql}
     -- A row that an open transaction has pinned (pin) stays until the transaction ends; a later call deletes it.
     WITH free AS (SELECT resource_id, queue_position FROM {schema}.{table}
                   WHERE member_id = p_member.member_id
@@ -559,9 +530,7 @@ $$;
 -- Test if a member is alive, and act on the result. Remove the member with its rows if its lease is over, or if its
 -- beacon is missing and its last heartbeat is older than its grace. Else note the time when the beacon is first missed,
 -- for displays. The first session that tests decides. Return true if something was written.
-CREATE OR REPLACE FUNCTION {schema}.check_liveness(p_member bigint, p_mine bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_liveness(p_member bigint, p_mine bigint) RETURNS boolean {plpgsql}
 DECLARE
     v_member {schema}.member;
     v_fresh  boolean;
@@ -612,8 +581,7 @@ $$;
 -- reader ahead that upgraded, and its client has not noticed.)
 -- Return true if something was written: the caller should then end its transaction, so that other sessions see it.
 CREATE OR REPLACE FUNCTION {schema}.check_if_dead(p_resource varchar, p_position bigint, p_mine bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 DECLARE
     v_row    record;
     v_member {schema}.member;
@@ -659,8 +627,7 @@ $$;
 -- Remove one row of any owner, and write its history. Return false if the row is gone, or pinned by an open
 -- transaction, or, if p_outcome is 'cancelled', if its waiter lease was renewed.
 CREATE OR REPLACE FUNCTION {schema}.remove(p_resource varchar, p_position bigint, p_outcome text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 BEGIN
     WITH free AS (SELECT queue_position FROM {schema}.{table}
                   WHERE resource_id = p_resource AND queue_position = p_position
@@ -684,9 +651,7 @@ $$;
 
 -- Raise for a grace or lease that is longer than an operator allows (settings max_grace and max_lease, in seconds). It
 -- is not shortened silently: the caller counts on the time that it asked for.
-CREATE OR REPLACE FUNCTION {schema}.check_grace_or_lease(p_what text, p_ms integer) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_grace_or_lease(p_what text, p_ms integer) RETURNS void {plpgsql_stable}
 DECLARE
     v_maximum text := (SELECT value FROM {schema}.setting WHERE name = 'max_' || p_what);
 BEGIN
@@ -701,9 +666,7 @@ $$;
 
 
 -- Raise if this login has as many members as an operator allows (setting max_members).
-CREATE OR REPLACE FUNCTION {schema}.check_members() RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_members() RETURNS void {plpgsql_stable}
 DECLARE
     v_maximum bigint := (SELECT value::bigint FROM {schema}.setting WHERE name = 'max_members');
 BEGIN
@@ -715,9 +678,7 @@ END
 $$;
 
 -- Take a free beacon. If a stranger holds locks with the next numbers, to block sqlsem, these numbers are skipped.
-CREATE OR REPLACE FUNCTION {schema}.take_beacon() RETURNS integer
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.take_beacon() RETURNS integer {plpgsql}
 DECLARE
     v_beacon integer;
 BEGIN
@@ -736,8 +697,7 @@ $$;
 -- Register a new member, with its beacon (or its lease). Called once for each process, on the connection that it keeps.
 CREATE OR REPLACE FUNCTION {schema}.register_member(
     p_host varchar, p_pid integer, p_program varchar, p_grace_ms integer, p_lease_ms integer, OUT member_id bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_beacon integer;
 BEGIN
@@ -762,10 +722,7 @@ $$;
 -- ended the old session yet: that session's locks protect the member meanwhile.) Return false if the member was
 -- removed.
 -- Here and below, a session may act only for members of its login: other members do not exist for it.
-CREATE OR REPLACE FUNCTION {schema}.reattach_member(p_member bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.reattach_member(p_member bigint) RETURNS boolean {plpgsql_generic_definer}
 DECLARE
     v_beacon integer;
     v_lease  integer;
@@ -824,8 +781,7 @@ $$;
 -- Return those of a member's rows for which this session, the member's own, has no wakeup lock. p_positions NULL: look
 -- at all rows of the member.
 CREATE OR REPLACE FUNCTION {schema}.missing_wakeup_locks(p_member bigint, p_positions bigint[] DEFAULT NULL) RETURNS SETOF bigint
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{sql_definer}
     SELECT r.queue_position FROM {schema}.member AS m JOIN {schema}.{table} AS r ON r.member_id = m.member_id
     WHERE m.member_id = p_member AND m.login = session_user AND m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL
       AND r.queue_position = ANY (coalesce(p_positions, ARRAY(SELECT queue_position FROM {schema}.member_rows(p_member))))
@@ -838,9 +794,7 @@ $$;
 -- Drop the wakeup locks of the rows that need none (rows_ahead_of_own_row). The server has one table for the locks of
 -- all its sessions, and a session pays for each of its locks at the end of every transaction. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.drop_wakeup_locks(p_member bigint, p_resource varchar, p_positions bigint[]) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+{plpgsql_generic_definer}
 BEGIN
     PERFORM pg_advisory_unlock({schema}.lock_class(2), {schema}.lock_key(p.position))
     FROM (SELECT {schema}.rows_ahead_of_own_row(m.member_id, p_resource, p_positions) AS position FROM {schema}.member AS m
@@ -851,9 +805,7 @@ $$;
 
 -- Take again the wakeup locks of rows that are soon the first to be granted, or are about to leave. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.restore_wakeup_locks(p_member bigint, p_positions bigint[]) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+{plpgsql_generic_definer}
 BEGIN
     PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(p.position))
     FROM {schema}.missing_wakeup_locks(p_member, p_positions) AS p (position);
@@ -864,10 +816,7 @@ $$;
 -- Record a heartbeat: renew the lease, clear missing_since, and return the rows of the member. `known` is false if the
 -- member was removed. Raise if the session changed under the member (a pooler in transaction mode).
 CREATE OR REPLACE FUNCTION {schema}.heartbeat(
-    p_member bigint, OUT known boolean, OUT positions bigint[], OUT revoked bigint[])
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+    p_member bigint, OUT known boolean, OUT positions bigint[], OUT revoked bigint[]) {plpgsql_generic_definer}
 DECLARE
     v_member {schema}.member;
 BEGIN
@@ -913,10 +862,7 @@ $$;
 
 
 -- Remove a member for good, with the rows that it still has.
-CREATE OR REPLACE FUNCTION {schema}.deregister_member(p_member bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.deregister_member(p_member bigint) RETURNS void {plpgsql_generic_definer}
 DECLARE
     v_member {schema}.member;
 BEGIN
@@ -942,10 +888,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.register(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar,
-    OUT queue_position bigint, OUT granted boolean)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+    OUT queue_position bigint, OUT granted boolean) {plpgsql_generic_definer}
 DECLARE
     v_ticket record;
     v_gated  boolean;
@@ -972,9 +915,7 @@ $$;
 -- It also renews the lease. It is skipped if the last one is younger than an eighth of the grace or lease. So a granted
 -- row has a lease that has just begun, and a session that is about to remove the member finds the lease renewed.
 -- Return false if the member was removed, or is another login's.
-CREATE OR REPLACE FUNCTION {schema}.touch_member(p_member bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.touch_member(p_member bigint) RETURNS boolean {plpgsql}
 DECLARE
     v_leased boolean;
     v_fresh  boolean;
@@ -995,9 +936,7 @@ $$;
 
 -- Record a heartbeat of a member that is about to claim or start something. Raise if the member was removed, or is
 -- another login's.
-CREATE OR REPLACE FUNCTION {schema}.require_member(p_member bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.require_member(p_member bigint) RETURNS void {plpgsql}
 BEGIN
     IF NOT {schema}.touch_member(p_member) THEN
         RAISE EXCEPTION 'sqlsem: member % is not known: it was removed, or belongs to another login', p_member
@@ -1007,9 +946,7 @@ END
 $$;
 
 -- Return true if this login is a member of one of these roles of sqlsem, or of the role that owns the schema.
-CREATE OR REPLACE FUNCTION {schema}.has_role(VARIADIC p_roles text[]) RETURNS boolean
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.has_role(VARIADIC p_roles text[]) RETURNS boolean {sql_stable}
     SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = ANY (SELECT '{schema}_' || r FROM unnest(p_roles) AS r)
                    AND pg_has_role(session_user, oid, 'MEMBER'))
         OR EXISTS (SELECT FROM pg_namespace WHERE oid = '{schema}'::regnamespace AND pg_has_role(session_user, nspowner, 'MEMBER'))
@@ -1020,9 +957,7 @@ $$;
 -- then cannot be removed before the transaction ends.
 CREATE OR REPLACE FUNCTION {schema}.check_registration(
     p_resource varchar, p_access varchar, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_limit integer, p_weight integer)
-RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS void {plpgsql}
 BEGIN
     IF p_uid IS NULL THEN
         RAISE EXCEPTION 'sqlsem: bad request: uid is NULL; give each request a text of its own' USING ERRCODE = '22023';
@@ -1056,9 +991,7 @@ AS $$
 $$;
 
 -- Raise for a request without a priority, on a resource that has priorities.
-CREATE OR REPLACE FUNCTION {schema}.require_priority(p_resource varchar) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.require_priority(p_resource varchar) RETURNS void {plpgsql_stable}
 BEGIN
     RAISE EXCEPTION 'sqlsem: no priority is named for %, which is granted by priority; name one (priority=0 to 99), or have an operator end that: sqlsem set % --no-priorities',
         quote_literal({schema}.escape_control_chars(p_resource)), {schema}.escape_control_chars(p_resource) USING ERRCODE = '22023',
@@ -1073,9 +1006,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.insert_request(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar, p_ranked boolean,
-    OUT queue_position bigint, OUT granted boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+    OUT queue_position bigint, OUT granted boolean) {plpgsql}
 DECLARE
     v_ahead  record;
     v_leased boolean;
@@ -1174,10 +1105,7 @@ $$;
 -- resource once.
 CREATE OR REPLACE FUNCTION {schema}.register_all(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean, p_requests jsonb)
-RETURNS TABLE (resource_id varchar, queue_position bigint, granted boolean)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+RETURNS TABLE (resource_id varchar, queue_position bigint, granted boolean) {plpgsql_generic_definer}
 DECLARE
     v_request record;
     v_ticket  record;
@@ -1228,9 +1156,7 @@ $$;
 -- over (at most 32 in all). Return true if something was written. As many rows are looked at as the limit admits, and
 -- at least 64. A dead owner further behind is tested when its row comes to the front, or before by a waiter for that
 -- row.
-CREATE OR REPLACE FUNCTION {schema}.reap_dead_members(p_resource varchar, p_mine bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.reap_dead_members(p_resource varchar, p_mine bigint) RETURNS boolean {plpgsql}
 DECLARE
     v_position bigint;
     v_written  boolean := false;
@@ -1265,8 +1191,7 @@ $$;
 -- the pause, three or more quarter it. So the first polls come soon, and later a waiting session polls at most twice a
 -- second on average.
 CREATE OR REPLACE FUNCTION {schema}.poll_pause(p_resource varchar, p_position bigint, p_since timestamptz) RETURNS integer
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{sql}
     SELECT (least(greatest(1000 * extract(epoch FROM clock_timestamp() - p_since), 40), 800)
             / (1 + (SELECT count(*) FROM (SELECT FROM {schema}.{table}
                                           WHERE resource_id = p_resource AND queue_position > p_position LIMIT 3) AS b)))::integer
@@ -1279,9 +1204,7 @@ $$;
 --   1  call again at once: this transaction has written something that other sessions should see
 --  -2  the row is gone: cancelled, reaped or revoked
 CREATE OR REPLACE FUNCTION {schema}.wait(p_resource varchar, p_position bigint, p_timeout_ms integer) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+{plpgsql_generic_definer}
 DECLARE
     v_deadline timestamptz := clock_timestamp() + p_timeout_ms * interval '1 millisecond';
     v_row      record;
@@ -1499,9 +1422,7 @@ $$;
 -- rows that are gone. p_positions[i] is a row of p_resources[i].
 CREATE OR REPLACE FUNCTION {schema}.poll_waiters(
     p_member bigint, p_resources varchar[], p_positions bigint[], OUT granted bigint[], OUT gone bigint[])
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+{plpgsql_generic_definer}
 DECLARE
     v_row      record;
     v_ahead    record;
@@ -1587,9 +1508,7 @@ $$;
 -- the server undoes the release, the member repeats it.
 CREATE OR REPLACE FUNCTION {schema}.release(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_outcome varchar DEFAULT 'released') RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+{plpgsql_generic_definer}
 DECLARE
     v_freed boolean;
 BEGIN
@@ -1635,9 +1554,7 @@ $$;
 -- Release the rows that a call of register or register_all may have left: its reply was lost, or it was interrupted.
 -- Return how many.
 CREATE OR REPLACE FUNCTION {schema}.cancel(p_member bigint, p_uid varchar, p_outcome varchar) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
-AS $$
+{plpgsql_generic_definer}
 DECLARE
     v_row   record;
     v_count integer := 0;
@@ -1665,17 +1582,13 @@ $$;
 
 
 -- Return true if this login may pin the row of another login: it is a member of that login's role, or an operator.
-CREATE OR REPLACE FUNCTION {schema}.may_pin(p_login name) RETURNS boolean
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.may_pin(p_login name) RETURNS boolean {sql_stable}
     SELECT EXISTS (SELECT FROM pg_roles WHERE rolname IN (p_login, '{schema}_operator') AND pg_has_role(session_user, oid, 'MEMBER'))
 $$;
 
 -- Return the seal of a position, which only `pin` can make. It proves that this login was allowed to pin the position
 -- while the row belonged to that member. Needed when the member is gone, and its login with it.
-CREATE OR REPLACE FUNCTION {schema}.pin_seal(p_position bigint, p_member bigint) RETURNS text
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.pin_seal(p_position bigint, p_member bigint) RETURNS text {plpgsql_stable}
 BEGIN
     RETURN (SELECT left(encode(sha256(convert_to(format('%s %s %s %s', k.secret, p_position, p_member, session_user), 'UTF8')), 'hex'), 32)
             FROM {schema}.guard_key AS k);
@@ -1684,9 +1597,7 @@ $$;
 
 -- Note in a setting that this transaction has pinned a row, until it (or its savepoint) ends. The setting has the
 -- transaction's number, then positions and seals.
-CREATE OR REPLACE FUNCTION {schema}.note_pin(p_position bigint, p_member bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.note_pin(p_position bigint, p_member bigint) RETURNS void {plpgsql}
 DECLARE
     v_number text := pg_current_xact_id()::text;
     v_note   text := current_setting('sqlsem.{schema}_pinned', true);
@@ -1707,8 +1618,7 @@ $$;
 -- pinned again by a transaction that had pinned it before; for any other this returns false. Under REPEATABLE READ a
 -- row that left meanwhile raises a serialization failure.
 CREATE OR REPLACE FUNCTION {schema}.pin(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_login  name;
     v_member bigint;
@@ -1744,9 +1654,7 @@ $$;
 
 -- Describe the sessions that lock a table, or rows of it. (A claim, a pin and a request that uses the server's limit
 -- take ROW SHARE.)
-CREATE OR REPLACE FUNCTION {schema}.describe_table_locks(p_table regclass) RETURNS text
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.describe_table_locks(p_table regclass) RETURNS text {sql}
     SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, {schema}.escape_control_chars(a.usename)), ', '), 'a session that has just ended')
     FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
     WHERE l.locktype = 'relation' AND l.relation = p_table AND l.mode NOT IN ('AccessShareLock', 'RowExclusiveLock') AND l.granted
@@ -1755,8 +1663,7 @@ $$;
 
 -- Describe the sessions whose open transactions lock rows of the queue.
 CREATE OR REPLACE FUNCTION {schema}.describe_pins() RETURNS text
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT {schema}.describe_table_locks('{schema}.{table}') $$;
+{sql} SELECT {schema}.describe_table_locks('{schema}.{table}') $$;
 
 
 -- Views for people ---------------------------------------------------------------------------------------------
@@ -1770,9 +1677,7 @@ CREATE OR REPLACE FUNCTION {schema}.entries(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
                weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
                program varchar, note varchar, requested_at timestamptz, granted_at timestamptz,
-               seconds float, missing_for float, grace float)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+               seconds float, missing_for float, grace float) {sql_definer}
     WITH q AS MATERIALIZED (
         SELECT t.* FROM {schema}.{table} AS t WHERE p_resource IS NULL OR t.resource_id = p_resource),
     bare AS (
@@ -1843,15 +1748,13 @@ RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, 
                owner varchar, note varchar, requested_at timestamptz, granted_at timestamptz, ended_at timestamptz,
                waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
                program varchar, login name, ended_by name)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$ SELECT * FROM {schema}.past(p_resource, p_maximum, p_since, p_until, p_outcome, NULL) $$;
+{sql_definer} SELECT * FROM {schema}.past(p_resource, p_maximum, p_since, p_until, p_outcome, NULL) $$;
 
 -- Return the resources, and the patterns of limits (as 'tenant:*'). cap: the limit in effect, the resource's own or a
 -- pattern's.
 CREATE OR REPLACE FUNCTION {schema}.resources()
 RETURNS TABLE (resource_id varchar, cap integer, paused boolean, stale_after float, holding bigint, waiting bigint)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{sql_definer}
     SELECT n.resource_id, coalesce(n.cap, s.cap), s.paused_at IS NOT NULL, n.stale_after_ms / 1000.0::float,
            coalesce(n.holding, 0), coalesce(n.waiting, 0)
     FROM ((SELECT r.resource_id, r.stale_after_ms FROM {schema}.resource AS r
@@ -1868,26 +1771,21 @@ $$;
 
 -- Return the settings of this database.
 CREATE OR REPLACE FUNCTION {schema}.settings() RETURNS TABLE (name text, value text)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$ SELECT s.name, s.value FROM {schema}.setting AS s $$;
+{sql_stable_definer} SELECT s.name, s.value FROM {schema}.setting AS s $$;
 
 
 -- feature: operate
 -- Calls of operators ---------------------------------------------------------------------------------------------
 
 -- Delete the row of a resource that has no settings. Row '*' stays while there are patterns (effective_settings).
-CREATE OR REPLACE FUNCTION {schema}.delete_empty_settings(p_resource varchar) RETURNS void
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.delete_empty_settings(p_resource varchar) RETURNS void {sql}
     DELETE FROM {schema}.resource
     WHERE resource_id = p_resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL AND ageing_ms IS NULL
       AND (p_resource <> '*' OR NOT EXISTS (SELECT FROM {schema}.limit_pattern))
 $$;
 
 -- Set the limit of all resources whose names begin with a prefix; NULL: remove it.
-CREATE OR REPLACE FUNCTION {schema}.set_pattern(p_prefix varchar, p_cap integer) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.set_pattern(p_prefix varchar, p_cap integer) RETURNS void {plpgsql}
 DECLARE
     v_before integer;
 BEGIN
@@ -1908,9 +1806,7 @@ END
 $$;
 
 -- Raise if a request that names no limit would now have none. Called after a limit was removed.
-CREATE OR REPLACE FUNCTION {schema}.check_counted_on(p_prefix varchar, p_resource varchar) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_counted_on(p_prefix varchar, p_resource varchar) RETURNS void {plpgsql}
 DECLARE
     v_row record;
 BEGIN
@@ -1933,8 +1829,7 @@ $$;
 -- Set one setting of a resource. p_what: 'cap' (NULL: none; a name that ends with * is a pattern), 'stale_after' in ms
 -- (NULL: never), 'paused' (1 or 0), 'ageing' in ms (NULL: no priorities).
 CREATE OR REPLACE FUNCTION {schema}.set_resource(p_resource varchar, p_what text, p_value bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_before {schema}.resource;
     v_after  {schema}.resource;
@@ -2002,9 +1897,7 @@ $$;
 -- Revoke a row. A waiting row is removed at once, and so is a bare participant's. The row of any other holder is
 -- removed at once only with p_force; else the holder learns of it by its next heartbeat, and has its grace to release.
 -- Return 0 removed, 1 marked as revoked, -1 no such row.
-CREATE OR REPLACE FUNCTION {schema}.revoke(p_position bigint, p_force boolean) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.revoke(p_position bigint, p_force boolean) RETURNS integer {plpgsql_definer}
 DECLARE
     v_row record;
 BEGIN
@@ -2037,8 +1930,7 @@ $$;
 -- holder is notified first, unless p_force, as revoke does, and its member stays until it has released its rows. Return
 -- the number of members that are gone.
 CREATE OR REPLACE FUNCTION {schema}.revoke_members(p_member bigint, p_login text, p_force boolean DEFAULT false) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_member {schema}.member;
     v_gone   integer := 0;
@@ -2063,9 +1955,7 @@ END
 $$;
 
 -- Test every member now; return the number of members and stale rows removed.
-CREATE OR REPLACE FUNCTION {schema}.reap() RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.reap() RETURNS integer {plpgsql_definer}
 DECLARE
     v_row    record;
     v_before bigint := (SELECT count(*) FROM {schema}.{table});
@@ -2104,8 +1994,7 @@ $$;
 -- a line, or else those that the server sees.
 CREATE OR REPLACE FUNCTION {schema}.note_operation(
     p_action text, p_resource varchar, p_position bigint, p_queue varchar, p_task bigint, p_old text, p_new text) RETURNS void
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{sql}
     INSERT INTO {schema}.operation (host, pid, program, action, resource_id, queue_position, queue_name, task_id, old_value, new_value)
     SELECT left(coalesce(nullif(split_part(c.told, E'\n', 1), ''), host(inet_client_addr())), 255),
            CASE WHEN split_part(c.told, E'\n', 2) ~ '^[0-9]{1,9}$' THEN split_part(c.told, E'\n', 2)::integer ELSE pg_backend_pid() END,
@@ -2121,8 +2010,7 @@ CREATE OR REPLACE FUNCTION {schema}.operations(
     p_action varchar DEFAULT NULL, p_who varchar DEFAULT NULL)
 RETURNS TABLE (operation_id bigint, done_at timestamptz, login name, host varchar, pid integer, program varchar, action varchar,
                resource_id varchar, queue_position bigint, queue_name varchar, task_id bigint, old_value varchar, new_value varchar)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{sql_stable_definer}
     SELECT o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position, o.queue_name,
            o.task_id, o.old_value, o.new_value
     FROM {schema}.operation AS o
@@ -2135,9 +2023,7 @@ AS $$
 $$;
 
 -- Delete records of calls that are too old, as prune does with the history: of the oldest p_maximum rows.
-CREATE OR REPLACE FUNCTION {schema}.prune_operations(p_maximum integer) RETURNS bigint
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.prune_operations(p_maximum integer) RETURNS bigint {sql_definer}
     WITH oldest AS MATERIALIZED (
         SELECT o.operation_id, o.done_at FROM {schema}.operation AS o ORDER BY o.operation_id LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED),
     gone AS (
@@ -2154,9 +2040,7 @@ $$;
 -- Delete history older than setting history_days, and rows beyond history_rows: of the oldest p_maximum rows. Rows are
 -- counted by their positions (few requests leave two rows, or none), as counting a million would take long. One call in
 -- ten also deletes low-water marks that a newer one replaces, or that are a day old: it has to read all marks.
-CREATE OR REPLACE FUNCTION {schema}.prune(p_maximum integer) RETURNS bigint
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.prune(p_maximum integer) RETURNS bigint {sql_definer}
     DELETE FROM {schema}.low_water WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM {schema}.low_water AS l
         WHERE (SELECT random() < 0.1)
@@ -2202,9 +2086,7 @@ $$;
 -- Number a row that a bare participant inserts. The trigger, too, draws the number under the gate, so that numbers
 -- become visible in order; the participant then has the gate until its transaction ends. (Rows of the routines have a
 -- request_uid, and do not come here.)
-CREATE OR REPLACE FUNCTION {schema}.number_bare_row() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.number_bare_row() RETURNS trigger {plpgsql_definer}
 BEGIN
     IF NEW.resource_id = '' OR NEW.resource_id <> btrim(NEW.resource_id) OR NEW.weight < 1 OR NEW.concurrency_limit < NEW.weight THEN
         RAISE EXCEPTION 'sqlsem: bad row: resource %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',

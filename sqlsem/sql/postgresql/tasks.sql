@@ -61,9 +61,7 @@
 SET search_path = pg_catalog, pg_temp;
 
 -- Take the put lock of a queue until the transaction ends: before it draws task numbers, or opens ended tasks again.
-CREATE OR REPLACE FUNCTION {schema}.take_put_lock(p_queue varchar) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.take_put_lock(p_queue varchar) RETURNS void {plpgsql}
 BEGIN
     IF NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue)) THEN
         IF current_setting('lock_timeout') = '0' THEN  -- any login can take that lock, and keep it
@@ -80,8 +78,7 @@ $$;
 
 -- Invalidate the mark if this transaction opens a task of this order below it. The caller has the put lock.
 CREATE OR REPLACE FUNCTION {schema}.invalidate_task_mark(p_queue varchar, p_order integer, p_task bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 DECLARE
     v_newest {schema}.task_low_water;
 BEGIN
@@ -99,9 +96,7 @@ $$;
 
 -- Take the put lock for a task that is inserted without these routines (by hand, or from a dump), and invalidate the
 -- mark. The task had its number before this trigger ran.
-CREATE OR REPLACE FUNCTION {schema}.number_bare_task() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.number_bare_task() RETURNS trigger {plpgsql_definer}
 BEGIN
     PERFORM {schema}.take_put_lock(NEW.queue_name);
     PERFORM {schema}.invalidate_task_mark(NEW.queue_name, NEW.task_order, NEW.task_id);
@@ -132,9 +127,7 @@ $$;
 -- Write a mark at p_task, an open task of p_order, the lowest open order: all tasks below it have ended, except the
 -- survivors. Do nothing if another session has the put lock.
 CREATE OR REPLACE FUNCTION {schema}.create_task_mark(p_queue varchar, p_order integer, p_task bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{plpgsql_indexed}
 DECLARE
     v_newest {schema}.task_low_water;
     v_first  record;
@@ -188,9 +181,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.first_task(
     p_queue varchar, p_maximum integer,
     OUT task_order integer, OUT task_id bigint, OUT alone boolean, OUT survivors bigint[], OUT beyond bigint)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{plpgsql_indexed}
 DECLARE
     v_state record;
 BEGIN
@@ -240,9 +231,7 @@ $$;
 
 -- Keep other sessions from setting the first limit of a queue, until the transaction ends. Return false if a session is
 -- doing so now.
-CREATE OR REPLACE FUNCTION {schema}.block_first_limit() RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.block_first_limit() RETURNS boolean {plpgsql}
 BEGIN
     LOCK TABLE {schema}.queue_key IN ROW SHARE MODE NOWAIT;
     RETURN true;
@@ -253,9 +242,7 @@ $$;
 
 -- Wait, as long as lock_timeout allows, for the transactions that have called block_first_limit. While this session
 -- waits for the table, claims of queues without limits return nothing: so it waits for 50 ms at a time.
-CREATE OR REPLACE FUNCTION {schema}.wait_for_claims() RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.wait_for_claims() RETURNS void {plpgsql}
 DECLARE
     v_before text := current_setting('lock_timeout');
     v_until  timestamptz := clock_timestamp() + v_before::interval;
@@ -282,9 +269,7 @@ $$;
 -- the queue's first limit, as nothing can be claimed then; and raise outside READ COMMITTED, where no statement would
 -- see a limit that is newer than the transaction's snapshot.
 CREATE OR REPLACE FUNCTION {schema}.uses_fair_queueing(p_queue varchar, p_claim boolean) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{plpgsql_indexed}
 BEGIN
     IF p_claim THEN
         PERFORM {schema}.require_read_committed('a claim');
@@ -304,9 +289,7 @@ END
 $$;
 
 -- Raise in a transaction whose snapshot hides later commits of other sessions.
-CREATE OR REPLACE FUNCTION {schema}.require_read_committed(p_what text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.require_read_committed(p_what text) RETURNS void {plpgsql}
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'sqlsem: % needs READ COMMITTED, not %', p_what, current_setting('transaction_isolation')
@@ -318,17 +301,13 @@ $$;
 -- Return the name under which the starts of a queue (p_key '') or of one of its keys are counted. (No queue or key has
 -- a control character in its name, so chr(31) separates the two.)
 CREATE OR REPLACE FUNCTION {schema}.start_rate_name(p_queue varchar, p_key varchar) RETURNS varchar
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT concat('tasks:', encode(sha256(convert_to(concat(p_queue, chr(31), p_key), 'UTF8')), 'hex')) $$;
+{sql_immutable} SELECT concat('tasks:', encode(sha256(convert_to(concat(p_queue, chr(31), p_key), 'UTF8')), 'hex')) $$;
 
 -- Return true if the rates of a queue and of this key allow one more task to start. p_all, p_of_key: tasks of the
 -- queue, and of the key, that start before it. The caller has locked the queue's row of queue_setting. p_start: the
 -- task starts, so count it.
 CREATE OR REPLACE FUNCTION {schema}.task_may_start(p_queue varchar, p_key varchar, p_all bigint, p_of_key bigint, p_start boolean)
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+RETURNS boolean {plpgsql_indexed}
 DECLARE
     v_rate  record;
     v_rate_name varchar;
@@ -374,9 +353,7 @@ $$;
 
 -- Return the sort key of a task key: eight digits of a hash, so that no client can choose the order, then the key
 -- itself.
-CREATE OR REPLACE FUNCTION {schema}.key_hash(p_key varchar) RETURNS varchar
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.key_hash(p_key varchar) RETURNS varchar {sql_immutable}
     SELECT lpad((('x' || left(encode(sha256(convert_to(p_key, 'UTF8')), 'hex'), 8))::bit(32)::bigint % 100000000)::text, 8, '0') || p_key
 $$;
 
@@ -592,10 +569,7 @@ $$;
 
 -- Return the running tasks of a queue (NULL: of all queues).
 CREATE OR REPLACE FUNCTION {schema}.running_tasks(p_queue varchar)
-RETURNS TABLE (task_id bigint, attempt integer, member_id bigint, claim_uid varchar)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+RETURNS TABLE (task_id bigint, attempt integer, member_id bigint, claim_uid varchar) {plpgsql_indexed}
 BEGIN
     IF p_queue IS NULL THEN
         RETURN QUERY SELECT t.task_id, t.attempt, t.member_id, t.claim_uid FROM {schema}.task AS t WHERE t.status = 'running';
@@ -620,9 +594,7 @@ $$;
 
 -- Have this session notified (NOTIFY) when tasks are put, or become claimable because others ended. A notification is
 -- only a hint. Each listener shares a lock while its session lives, so nothing is sent without listeners.
-CREATE OR REPLACE FUNCTION {schema}.listen_for_tasks() RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.listen_for_tasks() RETURNS void {plpgsql_definer}
 BEGIN
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
@@ -634,10 +606,7 @@ $$;
 
 -- Notify listeners that a task of p_order has ended: only if no task of that order is open any more, or the queue has
 -- limits, as only then another task may run. p_order NULL: notify them of any other change.
-CREATE OR REPLACE FUNCTION {schema}.notify_tasks(p_queue varchar, p_order integer) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.notify_tasks(p_queue varchar, p_order integer) RETURNS void {plpgsql_indexed}
 BEGIN
     IF pg_try_advisory_lock({schema}.lock_class(5), 1) THEN
         PERFORM pg_advisory_unlock({schema}.lock_class(5), 1);  -- no session shares it
@@ -655,9 +624,7 @@ END
 $$;
 
 -- Raise for a body that is no JSON, or is nested deeper than 100, which JSON readers of other languages refuse.
-CREATE OR REPLACE FUNCTION {schema}.check_json(p_body text) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_json(p_body text) RETURNS void {plpgsql_immutable}
 DECLARE
     v_bare text;
     v_deep integer := 0;
@@ -688,9 +655,7 @@ $$;
 -- runs, it only loses its key.
 CREATE OR REPLACE FUNCTION {schema}.resolve_unique_key(
     p_queue varchar, p_uid varchar, p_key varchar, p_replace boolean, p_by name, OUT there bigint, OUT gone bigint[])
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{plpgsql_indexed}
 DECLARE
     v_task record;
 BEGIN
@@ -720,9 +685,7 @@ END
 $$;
 
 -- Raise for invalid tasks. p_tasks: see put_tasks_by.
-CREATE OR REPLACE FUNCTION {schema}.check_tasks(p_tasks jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_tasks(p_tasks jsonb) RETURNS void {plpgsql}
 DECLARE
     v_any  record;
     v_task record;
@@ -793,8 +756,7 @@ $$;
 -- unique, or replaces another one, is put alone: see resolve_unique_key.
 -- p_by: the login that puts them.
 CREATE OR REPLACE FUNCTION {schema}.put_tasks_by(p_queue varchar, p_uid varchar, p_tasks jsonb, p_by name) RETURNS SETOF bigint
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql}
 DECLARE
     v_now   timestamptz := clock_timestamp();
     v_task_ids bigint[];
@@ -870,8 +832,7 @@ $$;
 -- returns the tasks of the first call, but needs a subtransaction for that, and a transaction with many of these makes
 -- all others slower.)
 CREATE OR REPLACE FUNCTION {schema}.put_tasks_once(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 BEGIN
     PERFORM {schema}.check_may_lock(p_tasks);
     RETURN QUERY SELECT p FROM {schema}.put_tasks_by(p_queue, p_uid, p_tasks, session_user::name) AS p;
@@ -880,8 +841,7 @@ $$;
 
 -- Put tasks. A second call with the same p_uid (the first reply was lost) finds the tasks of the first.
 CREATE OR REPLACE FUNCTION {schema}.put_tasks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 BEGIN
     PERFORM {schema}.check_may_lock(p_tasks);
     RETURN QUERY SELECT p FROM {schema}.put_tasks_by(p_queue, p_uid, p_tasks, session_user::name) AS p;
@@ -899,9 +859,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.claim_task(
     p_member bigint, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean,
     OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar, OUT attempt integer,
-    OUT failures integer, OUT max_attempts integer)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+    OUT failures integer, OUT max_attempts integer) {plpgsql_definer}
 DECLARE
     v_turns boolean;
     v_task  bigint;
@@ -967,9 +925,7 @@ $$;
 
 -- Return the time of the next attempt after a failure. The pause doubles with each failure, up to five minutes; half of
 -- it is random, so that tasks do not all run again at once.
-CREATE OR REPLACE FUNCTION {schema}.retry_at(p_failures integer, p_backoff_ms integer) RETURNS timestamptz
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.retry_at(p_failures integer, p_backoff_ms integer) RETURNS timestamptz {sql}
     SELECT clock_timestamp() + least(300000, p_backoff_ms * 2 ^ least(p_failures, 20)) * (0.5 + random() / 2)
                                * interval '1 millisecond'
 $$;
@@ -979,9 +935,7 @@ $$;
 -- unless it has finished. Return the task's new status; NULL if it was no longer this member's. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.end_task(
     p_member bigint, p_task bigint, p_attempt integer, p_outcome varchar, p_result text, p_error text) RETURNS varchar
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{plpgsql_indexed_definer}
 DECLARE
     v_member {schema}.member;
     v_before record;
@@ -1023,9 +977,7 @@ CREATE OR REPLACE FUNCTION {schema}.next_task(
     p_member bigint, p_task bigint, p_attempt integer, p_outcome varchar, p_result text, p_error text,
     p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean,
     OUT ended varchar, OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar,
-    OUT attempt integer, OUT failures integer, OUT max_attempts integer)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+    OUT attempt integer, OUT failures integer, OUT max_attempts integer) {plpgsql_definer}
 BEGIN
     ended := {schema}.end_task(p_member, p_task, p_attempt, p_outcome, p_result, p_error);
     SELECT c.task_id, c.task_order, c.kind, c.body, c.note, c.attempt, c.failures, c.max_attempts
@@ -1167,8 +1119,7 @@ $$;
 
 -- Give back the tasks of a claim whose reply was lost for good; return their number.
 CREATE OR REPLACE FUNCTION {schema}.return_claim(p_member bigint, p_queue varchar, p_uid varchar) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_task  record;
     v_count integer := 0;
@@ -1188,9 +1139,7 @@ $$;
 -- return the number of these tasks. A task fails when its worker died for the fifth time, as the task may be the
 -- cause. A task with a requested cancellation is cancelled.
 CREATE OR REPLACE FUNCTION {schema}.recover_tasks(p_queue varchar, p_mine bigint) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{plpgsql_indexed_definer}
 DECLARE
     v_member bigint;
     v_tasks  bigint[];
@@ -1239,9 +1188,7 @@ $$;
 -- cancel might come while the session records the first. Do not cancel a session that has left `work` and runs another
 -- statement (visible only with pg_read_all_stats). The schema's owner needs the right to signal the session; without it
 -- nothing happens.
-CREATE OR REPLACE FUNCTION {schema}.cancel_attempt(p_task bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.cancel_attempt(p_task bigint) RETURNS void {plpgsql}
 DECLARE
     v_pid integer;
 BEGIN
@@ -1264,9 +1211,7 @@ $$;
 -- Cancel tasks that sessions run by `work` for longer than their time limit. (Such a session cannot read the clock
 -- while the task's SQL runs.)
 CREATE OR REPLACE FUNCTION {schema}.end_overdue_tasks(p_queue varchar, p_mine bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{plpgsql_indexed_definer}
 DECLARE
     v_task record;
 BEGIN
@@ -1288,9 +1233,7 @@ $$;
 -- orders.
 CREATE OR REPLACE FUNCTION {schema}.queue_state(
     p_queue varchar, OUT pending boolean, OUT running boolean, OUT next_pending boolean, OUT failed bigint, OUT error text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{plpgsql_indexed_definer}
 BEGIN
     WITH mark AS MATERIALIZED (
         SELECT l.task_order, l.mark, l.survivors FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue
@@ -1320,10 +1263,7 @@ $$;
 -- earliest of: the time of the first task of the lowest open order that waits for its time (but a task that has been
 -- due for longer waits for something else); 0.25 s, if a task waits for locks; the time when a used-up rate has room
 -- again.
-CREATE OR REPLACE FUNCTION {schema}.next_ready(p_queue varchar) RETURNS float
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.next_ready(p_queue varchar) RETURNS float {plpgsql_indexed_definer}
 DECLARE
     v_now   constant bigint := {schema}.clock_ms();
     v_order constant integer := (SELECT f.task_order FROM {schema}.first_task(p_queue, -1) AS f);
@@ -1422,9 +1362,7 @@ RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varc
                ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
                owner varchar, host varchar, pid integer, error text, result text, put_by name, login name,
                time_limit float, unique_key varchar, cancel_asked_at timestamptz, cancel_asked_by name, task_key varchar,
-               task_priority integer, locks text)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+               task_priority integer, locks text) {sql_definer}
     SELECT t.* FROM {schema}.show_tasks(p_queue, p_status, p_maximum, 0) AS t
 $$;
 
@@ -1433,9 +1371,7 @@ $$;
 -- task that blocks later orders. A login that may only put sees its own tasks. Reads all tasks that are kept.
 CREATE OR REPLACE FUNCTION {schema}.queue_counts(p_queue varchar DEFAULT NULL)
 RETURNS TABLE (queue_name varchar, pending bigint, running bigint, finished bigint, failed bigint, cancelled bigint, lost bigint,
-               oldest float, rate float, blocked_by bigint)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+               oldest float, rate float, blocked_by bigint) {sql_definer}
     WITH asks AS MATERIALIZED (SELECT {schema}.has_role('worker', 'operator', 'reader') AS sees, clock_timestamp() AS now),
     dead AS MATERIALIZED (SELECT r.task_id, l.dead IS NOT FALSE AS is_lost FROM {schema}.task AS r
                           LEFT JOIN {schema}.member_liveness() AS l ON l.member_id = r.member_id
@@ -1465,8 +1401,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.task_attempts(p_task bigint)
 RETURNS TABLE (task_id bigint, attempt integer, outcome varchar, member_id bigint, owner varchar, host varchar, pid integer,
                session_id integer, started_at timestamptz, ended_at timestamptz, seconds float, error text, result text, login name)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{sql_definer}
     SELECT a.* FROM (
         SELECT l.task_id, l.attempt, l.outcome, l.member_id, l.owner, l.host, l.pid, l.session_id, l.started_at, l.ended_at,
                extract(epoch FROM l.ended_at - l.started_at)::float, l.error, l.result, l.login
@@ -1488,9 +1423,7 @@ $$;
 -- pending or failed task is cancelled. The worker of a running task is tested first. A login that may only put may do
 -- so with its own tasks. Return 0 done, 1 nothing done as it runs, -1 no such task, -2 its state does not allow that,
 -- -3 another task with its key is open.
-CREATE OR REPLACE FUNCTION {schema}.set_task(p_task bigint, p_what varchar) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.set_task(p_task bigint, p_what varchar) RETURNS integer {plpgsql_definer}
 DECLARE
     v_task   record;
     v_status varchar;
@@ -1536,9 +1469,7 @@ $$;
 
 -- Cancel a task. Return 0: it was pending or had failed, and is cancelled; 1: it runs, and is cancelled as soon as its
 -- worker has learned of that and ended it; -1 no such task; -2 its state does not allow that.
-CREATE OR REPLACE FUNCTION {schema}.cancel_task(p_task bigint) RETURNS integer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.cancel_task(p_task bigint) RETURNS integer {plpgsql_definer}
 DECLARE
     v_code integer := {schema}.set_task(p_task, 'cancel');  -- and the task is locked from here on
     v_task record;
@@ -1563,9 +1494,7 @@ $$;
 -- Return (task, time limit in s, login that requested its cancellation) for each running task of a member that has a
 -- limit or such a request.
 CREATE OR REPLACE FUNCTION {schema}.task_controls(p_member bigint, p_tasks bigint[])
-RETURNS TABLE (task_id bigint, time_limit float, cancel_asked_by name)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS TABLE (task_id bigint, time_limit float, cancel_asked_by name) {sql_definer}
     SELECT t.task_id, t.time_limit_ms / 1000.0::float, t.cancel_asked_by FROM {schema}.task AS t
     WHERE t.task_id = ANY (p_tasks) AND t.member_id = p_member AND coalesce(t.status, '') = 'running'
       AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
@@ -1577,8 +1506,7 @@ $$;
 -- key; 'key_rate': of each key. 'weight': the share of a key. p_value NULL: remove the setting. Running tasks run on.
 CREATE OR REPLACE FUNCTION {schema}.set_queue(
     p_queue varchar, p_key varchar, p_what text, p_value integer, p_per_ms integer DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_minimum constant integer := CASE p_what WHEN 'limit' THEN 0 WHEN 'key_limit' THEN 0 ELSE 1 END;
     v_is_rate constant boolean := coalesce(p_what IN ('rate', 'key_rate'), false);
@@ -1655,9 +1583,7 @@ $$;
 -- task_per, key_per: the windows of the rates, in seconds.
 CREATE OR REPLACE FUNCTION {schema}.queue_limits(p_queue varchar DEFAULT NULL)
 RETURNS TABLE (queue_name varchar, task_key varchar, task_limit integer, key_limit integer, weight integer, set_at timestamptz, set_by name,
-               task_rate integer, task_per float, key_rate integer, key_per float)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+               task_rate integer, task_per float, key_rate integer, key_per float) {sql_definer}
     SELECT * FROM (
         SELECT s.queue_name, NULL::varchar AS task_key, s.task_limit, s.key_limit, NULL::integer AS weight, s.set_at, s.set_by,
                s.task_rate, s.task_ms / 1000.0::float, s.key_rate, s.key_ms / 1000.0::float
@@ -1673,9 +1599,7 @@ $$;
 -- Return the rates that claims have found used up, of one queue or all, and the seconds until there is room again.
 -- task_key NULL: the queue's own rate.
 CREATE OR REPLACE FUNCTION {schema}.queue_waits(p_queue varchar DEFAULT NULL)
-RETURNS TABLE (queue_name varchar, task_key varchar, seconds float)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS TABLE (queue_name varchar, task_key varchar, seconds float) {sql_definer}
     SELECT w.queue_name, nullif(w.task_key, ''), (w.free_ms - n.now_ms) / 1000.0::float
     FROM (SELECT {schema}.clock_ms() AS now_ms) AS n
     JOIN {schema}.queue_wait AS w ON n.now_ms >= w.since_ms AND n.now_ms < w.free_ms
@@ -1684,9 +1608,7 @@ AS $$
 $$;
 
 -- Delete ended tasks older than setting history_days, with their log, at most p_maximum a call.
-CREATE OR REPLACE FUNCTION {schema}.prune_tasks(p_maximum integer) RETURNS bigint
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.prune_tasks(p_maximum integer) RETURNS bigint {sql_definer}
     WITH gone AS (
         DELETE FROM {schema}.task WHERE task_id = ANY (ARRAY(
             SELECT task_id FROM {schema}.task
@@ -1716,9 +1638,7 @@ $$;
 -- schedule puts a task at every poll, and none stops by itself.
 
 -- Raise for a next time that not all clients' calendars have.
-CREATE OR REPLACE FUNCTION {schema}.check_due(p_next timestamptz) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.check_due(p_next timestamptz) RETURNS void {plpgsql_stable}
 BEGIN
     IF p_next BETWEEN '0001-01-03 UTC' AND '9999-12-30 UTC' THEN
         RETURN;
@@ -1731,9 +1651,7 @@ $$;
 -- Save a schedule, in place of one of the same name. p_options: those of a task (put_tasks_by), and `missed`.
 CREATE OR REPLACE FUNCTION {schema}.save_schedule(
     p_name varchar, p_queue varchar, p_cron varchar, p_zone varchar, p_kind varchar, p_body text, p_options jsonb,
-    p_next timestamptz) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+    p_next timestamptz) RETURNS void {plpgsql_definer}
 DECLARE
     v_by   name;
     v_task jsonb;
@@ -1783,8 +1701,7 @@ $$;
 
 -- Call recover_tasks; return true in due if a schedule of the queue is due.
 CREATE OR REPLACE FUNCTION {schema}.maintain_queue(p_queue varchar, p_mine bigint, OUT recovered integer, OUT due boolean)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 BEGIN
     recovered := {schema}.recover_tasks(p_queue, p_mine);
     due := EXISTS (SELECT FROM {schema}.schedule AS s
@@ -1798,8 +1715,7 @@ $$;
 -- more than a year away.
 CREATE OR REPLACE FUNCTION {schema}.fire_schedule(
     p_name varchar, p_due timestamptz, p_last timestamptz, p_next timestamptz, p_put boolean, OUT done boolean, OUT task_id bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_schedule {schema}.schedule;
 BEGIN
@@ -1826,8 +1742,7 @@ $$;
 -- Change a schedule: 'pause', 'resume' (from p_next on: times that were due meanwhile are skipped) or 'remove'. Return
 -- false if there is none, or it is another login's and this login is no operator.
 CREATE OR REPLACE FUNCTION {schema}.set_schedule(p_name varchar, p_what varchar, p_next timestamptz) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{plpgsql_definer}
 DECLARE
     v_queue varchar;
 BEGIN
@@ -1858,9 +1773,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.list_schedules(p_name varchar DEFAULT NULL, p_queue varchar DEFAULT NULL)
 RETURNS TABLE (schedule_name varchar, queue_name varchar, cron varchar, time_zone varchar, kind varchar, body text, options text,
                next_due timestamptz, last_due timestamptz, put_at timestamptz, put_by name, paused_at timestamptz, paused_by name,
-               taken_at timestamptz)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+               taken_at timestamptz) {sql_definer}
     SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options::text,
            CASE WHEN s.next_due IS NOT NULL THEN greatest(least(s.next_due, '9999-12-30 UTC'), '0001-01-03 UTC') END,
            CASE WHEN s.last_due IS NOT NULL THEN greatest(least(s.last_due, '9999-12-30 UTC'), '0001-01-03 UTC') END, s.put_at,
@@ -1884,9 +1797,7 @@ CREATE OR REPLACE FUNCTION {schema}.put(
     max_attempts integer DEFAULT 1, note text DEFAULT NULL, on_failure text DEFAULT 'stop',
     backoff_seconds double precision DEFAULT 1, unique_key text DEFAULT NULL, replace_key text DEFAULT NULL,
     time_limit_seconds double precision DEFAULT NULL, key text DEFAULT NULL, priority integer DEFAULT 0,
-    locks jsonb DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+    locks jsonb DEFAULT NULL) RETURNS bigint {plpgsql}
 BEGIN
     IF NOT (after_seconds >= 0 AND after_seconds <= 315360000) THEN  -- nor NaN
         RAISE EXCEPTION 'sqlsem: after_seconds must be from 0 to ten years, not %', after_seconds USING ERRCODE = '22023';
@@ -1906,9 +1817,7 @@ $$;
 
 -- Claim a task for this session. (It runs with the caller's rights, with which it can see when this session began.)
 CREATE OR REPLACE FUNCTION {schema}.session_claim(p_queue text, OUT member bigint, OUT task_id bigint, OUT kind varchar,
-                                                  OUT body text, OUT attempt integer)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
+                                                  OUT body text, OUT attempt integer) {plpgsql}
 BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     member := {schema}.session_member(NULL);
@@ -1926,9 +1835,7 @@ $$;
 
 -- End the tasks of an earlier call of `work` that was interrupted between a claim and the task's end. (No other session
 -- ends them, as this session is alive.)
-CREATE OR REPLACE FUNCTION {schema}.recover_session_tasks(p_queue text) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+CREATE OR REPLACE FUNCTION {schema}.recover_session_tasks(p_queue text) RETURNS void {plpgsql_definer}
 DECLARE
     v_member bigint;
 BEGIN
@@ -1943,8 +1850,7 @@ $$;
 -- Return, for a task that this session's member runs, the login that requested its cancellation, and its time limit (s)
 -- if it has run longer.
 CREATE OR REPLACE FUNCTION {schema}.session_task_controls(p_member bigint, p_task bigint, OUT cancel_asked_by name, OUT passed_limit float)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
+{sql_definer}
     SELECT a.cancel_asked_by,
            CASE WHEN t.claimed_at < clock_timestamp() - a.time_limit * interval '1 second' THEN a.time_limit END
     FROM {schema}.task_controls(p_member, ARRAY[p_task]) AS a JOIN {schema}.task AS t ON t.task_id = a.task_id
@@ -1952,14 +1858,11 @@ $$;
 
 -- Return the seconds since a time. For work, which commits, and so cannot set its search_path.
 CREATE OR REPLACE FUNCTION {schema}.seconds_since(p_time timestamptz) RETURNS double precision
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT extract(epoch FROM clock_timestamp() - p_time)::double precision $$;
+{sql} SELECT extract(epoch FROM clock_timestamp() - p_time)::double precision $$;
 
 -- Return the error text of a task, as psql shows an error.
 CREATE OR REPLACE FUNCTION {schema}.format_error(p_state text, p_message text, p_detail text, p_hint text, p_context text)
-RETURNS text
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS text {sql_immutable}
     -- (Without the last line of the context, which is a position in `work`.)
     SELECT p_state || ': ' || p_message || coalesce(E'\nDETAIL: ' || nullif(p_detail, ''), '')
            || coalesce(E'\nHINT: ' || nullif(p_hint, ''), '')

@@ -1,0 +1,46 @@
+-- sqlsem, abbreviations in the scripts for SQL Server: {begin} in a script stands for the lines under its name here.
+-- (`sqlsem sql` prints these lines. Behind each routine it also prints GO, and before the first one the settings under
+-- which routines are created.)
+--
+-- begin, begin_try: the body of a procedure that callers may run. Their session may have set another ROWCOUNT.
+-- begin_inner: the body of a procedure that only these procedures run.
+-- end_try: reports the errors that mean busy as 50002, and raises all others unchanged.
+-- end_try_rollback: rolls back an open transaction before that. end_try_rollback_own: but not the caller's, in which
+-- the procedure has refused to run (50001).
+
+-- name: begin
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+-- name: begin_inner
+BEGIN
+    SET NOCOUNT ON;
+-- name: begin_try
+BEGIN TRY
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+-- name: end_try
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+    THROW;
+END CATCH;
+-- name: end_try_rollback
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+    THROW;
+END CATCH;
+-- name: end_try_rollback_own
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
+        ROLLBACK TRANSACTION;
+    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+    THROW;
+END CATCH;

@@ -1,0 +1,49 @@
+-- sqlsem, abbreviations in the scripts for PostgreSQL: {sql} in a script stands for the lines under its name here, the
+-- properties of a routine. (`sqlsem sql` prints these lines.)
+--
+-- All of them pin search_path, so that no other login can replace an object that the routine names. A routine that
+-- commits, or that the planner should inline, must not pin it, and has no abbreviation.
+-- sql, plpgsql: runs with the rights of its caller. …_definer: with the rights of the schema's owner, for all callers
+-- that a role allows to run it. …_stable, …_immutable: writes nothing; the other ones are VOLATILE.
+-- …_indexed: reads by indexes, whatever the statistics of the tables say. …_generic: does so, too, and keeps one plan
+-- for all values of its parameters.
+
+-- name: plpgsql
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+-- name: plpgsql_stable
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+-- name: plpgsql_immutable
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+-- name: plpgsql_definer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+-- name: plpgsql_indexed
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+-- name: plpgsql_indexed_definer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+-- name: plpgsql_generic_definer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+-- name: sql
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+-- name: sql_stable
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+-- name: sql_immutable
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+-- name: sql_definer
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+-- name: sql_stable_definer
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
