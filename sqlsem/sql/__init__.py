@@ -145,9 +145,12 @@ def fill(engine: str, text: str, schema: str = "sqlsem", table: str = "ProcessCo
 
 
 def _abbreviations(engine: str) -> dict[str, str]:
-    """Return the lines of abbreviations.sql by their names."""
+    """Return the lines of abbreviations.sql by their names. They may contain earlier abbreviations."""
     parts = _NAME_LINE.split(_read(engine, "abbreviations.sql") or "")
-    return {name: lines.strip("\n") for name, lines in zip(parts[1::2], parts[2::2], strict=True)}
+    result: dict[str, str] = {}
+    for name, lines in zip(parts[1::2], parts[2::2], strict=True):
+        result[name] = _expand(lines.strip("\n"), result)
+    return result
 
 
 def _expand(text: str, abbreviations: dict[str, str]) -> str:

@@ -4,7 +4,8 @@
 --
 -- begin, begin_try: the body of a procedure that callers may run. Their session may have set another ROWCOUNT.
 -- begin_inner: the body of a procedure that only these procedures run.
--- end_try: reports the errors that mean busy as 50002, and raises all others unchanged.
+-- throw_if_busy: in a CATCH block, reports the errors that mean busy as 50002.
+-- end_try: does so, and raises all other errors unchanged.
 -- end_try_rollback: rolls back an open transaction before that. end_try_rollback_own: but not the caller's, in which
 -- the procedure has refused to run (50001).
 
@@ -19,11 +20,13 @@ BEGIN
 BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
+-- name: throw_if_busy
+IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
+    THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
 -- name: end_try
 END TRY
 BEGIN CATCH
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+    {throw_if_busy}
     THROW;
 END CATCH;
 -- name: end_try_rollback
@@ -31,8 +34,7 @@ END TRY
 BEGIN CATCH
     IF @@TRANCOUNT > 0
         ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+    {throw_if_busy}
     THROW;
 END CATCH;
 -- name: end_try_rollback_own
@@ -40,7 +42,6 @@ END TRY
 BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
         ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+    {throw_if_busy}
     THROW;
 END CATCH;

@@ -174,8 +174,7 @@ CREATE OR ALTER PROCEDURE {schema}.acquire_by_priority
             SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
             EXEC {schema}.release_session_lock @name;
         END;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+        {throw_if_busy}
         THROW;
     END CATCH;
     IF @freed IS NOT NULL

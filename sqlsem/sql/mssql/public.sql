@@ -297,8 +297,7 @@ CREATE OR ALTER PROCEDURE {schema}.session_acquire_by_priority
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
         END CATCH;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+        {throw_if_busy}
         THROW;
     END CATCH;
     IF @result < 0

@@ -552,8 +552,7 @@ CREATE OR ALTER PROCEDURE {schema}.take
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;  -- (report the first error; the row ends with the session)
         END CATCH;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+        {throw_if_busy}
         THROW;
     END CATCH;
 END;

@@ -161,8 +161,7 @@ CREATE OR ALTER PROCEDURE {schema}.check_origin AS {begin_inner}
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+        {throw_if_busy}
         IF @forward = 0 OR @code < 0 OR @outside > 0  -- (with @outside the caller's changes are undone as well, so the caller must know)
             THROW;
         SET @done = 0;
@@ -689,8 +688,7 @@ CREATE OR ALTER PROCEDURE {schema}.reattach_member @member bigint, @answer bit =
     BEGIN CATCH
         IF @name IS NOT NULL
             EXEC {schema}.release_session_lock @name;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+        {throw_if_busy}
         THROW;
     END CATCH;
     IF @exists = 0 AND @name IS NOT NULL  -- removed during this call
@@ -963,8 +961,7 @@ BEGIN
         IF @entry IS NOT NULL
            AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position)
             EXEC {schema}.release_session_lock @entry;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+        {throw_if_busy}
         IF ERROR_NUMBER() <> 547  -- 547: entry_behind_check, as the new number is below the number of a row ahead
             THROW;
         DELETE FROM {schema}.low_water WHERE resource_id = @resource
@@ -1078,8 +1075,7 @@ CREATE OR ALTER PROCEDURE {schema}.register_all
             IF NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE queue_position = @position)
                 EXEC {schema}.release_session_lock @name;
         END;
-        IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-            THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+        {throw_if_busy}
         THROW;
     END CATCH;
     SELECT resource_id, queue_position, granted FROM @request_rows WHERE queue_position IS NOT NULL ORDER BY ordinal;

@@ -1185,8 +1185,7 @@ END TRY
 BEGIN CATCH
     IF @@TRANCOUNT > 0 AND @outside = 0
         ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+    {throw_if_busy}
     THROW;
 END CATCH;
 
@@ -1510,8 +1509,7 @@ END TRY
 BEGIN CATCH
     IF @@TRANCOUNT > 0 AND @outside = 0
         ROLLBACK TRANSACTION;
-    IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
-        THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
+    {throw_if_busy}
     THROW;
 END CATCH;
 
