@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import sqlsem
 import sqlsem.aio
-import sqlsem.core.options
-import sqlsem.model
+import sqlsem.client.options
+import sqlsem.values.locks
 
 project = "sqlsem"
 author = "The sqlsem authors"

@@ -16,8 +16,8 @@ if hasattr(time, "tzset"):
     time.tzset()
 
 from sqlsem.insight.timeline import timeline
-from sqlsem.model import Entry, Past, Request
-from sqlsem.terminal.timeline import picture
+from sqlsem.ops.terminal.timeline import picture
+from sqlsem.values.locks import Entry, Past, Request
 
 FILE = Path(__file__).with_name("night.svg")
 BEGIN = datetime(2030, 1, 1, 22, tzinfo=timezone.utc)

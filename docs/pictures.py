@@ -33,15 +33,15 @@ from support.overviews import FakePoller, a_night
 
 import sqlsem
 from sqlsem import cli
-from sqlsem.admin import Admin
-from sqlsem.dashboard import server
-from sqlsem.dashboard.app import Dashboard
-from sqlsem.dashboard.pages import PageQuery, Pages
-from sqlsem.hosts import LOOPBACK, Hosts
+from sqlsem.api.admin import Admin
 from sqlsem.insight.overview import Overview
-from sqlsem.model import Entry
-from sqlsem.terminal import output
-from sqlsem.tui.app import Top
+from sqlsem.ops.dashboard import server
+from sqlsem.ops.dashboard.app import Dashboard
+from sqlsem.ops.dashboard.pages import PageQuery, Pages
+from sqlsem.ops.hosts import LOOPBACK, Hosts
+from sqlsem.ops.terminal import output
+from sqlsem.ops.tui.app import Top
+from sqlsem.values.locks import Entry
 
 FOLDER = Path(__file__).resolve().parent
 WIDTH = 90

@@ -1,6 +1,6 @@
 ------------------------------------ MODULE HandOver ------------------------------------
 (***************************************************************************************)
-(* A hand-over (sql/postgresql/handovers.sql, sqlsem/core/handover.py): the giver      *)
+(* A hand-over (sql/postgresql/handovers.sql, sqlsem/client/operations/handover.py): the giver      *)
 (* hands the lock over under a token, and the process that adopts it has the same row. *)
 (* In between the row belongs to a member in transit, which lives by a lease. Another  *)
 (* process waits behind it for the mutex. Answers may be lost, and calls repeated.     *)

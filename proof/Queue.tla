@@ -2,7 +2,7 @@
 (***************************************************************************************)
 (* The queue of sqlsem in time: how dead members are found, and how a holder learns    *)
 (* that it has lost. Names are those of the code (sql/postgresql/routines.sql,         *)
-(* sqlsem/core/membership.py).                                                         *)
+(* sqlsem/client/connection/membership.py).                                                         *)
 (*                                                                                     *)
 (* One database, any position of processes. The server's steps, and the arrival of its *)
 (* replies in the process, are steps of their own: so a reply can be late, or lost     *)

@@ -1,6 +1,6 @@
 -------------------------------------- MODULE Rule --------------------------------------
 (***************************************************************************************)
-(* The rule that decides which requests are granted (sqlsem.model.Request.fits), and   *)
+(* The rule that decides which requests are granted (sqlsem.values.locks.Request.fits),  *)
 (* what must be true of the granted ones. A row is a record with at least              *)
 (*   position  its queue_position                                                      *)
 (*   request   [resource, access, limit, weight], its request                          *)

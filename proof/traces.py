@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from proof import tlc
-from sqlsem.model import READ, UPGRADE, Past
+from sqlsem.values.locks import READ, UPGRADE, Past
 
 __all__ = ["Event", "Verdict", "Visit", "beginning", "check", "events", "module"]
 
@@ -167,7 +167,7 @@ def check(trace: Sequence[Event], *, seconds: float = 600) -> Verdict:
 def main(arguments: list[str]) -> int:
     import sqlsem
     from sqlsem.cli.nights import Night
-    from sqlsem.model import check_duration
+    from sqlsem.values.locks import check_duration
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="which database; as for sqlsem")

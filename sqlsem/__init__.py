@@ -11,14 +11,21 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from sqlsem.admin import Admin
+from sqlsem.api.admin import Admin
+from sqlsem.api.coordinator import Coordinator, connect
+from sqlsem.api.default import configure, default, default_url
+from sqlsem.api.leader import Leader, Term, leader
+from sqlsem.api.locks import Lock, adopt, all_of, limit, mutex, read, stage, write
+from sqlsem.api.once import Once, Run, once
+from sqlsem.api.rates import Rate, RateGrant, rate
 from sqlsem.batches import Batch, batch
-from sqlsem.chosen import configure, default, default_url
-from sqlsem.coordinator import Coordinator, connect
-from sqlsem.core.event_bus import Subscription, global_bus
-from sqlsem.core.grants import Grant
+from sqlsem.client.event_bus import Subscription, global_bus
+from sqlsem.client.grants import Grant
 from sqlsem.engines import Database
-from sqlsem.errors import (
+from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
+from sqlsem.util.printable import CleanFilter
+from sqlsem.values import events as events
+from sqlsem.values.errors import (
     BatchFailed,
     ConfigurationError,
     Deadlock,
@@ -32,18 +39,12 @@ from sqlsem.errors import (
     Timeout,
     Unavailable,
 )
-from sqlsem.leading import Leader, Term, leader
-from sqlsem.locks import Lock, adopt, all_of, limit, mutex, read, stage, write
-from sqlsem.model import Duration
-from sqlsem.periodic import Once, Run, once
-from sqlsem.printable import CleanFilter
-from sqlsem.rates import Rate, RateGrant, rate
-from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
+from sqlsem.values.locks import Duration
 
 if TYPE_CHECKING:
     from sqlsem import aio
-    from sqlsem import metrics as metrics
-    from sqlsem import otel as otel
+    from sqlsem.ops import metrics as metrics
+    from sqlsem.ops import otel as otel
 
 __all__ = [
     "Admin",
@@ -102,8 +103,12 @@ on = global_bus.on
 logging.getLogger("sqlsem").addFilter(CleanFilter())
 
 
+#: Modules that are imported when they are used: programs without asyncio, or metrics, need not load them, nor have what
+#: they need.
+LATE = {"aio": "sqlsem.aio", "metrics": "sqlsem.ops.metrics", "otel": "sqlsem.ops.otel"}
+
+
 def __getattr__(name: str) -> Any:
-    # Imported when they are used: programs without asyncio, or metrics, need not load them, nor have what they need.
-    if name in ("aio", "metrics", "otel"):
-        return importlib.import_module(f"sqlsem.{name}")
+    if name in LATE:
+        return importlib.import_module(LATE[name])
     raise AttributeError(f"module 'sqlsem' has no attribute {name!r}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hypothesis import strategies as st
 
-from sqlsem.deadlocks import UPGRADE, Row
+from sqlsem.values.deadlocks import UPGRADE, Row
 
 #: (resource, access, limit, weight)
 Asked = tuple[str, str, "int | None", int]

@@ -19,7 +19,7 @@ from typing import Any
 import sqlsem
 from benchmarks import measure, servers
 from benchmarks.queues import database, install, rows
-from sqlsem.model import Request
+from sqlsem.values.locks import Request
 
 NAME = "crowd"
 #: Hand-offs after which the rate is known, seconds for them, and for all waiters to be in the queue.

@@ -19,7 +19,7 @@ from clients.mixed.participants import CLOCKS, PARTICIPANTS, Run
 from clients.mixed.show import show
 from sqlsem.engines import of_url
 from sqlsem.engines.base import Options
-from sqlsem.terminal import output
+from sqlsem.ops.terminal import output
 
 
 @contextlib.contextmanager

@@ -16,9 +16,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 import sqlsem
 from sqlsem import aio
-from sqlsem.core.terms import RequestTemplate, Terms
-from sqlsem.errors import ConfigurationError, NotHeld
-from sqlsem.model import Duration, Request, check_duration
+from sqlsem.client.operations.terms import RequestTemplate, Terms
+from sqlsem.values.errors import ConfigurationError, NotHeld
+from sqlsem.values.locks import Duration, Request, check_duration
 
 __all__ = ["LockTrigger", "Locked"]
 
@@ -93,7 +93,7 @@ class LockTrigger(BaseTrigger):
     database meanwhile.
 
     Args:
-        requests: The locks, as ``dataclasses.asdict`` of `sqlsem.model.Request` gives them.
+        requests: The locks, as ``dataclasses.asdict`` of `sqlsem.values.locks.Request` gives them.
         ttl: How long the lock waits to be adopted.
         to: The login that may adopt it; left out, the triggerer's own.
     """

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import sqlsem
-from sqlsem.core.options import ConnectOptions, shows_options
-from sqlsem.errors import ConfigurationError
+from sqlsem.client.options import ConnectOptions, shows_options
+from sqlsem.values.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

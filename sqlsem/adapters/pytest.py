@@ -13,9 +13,9 @@ import pytest
 
 import sqlsem
 from sqlsem import config
-from sqlsem.core.callers import this_thread
-from sqlsem.core.effects import run_generator
-from sqlsem.model import check_duration
+from sqlsem.client.callers import this_thread
+from sqlsem.client.effects import run_generator
+from sqlsem.values.locks import check_duration
 
 MARKER = (
     'sqlsem(resource, *, limit=1, weight=1, access="write", timeout=None): hold a lock from before its fixtures '

@@ -3,7 +3,7 @@
 >>> async with sqlsem.limit("etl", 3):  # doctest: +SKIP
 ...     await load()
 
-No call blocks the event loop. The operations are those of `sqlsem.core`; `sqlsem.aio.driver` awaits their effects.
+No call blocks the event loop. The operations are those of `sqlsem.client`; `sqlsem.aio.driver` awaits their effects.
 
 driver    runs operations on an event loop
 grants    the grants of tasks
@@ -22,19 +22,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.aio.driver import Driver, Signal, call_in_thread, run_generator, this_caller, this_task
 from sqlsem.aio.grants import Grant, release_grant
-from sqlsem.aio.leading import Callback, Leader, Term
-from sqlsem.aio.periodic import Once, Run
+from sqlsem.aio.leader import Callback, Leader, Term
+from sqlsem.aio.once import Once, Run
 from sqlsem.aio.rates import Rate, RateGrant
-from sqlsem.core import defaults, terms
-from sqlsem.core.acquire import locked
-from sqlsem.core.client import DatabaseClient
-from sqlsem.core.defaults import Coordinated
-from sqlsem.core.effects import RevertibleOperation
-from sqlsem.core.grant_registry import GrantState, HeldGrant, LostCallback, ReleaseToken, release_later
-from sqlsem.core.handover import Adoption
-from sqlsem.core.held_grants import HeldGrants, UnownedGrants
-from sqlsem.core.leading import LeaderElection
-from sqlsem.core.options import (
+from sqlsem.client import defaults
+from sqlsem.client.client import DatabaseClient
+from sqlsem.client.defaults import Coordinated
+from sqlsem.client.effects import RevertibleOperation
+from sqlsem.client.held.lock_grants import HeldGrants, UnownedGrants
+from sqlsem.client.held.registry import GrantState, HeldGrant, LostCallback, ReleaseToken, release_later
+from sqlsem.client.leader import LeaderElection
+from sqlsem.client.once import Period, Periodic
+from sqlsem.client.operations import terms
+from sqlsem.client.operations.acquire import locked
+from sqlsem.client.operations.acquire_by_priority import acquisition_class
+from sqlsem.client.operations.acquire_rate import RateAcquisition, RateGroupAcquisition, split
+from sqlsem.client.operations.handover import Adoption
+from sqlsem.client.operations.terms import AnyRequest, HasTerms, Name, Terms
+from sqlsem.client.options import (
     GroupOptions,
     LockOptions,
     ModuleLockOptions,
@@ -42,14 +47,10 @@ from sqlsem.core.options import (
     RateOptions,
     shows_options,
 )
-from sqlsem.core.periodic import Period, Periodic
-from sqlsem.core.permits import Permit
-from sqlsem.core.priority_acquisition import acquisition_class
-from sqlsem.core.rate_acquisition import RateAcquisition, RateGroupAcquisition, split
-from sqlsem.core.terms import AnyRequest, HasTerms, Name, Terms
-from sqlsem.errors import ConfigurationError, NotHeld
-from sqlsem.model import Duration
-from sqlsem.model_rates import RateRequest, Windows
+from sqlsem.util.permits import Permit
+from sqlsem.values.errors import ConfigurationError, NotHeld
+from sqlsem.values.locks import Duration
+from sqlsem.values.rates import RateRequest, Windows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -246,7 +247,7 @@ class Lock:
 
         Raises `ConfigurationError` for any other function, and for classes.
         """
-        from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
+        from sqlsem.client import decorated  # imported late: wrapt takes longer to load than sqlsem
 
         if not decorated.is_coroutine(function):
             name = getattr(function, "__qualname__", repr(function))

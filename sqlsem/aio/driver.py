@@ -24,17 +24,17 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from sqlsem.core.callers import Caller, new_number
-from sqlsem.core.client import DatabaseClient
-from sqlsem.core.effects import NO_CONNECTION, Call, Effect, RevertibleOperation, Sleep, WaitFor
-from sqlsem.core.grant_registry import BaseGrant
-from sqlsem.core.main_connection import unavailable
-from sqlsem.core.permits import Permit
-from sqlsem.core.threads import safe_logger
-from sqlsem.core.wait_pool import MAX_IDLE_CONNECTIONS
+from sqlsem.client.callers import Caller, new_number
+from sqlsem.client.client import DatabaseClient
+from sqlsem.client.connection.main import unavailable
+from sqlsem.client.connection.wait_pool import MAX_IDLE_CONNECTIONS
+from sqlsem.client.effects import NO_CONNECTION, Call, Effect, RevertibleOperation, Sleep, WaitFor
+from sqlsem.client.held.registry import BaseGrant
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import monotonic
+from sqlsem.util.permits import Permit
+from sqlsem.util.threads import safe_logger
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import monotonic
 
 __all__ = ["Driver", "Signal", "awaited", "call_in_thread", "run_generator", "this_caller", "this_task"]
 
@@ -213,7 +213,7 @@ class Driver:
             await self._end_watcher.__anext__()
 
     async def run_operation(self, operation: RevertibleOperation[T]) -> T:
-        """Run an operation, as `sqlsem.core.effects.run_operation`, and roll it back if it fails or is cancelled."""
+        """Run an operation, as `sqlsem.client.effects.run_operation`, and roll it back if it fails or is cancelled."""
         self._operations.add(operation)
         try:
             return await run_generator(operation.run(), self.execute_effect)

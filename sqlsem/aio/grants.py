@@ -8,15 +8,15 @@ import sys
 from typing import Any, TypeVar
 
 from sqlsem.aio.driver import Driver, Signal, awaited, run_generator, this_caller
-from sqlsem.core.convert import Upgrade, downgrade
-from sqlsem.core.effects import Effects
-from sqlsem.core.grant_registry import BaseGrant, GrantState, ReleaseToken, release_later
-from sqlsem.core.grants import asserting, checking
-from sqlsem.core.handover import TTL_SECONDS, handing_over
-from sqlsem.core.permits import Permit
-from sqlsem.core.rate_grants import adjusting, rate_of
-from sqlsem.core.release_on_commit import releasing_on_commit
-from sqlsem.model import Duration
+from sqlsem.client.effects import Effects
+from sqlsem.client.grants import asserting, checking
+from sqlsem.client.held.registry import BaseGrant, GrantState, ReleaseToken, release_later
+from sqlsem.client.operations.convert import Upgrade, downgrade
+from sqlsem.client.operations.handover import TTL_SECONDS, handing_over
+from sqlsem.client.operations.rate_grants import adjusting, rate_of
+from sqlsem.client.operations.release_on_commit import releasing_on_commit
+from sqlsem.util.permits import Permit
+from sqlsem.values.locks import Duration
 
 __all__ = ["Grant", "release_grant"]
 

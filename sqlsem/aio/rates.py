@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from sqlsem.aio.driver import Driver, Signal, run_generator, this_caller
-from sqlsem.core.rate_acquisition import RateAcquisition, split
-from sqlsem.core.rate_grants import BaseRateGrant, adjusting
-from sqlsem.core.terms import AnyRequest, Terms
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import Duration
-from sqlsem.model_rates import RateRequest
+from sqlsem.client.operations.acquire_rate import RateAcquisition, split
+from sqlsem.client.operations.rate_grants import BaseRateGrant, adjusting
+from sqlsem.client.operations.terms import AnyRequest, Terms
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Duration
+from sqlsem.values.rates import RateRequest
 
 __all__ = ["Rate", "RateGrant"]
 
@@ -85,7 +85,7 @@ class Rate:
 
         Raises `ConfigurationError` for any other function, and for classes.
         """
-        from sqlsem.core import decorated  # imported late: wrapt takes longer to load than sqlsem
+        from sqlsem.client import decorated  # imported late: wrapt takes longer to load than sqlsem
 
         if not decorated.is_coroutine(function):
             name = getattr(function, "__qualname__", repr(function))

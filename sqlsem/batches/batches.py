@@ -10,12 +10,12 @@ from typing import Any
 from sqlsem.batches import callback
 from sqlsem.batches.declaration import Declaration, brief, errors_in, listed, why_not_here
 from sqlsem.batches.part import Part
-from sqlsem.core.backoff import backoff_delays
-from sqlsem.core.defaults import Coordinated
-from sqlsem.core.options import Alarm
+from sqlsem.client.defaults import Coordinated
+from sqlsem.client.operations.backoff import backoff_delays
+from sqlsem.client.options import Alarm
 from sqlsem.engines.protocol import Capability
-from sqlsem.errors import ConfigurationError, Timeout
-from sqlsem.model import BatchEntry, Duration, check_duration, check_name, monotonic
+from sqlsem.values.errors import ConfigurationError, Timeout
+from sqlsem.values.locks import BatchEntry, Duration, check_duration, check_name, monotonic
 
 __all__ = ["Batch", "abandon", "batch", "list_batches", "resume"]
 

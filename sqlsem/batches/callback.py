@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from sqlsem import bodies
 from sqlsem.batches.declaration import Declaration, brief
-from sqlsem.core.claims import Claim, owner_name
-from sqlsem.core.client import DatabaseClient
-from sqlsem.core.options import Alarm
+from sqlsem.client.client import DatabaseClient
+from sqlsem.client.held.claims import Claim, owner_name
+from sqlsem.client.options import Alarm
 from sqlsem.engines.base import Session
-from sqlsem.errors import BatchFailed, SqlsemError
-from sqlsem.model import Callback
+from sqlsem.values.errors import BatchFailed, SqlsemError
+from sqlsem.values.locks import Callback
 
 __all__ = ["CallbackClaim", "claim_callback", "resume", "run_callback", "take_over"]
 

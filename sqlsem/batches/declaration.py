@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from sqlsem import bodies
-from sqlsem.core.client import DatabaseClient
-from sqlsem.core.defaults import Coordinated, client_of
-from sqlsem.core.options import Alarm
+from sqlsem.client.client import DatabaseClient
+from sqlsem.client.defaults import Coordinated, client_of
+from sqlsem.client.options import Alarm
 from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import Capability
-from sqlsem.errors import BatchFailed, ConfigurationError, SqlsemError
-from sqlsem.model import BatchEntry, Duration, check_duration, check_name
-from sqlsem.printable import first_line
+from sqlsem.util.printable import first_line
+from sqlsem.values.errors import BatchFailed, ConfigurationError, SqlsemError
+from sqlsem.values.locks import BatchEntry, Duration, check_duration, check_name
 
 __all__ = ["Declaration", "brief", "errors_in", "listed", "why_not_here"]
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from sqlsem.batches.callback import CallbackClaim, run_callback, take_over
 from sqlsem.batches.declaration import Declaration, brief, listed
 from sqlsem.bodies import format_error
-from sqlsem.core.backoff import backoff_delays
-from sqlsem.core.claims import Claim, owner_name
+from sqlsem.client.held.claims import Claim, owner_name
+from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.engines.base import Session
-from sqlsem.errors import BatchFailed, ConfigurationError, NotHeld, SqlsemError
-from sqlsem.model import BatchEntry, PartEnd, PartEntry, PartStart
+from sqlsem.values.errors import BatchFailed, ConfigurationError, NotHeld, SqlsemError
+from sqlsem.values.locks import BatchEntry, PartEnd, PartEntry, PartStart
 
 __all__ = ["Part"]
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from time import sleep
 from typing import IO
 
-from sqlsem import tree_killer
 from sqlsem.bodies.texts import MAX_KEPT_CHARACTERS, keepable
-from sqlsem.core.backoff import backoff_delays
-from sqlsem.core.threads import spawn
-from sqlsem.errors import TaskFailed
+from sqlsem.client.operations.backoff import backoff_delays
+from sqlsem.util import tree_killer
+from sqlsem.util.threads import spawn
+from sqlsem.values.errors import TaskFailed
 
 __all__ = ["END_SECONDS", "command_killer", "run_command"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import MAX_NESTED
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import MAX_NESTED
 
 __all__ = ["Call", "Json", "Shell", "Sql", "arguments", "encode", "import_by_name"]
 

@@ -14,8 +14,8 @@ from typing import Any
 from sqlsem.bodies.commands import END_SECONDS, run_command
 from sqlsem.bodies.kinds import arguments, import_by_name
 from sqlsem.bodies.texts import as_json
-from sqlsem.core.client import DatabaseClient
-from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, TaskInterrupted
+from sqlsem.client.client import DatabaseClient
+from sqlsem.values.errors import ConfigurationError, SqlsemError, TaskFailed, TaskInterrupted
 
 __all__ = ["Allowed", "Started", "Stop", "run"]
 

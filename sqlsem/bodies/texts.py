@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from sqlsem.errors import ConfigurationError, TaskFailed
-from sqlsem.printable import clean, clean_json
+from sqlsem.util.printable import clean, clean_json
+from sqlsem.values.errors import ConfigurationError, TaskFailed
 
 __all__ = ["MAX_KEPT_CHARACTERS", "as_json", "format_error", "keepable"]
 

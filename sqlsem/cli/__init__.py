@@ -14,7 +14,7 @@ import sqlsem
 from sqlsem.cli.connecting import Connecting
 from sqlsem.cli.group import Commands, Loaded
 from sqlsem.cli.options import duration
-from sqlsem.printable import CleanFormatter
+from sqlsem.util.printable import CleanFormatter
 
 __all__ = ["main"]
 

@@ -12,10 +12,10 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
 from sqlsem.cli.here import folders_to_import_from, require_own_database, same_database
 from sqlsem.cli.options import json_option, most_option, name_of, pass_url_option, shared_option
-from sqlsem.errors import BatchFailed, ConfigurationError
-from sqlsem.printable import clean
-from sqlsem.terminal import output
-from sqlsem.terminal.batches import render_batches
+from sqlsem.ops.terminal import output
+from sqlsem.ops.terminal.batches import render_batches
+from sqlsem.util.printable import clean
+from sqlsem.values.errors import BatchFailed, ConfigurationError
 
 __all__ = ["batches_"]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-from sqlsem import certify as certifying
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import duration, json_option
-from sqlsem.errors import ConfigurationError
-from sqlsem.printable import clean_json
-from sqlsem.terminal import output
+from sqlsem.ops import certify as certifying
+from sqlsem.ops.terminal import output
+from sqlsem.util.printable import clean_json
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["certify"]
 

@@ -14,10 +14,10 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
 from sqlsem.cli.options import json_option
 from sqlsem.config import allowing, reading
-from sqlsem.credentials import hide_secrets
-from sqlsem.errors import ConfigurationError
-from sqlsem.printable import clean
-from sqlsem.terminal import output
+from sqlsem.ops.terminal import output
+from sqlsem.util.credentials import hide_secrets
+from sqlsem.util.printable import clean
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["config_"]
 

@@ -15,11 +15,12 @@ import click
 import platformdirs
 
 import sqlsem
-from sqlsem import config, engines, files
+from sqlsem import config, engines
+from sqlsem.config import files
 from sqlsem.engines.base import Engine, Options
 from sqlsem.engines.protocol import Capability
-from sqlsem.errors import ConfigurationError
-from sqlsem.terminal import output
+from sqlsem.ops.terminal import output
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["Connecting", "connecting"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from sqlsem import demo as show
 from sqlsem.cli.options import duration
-from sqlsem.terminal import output
+from sqlsem.ops import demo as show
+from sqlsem.ops.terminal import output
 
 __all__ = ["demo"]
 

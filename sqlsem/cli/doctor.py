@@ -15,10 +15,10 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import json_option
 from sqlsem.engines.base import Engine, Session
 from sqlsem.engines.protocol import Capability, Check
-from sqlsem.errors import ConfigurationError, SqlsemError
-from sqlsem.printable import clean
+from sqlsem.ops.terminal import output
 from sqlsem.sql.features import FEATURES, listed
-from sqlsem.terminal import output
+from sqlsem.util.printable import clean
+from sqlsem.values.errors import ConfigurationError, SqlsemError
 
 __all__ = ["doctor"]
 

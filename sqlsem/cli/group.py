@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from sqlsem.errors import (
+from sqlsem.ops.terminal import output
+from sqlsem.values.errors import (
     BatchFailed,
     ConfigurationError,
     Deadlock,
@@ -21,7 +22,6 @@ from sqlsem.errors import (
     Timeout,
     Unavailable,
 )
-from sqlsem.terminal import output
 
 __all__ = ["EXIT_LOST", "EXIT_TEMPFAIL", "Commands", "Listing", "Loaded", "WithCommand"]
 

@@ -7,8 +7,8 @@ import click
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.known import require_resource
 from sqlsem.cli.options import json_option, resource_name
-from sqlsem.printable import clean
-from sqlsem.terminal import output
+from sqlsem.ops.terminal import output
+from sqlsem.util.printable import clean
 
 __all__ = ["guard"]
 

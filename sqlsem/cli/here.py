@@ -8,12 +8,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sqlsem import chosen, config, files
+from sqlsem import config
+from sqlsem.api import default
+from sqlsem.api.coordinator import Coordinator
 from sqlsem.cli.connecting import Connecting
-from sqlsem.coordinator import Coordinator
-from sqlsem.credentials import has_secret
-from sqlsem.errors import ConfigurationError
-from sqlsem.terminal import output
+from sqlsem.config import files
+from sqlsem.ops.terminal import output
+from sqlsem.util.credentials import has_secret
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["folders_to_import_from", "require_own_database", "same_database"]
 
@@ -61,7 +63,7 @@ def same_database(options: Connecting, pass_url: bool) -> Iterator[None]:
     if "SQLSEM_URL" in environment:
         os.environ["SQLSEM_URL"] = environment["SQLSEM_URL"]
     try:
-        with chosen.configured(url, **options.options):
+        with default.configured(url, **options.options):
             yield
     finally:
         if before is None:

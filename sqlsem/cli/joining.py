@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 
-from sqlsem.core.threads import ShouldContinue, SupervisedThread, spawn
-from sqlsem.errors import ConfigurationError, NotHeld
+from sqlsem.util.threads import ShouldContinue, SupervisedThread, spawn
+from sqlsem.values.errors import ConfigurationError, NotHeld
 
 __all__ = ["JOIN", "Joinable", "Joined"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import sqlsem
-from sqlsem.errors import SqlsemError
+from sqlsem.values.errors import SqlsemError
 
 __all__ = ["kept_lines"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlsem
 from sqlsem import config
-from sqlsem.errors import ConfigurationError
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["require_resource", "unknown_queue"]
 

@@ -11,20 +11,20 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 import sqlsem
-from sqlsem import model
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.kept import kept_lines
 from sqlsem.cli.known import require_resource
 from sqlsem.cli.options import age, duration, json_option, most_option, often, resource_name
-from sqlsem.errors import Unavailable
 from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.reasons import Reason, reasons
-from sqlsem.model import Entry, Resource
-from sqlsem.poller import revoke_row
-from sqlsem.printable import clean
-from sqlsem.terminal import output
-from sqlsem.terminal.queues import as_dict, by_resource, render_history, render_operations, render_queues
-from sqlsem.terminal.tables import process_name, seconds_in_words
+from sqlsem.ops.poller import revoke_row
+from sqlsem.ops.terminal import output
+from sqlsem.ops.terminal.queues import as_dict, by_resource, render_history, render_operations, render_queues
+from sqlsem.ops.terminal.tables import process_name, seconds_in_words
+from sqlsem.util.printable import clean
+from sqlsem.values import locks
+from sqlsem.values.errors import Unavailable
+from sqlsem.values.locks import Entry, Resource
 
 __all__ = ["history", "ls", "pause", "reap", "resume", "revoke", "set_"]
 
@@ -169,7 +169,7 @@ allow_new_option = click.option("--allow-new", is_flag=True, help="Accept a name
 @click.argument("resource", type=resource_name)
 @click.option(
     "--limit",
-    type=click.IntRange(1, model.MAX_INT),
+    type=click.IntRange(1, locks.MAX_INT),
     help="At most N, whatever limit requests declare; N for requests that declare none.",
 )
 @click.option("--no-limit", is_flag=True, help="Remove the limit; refused while requests rely on it.")

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.core.threads import spawn
-from sqlsem.errors import ConfigurationError
-from sqlsem.hosts import LOOPBACK, Hosts, is_loopback
-from sqlsem.terminal import output
+from sqlsem.ops.hosts import LOOPBACK, Hosts, is_loopback
+from sqlsem.ops.terminal import output
+from sqlsem.util.threads import spawn
+from sqlsem.values.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sqlsem.metrics.exporter import Exporter
+    from sqlsem.ops.metrics.exporter import Exporter
 
 __all__ = ["metrics"]
 
@@ -100,10 +100,10 @@ def metrics(
     exit code is 69 if the database is out of reach; otherwise sqlsem_up is 0 until it is back.
     """
     if shown is not None:
-        text = resources.files("sqlsem").joinpath("metrics").joinpath(shown).read_text(encoding="utf-8")
+        text = resources.files("sqlsem.ops.metrics").joinpath(shown).read_text(encoding="utf-8")
         output.echo(*text.removesuffix("\n").split("\n"))
         return
-    from sqlsem.metrics.exporter import Exporter  # needs prometheus_client, which other commands do not
+    from sqlsem.ops.metrics.exporter import Exporter  # needs prometheus_client, which other commands do not
 
     if file is not None and not once:
         raise click.UsageError("--output goes with --once")
@@ -136,7 +136,7 @@ def _print(exporter: Exporter, file: Path | None) -> None:
 def _serve(exporter: Exporter, host: str, port: int, names: tuple[str, ...]) -> None:
     import prometheus_client  # which other commands do not need
 
-    from sqlsem.metrics.serving import Server  # the same
+    from sqlsem.ops.metrics.serving import Server  # the same
 
     registry = prometheus_client.CollectorRegistry()
     registry.register(exporter)

@@ -14,17 +14,17 @@ import click
 import sqlsem
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import age, json_option, resource_name
-from sqlsem.errors import ConfigurationError
 from sqlsem.insight.audit import Ruling, rulings
 from sqlsem.insight.audit import audit as check
 from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.replay import ORDERS, ReplaySettings
 from sqlsem.insight.replay import replay as run_again
 from sqlsem.insight.timeline import timeline as lay_out
-from sqlsem.model import MAX_INT, Entry, Operation, Past, monotonic
-from sqlsem.terminal import output
-from sqlsem.terminal.nights import render_audit, render_replay
-from sqlsem.terminal.timeline import FORMATS, library, picture
+from sqlsem.ops.terminal import output
+from sqlsem.ops.terminal.nights import render_audit, render_replay
+from sqlsem.ops.terminal.timeline import FORMATS, library, picture
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import MAX_INT, Entry, Operation, Past, monotonic
 
 __all__ = ["audit", "replay", "timeline"]
 

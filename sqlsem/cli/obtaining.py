@@ -10,11 +10,11 @@ from functools import partial
 import click
 
 import sqlsem
-from sqlsem.core.effects import run_generator
-from sqlsem.core.periodic import Period
-from sqlsem.errors import LockLost
-from sqlsem.model import Duration
-from sqlsem.model_rates import RateRequest
+from sqlsem.client.effects import run_generator
+from sqlsem.client.once import Period
+from sqlsem.values.errors import LockLost
+from sqlsem.values.locks import Duration
+from sqlsem.values.rates import RateRequest
 
 __all__ = ["Adopted", "OncePerPeriod", "rate_of", "take_rates"]
 

@@ -10,9 +10,9 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 import sqlsem
-from sqlsem import model
-from sqlsem.errors import ConfigurationError
-from sqlsem.model_rates import RateRequest, Window, windows_of
+from sqlsem.values import locks
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.rates import RateRequest, Window, windows_of
 
 __all__ = [
     "a_lock",
@@ -56,13 +56,13 @@ def refusing(convert: Callable[P, T]) -> Callable[P, T]:
 @refusing
 def duration(value: str) -> float:
     """Convert seconds, or numbers with units: ``90``, ``1.5s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
-    return model.check_duration("A duration", value)
+    return locks.check_duration("A duration", value)
 
 
 @refusing
 def age(value: str) -> float:
     """Convert an age: a duration that may be months."""
-    return model.check_duration("An age", value, maximum=model.MAX_INT)
+    return locks.check_duration("An age", value, maximum=locks.MAX_INT)
 
 
 def often(value: str) -> float:
@@ -75,7 +75,7 @@ def often(value: str) -> float:
 
 def name_of(what: str) -> Callable[[str], str]:
     """Return a parameter type for names. ``what`` begins the error message."""
-    return refusing(functools.partial(model.check_name, what))
+    return refusing(functools.partial(locks.check_name, what))
 
 
 resource_name = name_of("The resource name")
@@ -85,7 +85,7 @@ def whole_number(minimum: int, what: str) -> Callable[[str], int]:
     """Return a parameter type for whole numbers that a database can store. (IntRange would print its range in help.)"""
 
     def check(value: str) -> int:
-        if not re.fullmatch(r"-?[0-9]{1,10}", value) or not minimum <= int(value) <= model.MAX_INT:
+        if not re.fullmatch(r"-?[0-9]{1,10}", value) or not minimum <= int(value) <= locks.MAX_INT:
             raise click.BadParameter(f"{value!r} is not {what}")
         return int(value)
 
@@ -123,7 +123,7 @@ def rated(value: str) -> RateRequest:
     if match[3] is None:
         return RateRequest(match[1] or match[2], (), int(match[4] or 1))
     pairs = [part.split("/") for part in match[3].split(",")]
-    windows: dict[model.Duration, int] = {window: int(limit) for limit, window in pairs}
+    windows: dict[locks.Duration, int] = {window: int(limit) for limit, window in pairs}
     return RateRequest(match[2], windows_of(windows, None), int(match[4] or 1))
 
 
@@ -139,7 +139,7 @@ def staged(value: str) -> tuple[str, int]:
 def periodic(value: str) -> tuple[str | None, float]:
     """Convert ``DURATION`` or ``NAME=DURATION``."""
     name, equals, per = value.rpartition("=")
-    return name if equals else None, model.check_duration("A period", per, maximum=model.MAX_INT)
+    return name if equals else None, locks.check_duration("A period", per, maximum=locks.MAX_INT)
 
 
 def most_option(default: int) -> Callable[[F], F]:

@@ -7,10 +7,10 @@ import click
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
 from sqlsem.cli.options import json_option, name_of, rate_window, whole_number
-from sqlsem.model_rates import Window
-from sqlsem.printable import clean
-from sqlsem.terminal import output
-from sqlsem.terminal.tasks import describe_limits, render_counts
+from sqlsem.ops.terminal import output
+from sqlsem.ops.terminal.tasks import describe_limits, render_counts
+from sqlsem.util.printable import clean
+from sqlsem.values.rates import Window
 
 __all__ = ["queues"]
 

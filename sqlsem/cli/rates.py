@@ -9,9 +9,9 @@ import click
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
 from sqlsem.cli.options import duration, json_option, name_of
-from sqlsem.printable import clean
-from sqlsem.terminal import output
-from sqlsem.terminal.rates import render_rates
+from sqlsem.ops.terminal import output
+from sqlsem.ops.terminal.rates import render_rates
+from sqlsem.util.printable import clean
 
 __all__ = ["rates"]
 

@@ -23,16 +23,16 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import EXIT_LOST, EXIT_TEMPFAIL
 from sqlsem.cli.obtaining import Adopted, OncePerPeriod, rate_of, take_rates
 from sqlsem.cli.options import duration, limited, pass_url_option, periodic, rated, resource_name, staged
-from sqlsem.core.options import LockOptions
-from sqlsem.core.periodic import Period
-from sqlsem.core.terms import own_mutex
-from sqlsem.core.threads import spawn
-from sqlsem.core.timeout_details import read_blockers
-from sqlsem.errors import ConfigurationError, SqlsemError
+from sqlsem.client.once import Period
+from sqlsem.client.operations.terms import own_mutex
+from sqlsem.client.operations.timeout_details import read_blockers
+from sqlsem.client.options import LockOptions
 from sqlsem.insight.blockers import in_words
-from sqlsem.model_rates import RateRequest
-from sqlsem.printable import clean
-from sqlsem.terminal import output
+from sqlsem.ops.terminal import output
+from sqlsem.util.printable import clean
+from sqlsem.util.threads import spawn
+from sqlsem.values.errors import ConfigurationError, SqlsemError
+from sqlsem.values.rates import RateRequest
 
 __all__ = ["run"]
 

@@ -15,9 +15,9 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.engines.base import Engine, Session
 from sqlsem.engines.installed import FeatureSelection, needed, setting_number
 from sqlsem.engines.protocol import Capability
-from sqlsem.errors import ConfigurationError, Unavailable
+from sqlsem.ops.terminal import output
 from sqlsem.sql.features import EVERYTHING, FEATURES, chosen, from_setting, listed
-from sqlsem.terminal import output
+from sqlsem.values.errors import ConfigurationError, Unavailable
 
 __all__ = ["init", "sql_"]
 

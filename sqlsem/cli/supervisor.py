@@ -1,7 +1,7 @@
 """Holds a lock while a command runs, and ends the command when the lock is lost, for ``sqlsem run``.
 
 There are three processes: *we* hold the lock, the *command* is our child, and the *killer* is our second child, which
-ends the command if we die (see `sqlsem.tree_killer`).
+ends the command if we die (see `sqlsem.util.tree_killer`).
 
 Without a terminal (cron, services, CI) the command gets a session of its own, so that everything it starts can be
 found and ended with it. On a terminal the command stays in our process group, so that Ctrl-C, Ctrl-Z and job control
@@ -29,17 +29,17 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Protocol, TypeVar
 
-from sqlsem import tree_killer
+from sqlsem.api.coordinator import Coordinator
 from sqlsem.cli.joining import Joinable, Joined
-from sqlsem.coordinator import Coordinator
-from sqlsem.core import nesting
-from sqlsem.core.backoff import backoff_delays
-from sqlsem.core.grants import Grant
-from sqlsem.core.leading import LONGEST_PAUSE_SECONDS
-from sqlsem.core.threads import spawn
-from sqlsem.errors import LockLost, Unavailable
-from sqlsem.model import Duration, monotonic
-from sqlsem.tree_killer import ProcessTree
+from sqlsem.client.grants import Grant
+from sqlsem.client.leader import LONGEST_PAUSE_SECONDS
+from sqlsem.client.monitors import parent_locks
+from sqlsem.client.operations.backoff import backoff_delays
+from sqlsem.util import tree_killer
+from sqlsem.util.threads import spawn
+from sqlsem.util.tree_killer import ProcessTree
+from sqlsem.values.errors import LockLost, Unavailable
+from sqlsem.values.locks import Duration, monotonic
 
 __all__ = [
     "CANNOT_RUN",
@@ -158,7 +158,7 @@ class Job:
                 "SQLSEM_RESOURCE": grant.resource,
                 "SQLSEM_POSITION": str(grant.position),
                 "SQLSEM_FENCE": str(grant.fence),
-                nesting.HELD: nesting.environment_value(grant.state, self.environment),
+                parent_locks.HELD: parent_locks.environment_value(grant.state, self.environment),
             }
         return {
             **self.environment,

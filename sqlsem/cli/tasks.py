@@ -12,19 +12,20 @@ from typing import Any
 import click
 
 import sqlsem
-from sqlsem import model, tasks
+from sqlsem import tasks
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing, WithCommand
 from sqlsem.cli.known import unknown_queue
 from sqlsem.cli.options import a_lock, duration, json_option, most_option, name_of, whole_number
-from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed
 from sqlsem.insight.reasons import TaskReason, task_reasons
 from sqlsem.insight.task_estimates import MAX_ENDED, MAX_OPEN
-from sqlsem.model import Attempt, TaskEntry
-from sqlsem.printable import clean
-from sqlsem.terminal import output
-from sqlsem.terminal.tables import process_name, seconds_in_words
-from sqlsem.terminal.tasks import STATES, counted, render_schedules, render_tasks
+from sqlsem.ops.terminal import output
+from sqlsem.ops.terminal.tables import process_name, seconds_in_words
+from sqlsem.ops.terminal.tasks import STATES, counted, render_schedules, render_tasks
+from sqlsem.util.printable import clean
+from sqlsem.values import locks
+from sqlsem.values.errors import ConfigurationError, NotHeld, TaskFailed
+from sqlsem.values.locks import Attempt, TaskEntry
 
 __all__ = ["put", "schedules", "tasks_"]
 
@@ -33,7 +34,7 @@ MAX_FAILED = 1000
 #: How many running tasks are read, to apply limits.
 MAX_RUNNING = 10_000
 #: The longest time before a second attempt.
-LONGEST_BACKOFF_SECONDS = model.TASK_BOUNDS["backoff_ms"][1] // 1000
+LONGEST_BACKOFF_SECONDS = locks.TASK_BOUNDS["backoff_ms"][1] // 1000
 _queue_name = name_of("The queue's name")
 
 
@@ -81,7 +82,7 @@ def _option_text(text: str) -> str:
 @click.option("--json-body", metavar="JSON", help="Any JSON, for code that claims for itself (Queue.claim).")
 @click.option(
     "--order",
-    type=whole_number(model.TASK_BOUNDS["order"][0], "a whole number that fits"),
+    type=whole_number(locks.TASK_BOUNDS["order"][0], "a whole number that fits"),
     default="0",
     show_default=True,
     metavar="N",
@@ -122,7 +123,7 @@ def _option_text(text: str) -> str:
 @click.option("--key", metavar="KEY", help="The task's owner: workers are shared fairly between the keys of a queue.")
 @click.option(
     "--priority",
-    type=whole_number(model.TASK_BOUNDS["order"][0], "a whole number that fits"),
+    type=whole_number(locks.TASK_BOUNDS["order"][0], "a whole number that fits"),
     default="0",
     show_default=True,
     metavar="N",

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import click
 
-from sqlsem import files
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import often
-from sqlsem.errors import ConfigurationError
-from sqlsem.hosts import LOOPBACK, Hosts, is_loopback
-from sqlsem.poller import Poller
-from sqlsem.terminal import output
+from sqlsem.config import files
+from sqlsem.ops.hosts import LOOPBACK, Hosts, is_loopback
+from sqlsem.ops.poller import Poller
+from sqlsem.ops.terminal import output
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["dashboard", "top"]
 
@@ -54,7 +54,7 @@ def top(options: Connecting, interval: float) -> int:
       NO_COLOR=1 sqlsem top
     """
     _require("textual", "top")
-    from sqlsem.tui.app import Top  # loads Textual, which no other command needs
+    from sqlsem.ops.tui.app import Top  # loads Textual, which no other command needs
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("sqlsem top needs a terminal; for a pipe or a file there is: sqlsem ls --watch 2")
@@ -115,8 +115,8 @@ def dashboard(
     """
     for module in ("starlette", "jinja2", "uvicorn"):
         _require(module, "dashboard")
-    from sqlsem.dashboard import server  # loads Starlette and uvicorn, which no other command needs
-    from sqlsem.dashboard.app import Dashboard  # the same
+    from sqlsem.ops.dashboard import server  # loads Starlette and uvicorn, which no other command needs
+    from sqlsem.ops.dashboard.app import Dashboard  # the same
 
     if tls_key and not tls_cert:
         raise click.UsageError("--tls-key is the key of a --tls-cert.")

@@ -11,17 +11,17 @@ import sqlsem
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.kept import kept_lines
 from sqlsem.cli.options import json_option, most_option
-from sqlsem.errors import ConfigurationError
 from sqlsem.insight.chains import WaitGraph
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.rates import rate_words, seconds_until_granted, used_words
 from sqlsem.insight.reasons import reasons, task_reasons
 from sqlsem.insight.task_estimates import MAX_ENDED
-from sqlsem.model import TaskEntry
-from sqlsem.names import RATE_PREFIX
-from sqlsem.printable import clean
-from sqlsem.terminal import output
-from sqlsem.terminal.why import entry_as_dict, explain_entry, explain_task, task_as_dict
+from sqlsem.ops.terminal import output
+from sqlsem.ops.terminal.why import entry_as_dict, explain_entry, explain_task, task_as_dict
+from sqlsem.util.printable import clean
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import TaskEntry
+from sqlsem.values.names import RATE_PREFIX
 
 __all__ = ["why"]
 

@@ -20,18 +20,19 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 import sqlsem
-from sqlsem import bodies, model, tasks
+from sqlsem import bodies, tasks
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.here import folders_to_import_from, require_own_database, same_database
 from sqlsem.cli.known import unknown_queue
 from sqlsem.cli.options import duration, name_of, pass_url_option, shared_option
-from sqlsem.core.threads import SupervisedThread, spawn
-from sqlsem.errors import SqlsemError
-from sqlsem.model import TaskEntry
-from sqlsem.printable import CleanFormatter, clean
-from sqlsem.terminal import output
-from sqlsem.terminal.tables import fit, seconds_in_words, table
-from sqlsem.terminal.tasks import ready_in, shortened
+from sqlsem.ops.terminal import output
+from sqlsem.ops.terminal.tables import fit, seconds_in_words, table
+from sqlsem.ops.terminal.tasks import ready_in, shortened
+from sqlsem.util.printable import CleanFormatter, clean
+from sqlsem.util.threads import SupervisedThread, spawn
+from sqlsem.values import locks
+from sqlsem.values.errors import SqlsemError
+from sqlsem.values.locks import TaskEntry
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -272,7 +273,7 @@ class Crew:
             outcome = "given back"
         if outcome == "failed":
             return  # the worker has logged it with the reason
-        log.info("Task %d %s after %.1f s", task.id, outcome, model.monotonic() - task.began)
+        log.info("Task %d %s after %.1f s", task.id, outcome, locks.monotonic() - task.began)
 
     def running(self) -> list[tuple[tasks.Task, str]]:
         """Return the running tasks with their threads' names, the oldest first."""
@@ -362,7 +363,7 @@ def render_worker(crew: Crew, width: int, leaving: bool = False) -> RenderableTy
     if leaving:
         title.append("  LEAVING", style="bold yellow")
     parts: list[RenderableType] = [title]
-    now = model.monotonic()
+    now = locks.monotonic()
     rows = [
         (str(t.id), "running", seconds_in_words(now - t.began), thread, shortened(t.kind, t.text, t.note))
         for t, thread in running

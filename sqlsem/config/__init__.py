@@ -30,12 +30,12 @@ from typing import Any
 
 import platformdirs
 
-from sqlsem import engines, files
-from sqlsem.config import allowing, reading
+from sqlsem import engines
+from sqlsem.config import allowing, files, reading
 from sqlsem.config.reading import FILE, OPTIONS, File, nearest
-from sqlsem.credentials import has_secret
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import check_duration, check_name
+from sqlsem.util.credentials import has_secret
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import check_duration, check_name
 
 __all__ = ["EMBEDDED", "Settings", "environment", "nearest", "resolve"]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import platformdirs
 
-from sqlsem import files
+from sqlsem.config import files
 from sqlsem.config.reading import File
-from sqlsem.errors import ConfigurationError
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["ALLOWED", "CHANGED", "NOT_ALLOWED", "allow", "deny", "state"]
 

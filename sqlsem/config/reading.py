@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import platformdirs
 
-from sqlsem import files
-from sqlsem.credentials import hide_secrets
-from sqlsem.errors import ConfigurationError
+from sqlsem.config import files
+from sqlsem.util.credentials import hide_secrets
+from sqlsem.values.errors import ConfigurationError
 
 if sys.version_info >= (3, 11):
     import tomllib

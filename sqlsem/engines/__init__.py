@@ -13,7 +13,7 @@ import urllib.parse
 from typing import Any, Protocol
 
 from sqlsem.engines.base import Creator, Engine
-from sqlsem.errors import ConfigurationError
+from sqlsem.values.errors import ConfigurationError
 
 
 class SqlalchemyEngine(Protocol):

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, SqlsemError
-from sqlsem.model import UPGRADE, Entry, Request, Ticket
-from sqlsem.printable import clean
+from sqlsem.util.printable import clean
+from sqlsem.values.errors import ConfigurationError, Deadlock, NotHeld, SqlsemError
+from sqlsem.values.locks import UPGRADE, Entry, Request, Ticket
 
 __all__ = [
     "OTHER_LOGIN",

@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sqlsem import runtime, sql
+from sqlsem import sql
 from sqlsem.engines import borrowed
 from sqlsem.engines.installed import FeatureSelection, Installed, Statements, setting_number
 from sqlsem.engines.optional import Session
 from sqlsem.engines.protocol import AsyncSession, Capability, Check, EngineConnection, Plan
-from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
-from sqlsem.model import Ticket, monotonic
 from sqlsem.sql.features import CORE, from_setting
+from sqlsem.util import runtime
+from sqlsem.values.errors import ConfigurationError, SchemaError, Unavailable
+from sqlsem.values.locks import Ticket, monotonic
 
 __all__ = [
     "AdaptiveTimeout",

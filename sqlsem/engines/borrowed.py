@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlsem.errors import ConfigurationError
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["columns", "execute", "values"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sqlsem import sql
-from sqlsem.errors import ConfigurationError, SchemaError
 from sqlsem.sql.features import CORE, EVERYTHING, FEATURES, chosen, from_setting, listed
+from sqlsem.values.errors import ConfigurationError, SchemaError
 
 __all__ = ["FeatureSelection", "Installed", "Statements", "checked", "setting_number"]
 

@@ -17,7 +17,6 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 
-from sqlsem import deadlocks
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
 from sqlsem.engines.optional import Session
 from sqlsem.engines.priorities import (
@@ -29,10 +28,11 @@ from sqlsem.engines.priorities import (
     priority_queue,
 )
 from sqlsem.engines.rate_windows import RateState
-from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import Patterns, counted_on, no_limit_set, with_settings
-from sqlsem.model import Entry, Heartbeat, OnceEntry, Request, Resource, Ticket, monotonic
-from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest, RateStatus
+from sqlsem.values import deadlocks
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Entry, Heartbeat, OnceEntry, Request, Resource, Ticket, monotonic
+from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest, RateStatus
 
 
 class Store:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 
-from sqlsem.deadlocks import Found
 from sqlsem.engines.installed import Installed, checked
 from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.engines.protocol import AdminSession, Capability, EngineConnection, LockSession
-from sqlsem.model import (
+from sqlsem.values.deadlocks import Found
+from sqlsem.values.locks import (
     Attempt,
     BatchEntry,
     Callback,
@@ -36,7 +36,7 @@ from sqlsem.model import (
     Ticket,
     Upgrading,
 )
-from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest
+from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 __all__ = ["OptionalSession", "Session", "TableSession"]
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import READ, Entry, Request, Ticket
-from sqlsem.names import PRIORITY_PREFIX, RESERVED
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import READ, Entry, Request, Ticket
+from sqlsem.values.names import PRIORITY_PREFIX, RESERVED
 
 __all__ = [
     "PRIORITY_LEVELS",

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from sqlsem.insight.kept import KeptLock
 from sqlsem.insight.overview import Overview
-from sqlsem.model import Entry, GuardedTable, Heartbeat, Operation, Past, Request, Resource, Ticket
+from sqlsem.values.locks import Entry, GuardedTable, Heartbeat, Operation, Past, Request, Resource, Ticket
 
 __all__ = [
     "AdminSession",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sqlsem.errors import ConfigurationError
-from sqlsem.model_rates import MAX_KNOWN_WINDOWS, RateEntry, RateRequest, Window
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.rates import MAX_KNOWN_WINDOWS, RateEntry, RateRequest, Window
 
 __all__ = ["RateState", "Slot", "WindowState"]
 

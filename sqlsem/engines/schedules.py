@@ -7,8 +7,8 @@ import re
 from datetime import datetime, timezone
 from typing import Any
 
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import MAX_NOTE, TASK_BOUNDS, check_name
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import MAX_NOTE, TASK_BOUNDS, check_name
 
 __all__ = ["check_due", "check_task_options", "check_times", "read_options"]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.rule import Kind, Queue, QueuedRequest
-from sqlsem.model import READ, UPGRADE, WRITE, Entry, Operation, Past, Resource
+from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Operation, Past, Resource
 
 __all__ = ["Audit", "Finding", "Ruling", "audit", "rulings"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from sqlsem.insight.kept import KeptLock
 from sqlsem.insight.reasons import described
 from sqlsem.insight.words import process_name, seconds_in_words
-from sqlsem.model import Entry, Resource, TaskEntry
-from sqlsem.names import RATE_PREFIX
+from sqlsem.values.locks import Entry, Resource, TaskEntry
+from sqlsem.values.names import RATE_PREFIX
 
 __all__ = ["Blockers", "in_words", "tasks_in_words"]
 

@@ -14,10 +14,10 @@ from sqlsem.insight.overview import MemberEntry, Overview, Percentiles
 from sqlsem.insight.rates import rate_words, seconds_until_granted, used_words
 from sqlsem.insight.reasons import Reason
 from sqlsem.insight.words import clock, process_name, seconds_in_words
-from sqlsem.model import BatchEntry, Entry, QueueCounts, Resource
-from sqlsem.model_rates import RateEntry
-from sqlsem.names import access_in_words
-from sqlsem.printable import clean
+from sqlsem.util.printable import clean
+from sqlsem.values.locks import BatchEntry, Entry, QueueCounts, Resource
+from sqlsem.values.names import access_in_words
+from sqlsem.values.rates import RateEntry
 
 __all__ = ["ORDER", "VIEWS", "Column", "Listing", "Row", "View", "listing", "offered_views", "summary"]
 

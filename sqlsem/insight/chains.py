@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.totals import QueueTotals, number
-from sqlsem.model import UPGRADE, WRITE, Entry, Resource
-from sqlsem.model_tasks import plain
+from sqlsem.values.locks import UPGRADE, WRITE, Entry, Resource
+from sqlsem.values.tasks import plain
 
 __all__ = ["Chain", "QueueWalk", "RootBlocker", "WaitGraph", "is_upgrading", "is_waiting", "root_blockers"]
 

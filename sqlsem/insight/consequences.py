@@ -10,8 +10,8 @@ from typing import Literal
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.totals import QueueTotals
 from sqlsem.insight.words import process_name, seconds_in_words
-from sqlsem.model import Entry, Resource
-from sqlsem.printable import clean
+from sqlsem.util.printable import clean
+from sqlsem.values.locks import Entry, Resource
 
 __all__ = ["OPERATE", "RETRY", "Action", "Consequence", "consequence", "grantable"]
 

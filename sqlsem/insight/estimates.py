@@ -21,8 +21,8 @@ from typing import Any
 from sqlsem.insight.overview import HoldTimes, Overview, percentile
 from sqlsem.insight.totals import number
 from sqlsem.insight.words import clock, span_in_words
-from sqlsem.model import WRITE, Entry, Resource
-from sqlsem.model_tasks import plain
+from sqlsem.values.locks import WRITE, Entry, Resource
+from sqlsem.values.tasks import plain
 
 __all__ = ["MIN_HOLDS", "MIN_OF_KIND", "Durations", "Estimate", "estimates", "run_count", "without_numbers"]
 

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from sqlsem.insight.patterns import with_settings
-from sqlsem.model import BatchEntry, Entry, QueueCounts, Resource
-from sqlsem.model_rates import RateEntry
-from sqlsem.model_tasks import plain
+from sqlsem.values.locks import BatchEntry, Entry, QueueCounts, Resource
+from sqlsem.values.rates import RateEntry
+from sqlsem.values.tasks import plain
 
 __all__ = ["Hold", "HoldTimes", "MemberEntry", "Overview", "Percentiles", "percentile"]
 

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlsem.model import Resource
+from sqlsem.values.locks import Resource
 
 __all__ = ["Patterns", "counted_on", "is_pattern", "no_limit_set", "with_settings"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlsem.insight.words import clock, seconds_in_words
-from sqlsem.model_rates import RateEntry
+from sqlsem.values.rates import RateEntry
 
 __all__ = ["rate_words", "seconds_until_granted", "used_words"]
 

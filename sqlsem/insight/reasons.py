@@ -14,9 +14,9 @@ from sqlsem.insight.overview import Overview
 from sqlsem.insight.task_estimates import task_estimates
 from sqlsem.insight.totals import number
 from sqlsem.insight.words import clock, process_name, seconds_in_words, span_in_words
-from sqlsem.model import READ, UPGRADE, WRITE, Entry, QueueLimit, QueueWait, TaskEntry
-from sqlsem.model_rates import Window
-from sqlsem.names import access_in_words
+from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, QueueLimit, QueueWait, TaskEntry
+from sqlsem.values.names import access_in_words
+from sqlsem.values.rates import Window
 
 __all__ = ["Reason", "TaskReason", "reasons", "task_reasons"]
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from sqlsem.errors import ConfigurationError
 from sqlsem.insight.rule import Kind, Queue
-from sqlsem.model import READ, UPGRADE, WRITE, Entry, Past
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Past
 
 __all__ = ["ORDERS", "Comparison", "Night", "Replay", "ReplaySettings", "replay"]
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from sqlsem.model import Request
+from sqlsem.values.locks import Request
 
 __all__ = ["Kind", "Queue", "QueuedRequest"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from sqlsem.model import READ, UPGRADE, WRITE, Entry, Past
+from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Past
 
 __all__ = ["Bar", "Panel", "Timeline", "timeline"]
 

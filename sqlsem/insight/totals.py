@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sqlsem.model import WRITE
+from sqlsem.values.locks import WRITE
 
 __all__ = ["QueueTotals", "number"]
 

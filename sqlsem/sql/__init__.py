@@ -62,8 +62,8 @@ import re
 from collections.abc import Collection
 from importlib import resources
 
-from sqlsem.errors import ConfigurationError
 from sqlsem.sql.features import CORE, FEATURES, compose, sections, to_setting
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = [
     "ALL",

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from sqlsem.errors import ConfigurationError
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["CORE", "EVERYTHING", "FEATURES", "Feature", "chosen", "compose", "from_setting", "listed", "to_setting"]
 

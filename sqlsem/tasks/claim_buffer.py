@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlsem.model import End, monotonic
 from sqlsem.tasks.task import Task
+from sqlsem.values.locks import End, monotonic
 
 __all__ = ["GROUP_LATE_SECONDS", "MAX_GROUP_SIZE", "ClaimBuffer", "ClaimSizer", "TaskEnd"]
 

@@ -12,16 +12,16 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from sqlsem.core.backoff import backoff_delays
-from sqlsem.core.callers import this_thread
-from sqlsem.core.claims import owner_name
-from sqlsem.core.client import DatabaseClient
-from sqlsem.core.defaults import Coordinated, client_of
+from sqlsem.client.callers import this_thread
+from sqlsem.client.client import DatabaseClient
+from sqlsem.client.defaults import Coordinated, client_of
+from sqlsem.client.held.claims import owner_name
+from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import Capability
-from sqlsem.model import Claimed, End, monotonic
 from sqlsem.tasks.schedules import Scheduler
 from sqlsem.tasks.task import Task, remember_ends, tickets_of
+from sqlsem.values.locks import Claimed, End, monotonic
 
 __all__ = ["Claiming"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from sqlsem.core.threads import ShouldContinue, SupervisedThread
+from sqlsem.util.threads import ShouldContinue, SupervisedThread
 
 __all__ = ["Prefetcher"]
 

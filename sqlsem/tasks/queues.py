@@ -12,20 +12,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlsem.bodies import encode
-from sqlsem.core.admin import BaseAdmin
-from sqlsem.core.client import DatabaseClient
-from sqlsem.core.cursors import cursor_of, refuse_autocommit
-from sqlsem.core.defaults import Coordinated
-from sqlsem.core.effects import run_generator
-from sqlsem.core.options import AnyLock, PutOptions, check_options, shows_options
-from sqlsem.core.release_on_commit import require_same_database
-from sqlsem.core.terms import Terms
-from sqlsem.core.timeout_details import running_tasks
+from sqlsem.client.admin import BaseAdmin
+from sqlsem.client.client import DatabaseClient
+from sqlsem.client.defaults import Coordinated
+from sqlsem.client.effects import run_generator
+from sqlsem.client.operations.cursors import cursor_of, refuse_autocommit
+from sqlsem.client.operations.release_on_commit import require_same_database
+from sqlsem.client.operations.terms import Terms
+from sqlsem.client.operations.timeout_details import running_tasks
+from sqlsem.client.options import AnyLock, PutOptions, check_options, shows_options
 from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import Capability
-from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
 from sqlsem.insight.blockers import tasks_in_words
-from sqlsem.model import (
+from sqlsem.tasks.claiming import Claiming
+from sqlsem.tasks.cron import check_cron, next_due
+from sqlsem.tasks.schedules import MISSED
+from sqlsem.tasks.task import Task
+from sqlsem.util.printable import first_line
+from sqlsem.values.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
+from sqlsem.values.locks import (
     MAX_NOTE,
     TASK_BOUNDS,
     Attempt,
@@ -41,12 +46,7 @@ from sqlsem.model import (
     check_duration,
     check_name,
 )
-from sqlsem.model_rates import RateRequest, windows_of
-from sqlsem.printable import first_line
-from sqlsem.tasks.claiming import Claiming
-from sqlsem.tasks.cron import check_cron, next_due
-from sqlsem.tasks.schedules import MISSED
-from sqlsem.tasks.task import Task
+from sqlsem.values.rates import RateRequest, windows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-from sqlsem.model import monotonic
-from sqlsem.printable import first_line
 from sqlsem.tasks.claim_buffer import TaskEnd
 from sqlsem.tasks.claiming import Claiming
+from sqlsem.util.printable import first_line
+from sqlsem.values.locks import monotonic
 
 __all__ = ["Unrecorded", "log_outcome"]
 

@@ -16,10 +16,10 @@ import shlex
 import threading
 from datetime import timedelta
 
-from sqlsem.core.client import DatabaseClient
-from sqlsem.errors import ConfigurationError, SqlsemError
-from sqlsem.model import Schedule
+from sqlsem.client.client import DatabaseClient
 from sqlsem.tasks.cron import last_due, next_due
+from sqlsem.values.errors import ConfigurationError, SqlsemError
+from sqlsem.values.locks import Schedule
 
 __all__ = ["MISSED", "Scheduler"]
 

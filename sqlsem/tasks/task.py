@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 from sqlsem.bodies import as_json, format_error
-from sqlsem.core.callers import Caller
-from sqlsem.core.cancellation import Cancellable
-from sqlsem.core.client import DatabaseClient
-from sqlsem.core.grant_registry import GrantState
-from sqlsem.core.grants import Grant
+from sqlsem.client.callers import Caller
+from sqlsem.client.client import DatabaseClient
+from sqlsem.client.grants import Grant
+from sqlsem.client.held.registry import GrantState
+from sqlsem.client.monitors.cancellation import Cancellable
 from sqlsem.engines.base import Session
-from sqlsem.model import Claimed, End, Request, Ticket, monotonic
+from sqlsem.values.locks import Claimed, End, Request, Ticket, monotonic
 
 __all__ = ["Task", "remember_ends", "tickets_of"]
 

@@ -22,16 +22,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from sqlsem.bodies import END_SECONDS, Allowed, Stop, command_killer, format_error, run
-from sqlsem.core.claims import owner_name
-from sqlsem.core.permits import Permit, PermitPool
-from sqlsem.core.threads import ShouldContinue, SupervisedThread, call_and_log, restart_ended, spawn
-from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
-from sqlsem.model import Duration, check_call, check_count, check_duration, monotonic
+from sqlsem.client.held.claims import owner_name
 from sqlsem.tasks.claim_buffer import GROUP_LATE_SECONDS, MAX_GROUP_SIZE, ClaimBuffer, ClaimSizer, TaskEnd
 from sqlsem.tasks.prefetch import Prefetcher
 from sqlsem.tasks.queues import Queue
 from sqlsem.tasks.recording import Unrecorded, log_outcome
 from sqlsem.tasks.task import Task
+from sqlsem.util.permits import Permit, PermitPool
+from sqlsem.util.threads import ShouldContinue, SupervisedThread, call_and_log, restart_ended, spawn
+from sqlsem.values.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
+from sqlsem.values.locks import Duration, check_call, check_count, check_duration, monotonic
 
 __all__ = ["Worker"]
 

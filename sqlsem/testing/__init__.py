@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from sqlsem.coordinator import Coordinator, connect
-from sqlsem.core.options import ConnectOptions, shows_options
+from sqlsem.api.coordinator import Coordinator, connect
+from sqlsem.client.options import ConnectOptions, shows_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 
-from sqlsem.errors import ConfigurationError
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["Part", "search_beside"]
 

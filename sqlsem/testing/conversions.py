@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlsem.engines.answers import already_upgrading
 from sqlsem.engines.optional import Session
-from sqlsem.model import READ, UPGRADE, WRITE, Entry, Request, Ticket, Upgrading
+from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Request, Ticket, Upgrading
 
 if TYPE_CHECKING:
     from sqlsem.testing.server import Server

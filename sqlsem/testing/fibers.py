@@ -1,7 +1,7 @@
 """Virtual time: each thread of the package is a greenlet here (a fiber). One fiber runs at a time, until it waits.
 
-`Fibers` is a runtime (`sqlsem.runtime`). `World` decides which ready fiber runs next (`Fibers.resume`), and sets the
-time forward. Nothing else does, so these decisions alone determine a run.
+`Fibers` is a runtime (`sqlsem.util.runtime`). `World` decides which ready fiber runs next (`Fibers.resume`), and sets
+the time forward. Nothing else does, so these decisions alone determine a run.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sqlsem.errors import ConfigurationError
-from sqlsem.runtime import Condition, Lock, Queue, Runtime, Thread, Timer
+from sqlsem.util.runtime import Condition, Lock, Queue, Runtime, Thread, Timer
+from sqlsem.values.errors import ConfigurationError
 
 try:
     import greenlet

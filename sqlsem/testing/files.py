@@ -22,11 +22,11 @@ from sqlsem.engines.base import Busy, Disconnected, Engine, Options, Session
 from sqlsem.engines.sqlite.connection import is_busy
 from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
 from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
-from sqlsem.model import Ticket
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.faults import Trouble
 from sqlsem.testing.fibers import Fibers
 from sqlsem.testing.real import OURS, RealServer, Row
+from sqlsem.values.locks import Ticket
 
 __all__ = ["FileServer", "files"]
 

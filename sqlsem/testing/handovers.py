@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from sqlsem.engines.answers import TOO_LATE, UNKNOWN, USED, not_adopted
 from sqlsem.engines.optional import Session
-from sqlsem.model import UPGRADE, Request, Ticket
 from sqlsem.testing.store import Member
+from sqlsem.values.locks import UPGRADE, Request, Ticket
 
 if TYPE_CHECKING:
     from sqlsem.testing.server import Server, ServerSession

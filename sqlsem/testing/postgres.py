@@ -32,11 +32,11 @@ from sqlsem import sql
 from sqlsem.engines.base import Engine, Options, Session
 from sqlsem.engines.postgresql.engine import PostgresEngine, PostgresSession
 from sqlsem.engines.postgresql.psycopg_connection import Connection
-from sqlsem.errors import ConfigurationError
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.faults import Trouble
 from sqlsem.testing.fibers import Fiber, Fibers
 from sqlsem.testing.real import RealServer, Row
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["PostgresServer", "servers"]
 

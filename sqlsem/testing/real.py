@@ -18,10 +18,10 @@ from datetime import datetime, timezone
 from typing import Any, ClassVar, Protocol
 
 from sqlsem.engines.base import Engine, Options, Session
-from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.insight.audit import Finding, audit
 from sqlsem.testing.faults import Trouble
 from sqlsem.testing.fibers import Fibers
+from sqlsem.values.errors import ConfigurationError, Unavailable
 
 __all__ = ["OURS", "Connected", "RealServer", "Row"]
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from sqlsem.engines.base import Disconnected, Engine, Options
 from sqlsem.engines.memory import MemorySession
 from sqlsem.insight.audit import Finding, audit
-from sqlsem.model import Heartbeat, Request, Ticket
-from sqlsem.model_rates import RateAnswer, RateDemand, RateRequest
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.conversions import Conversions
 from sqlsem.testing.faults import Trouble
 from sqlsem.testing.handovers import Handovers
 from sqlsem.testing.store import Member, Tables
+from sqlsem.values.locks import Heartbeat, Request, Ticket
+from sqlsem.values.rates import RateAnswer, RateDemand, RateRequest
 
 __all__ = ["Server", "ServerEngine", "ServerSession"]
 

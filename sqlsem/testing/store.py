@@ -13,8 +13,8 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 from sqlsem.engines.memory import Store
-from sqlsem.model import READ, UPGRADE, Entry, Past, Ticket
 from sqlsem.testing.fibers import Fibers
+from sqlsem.values.locks import READ, UPGRADE, Entry, Past, Ticket
 
 if TYPE_CHECKING:
     from sqlsem.testing.handovers import Given

@@ -7,13 +7,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from sqlsem.core.grants import Grant
+from sqlsem.api.leader import Term
+from sqlsem.client.grants import Grant
 from sqlsem.engines.priorities import PRIORITY_QUEUE_PREFIX
-from sqlsem.errors import LockLost, NotHeld
-from sqlsem.leading import Term
 from sqlsem.tasks.queues import Queue
 from sqlsem.testing.real import RealServer, Row
 from sqlsem.testing.world import LEFT_SECONDS, Actor
+from sqlsem.values.errors import LockLost, NotHeld
 
 __all__ = ["departing", "leading", "periodic", "queued", "ranked"]
 

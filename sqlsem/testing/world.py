@@ -19,17 +19,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlsem.coordinator import coordinator_of
-from sqlsem.core import defaults
-from sqlsem.core.client import DatabaseClient
+from sqlsem.api.coordinator import coordinator_of
+from sqlsem.client import defaults
+from sqlsem.client.client import DatabaseClient
 from sqlsem.engines.base import Options
-from sqlsem.errors import ConfigurationError, LockLost, Unavailable
-from sqlsem.model import Entry, Request
-from sqlsem.names import RATE_PREFIX
 from sqlsem.testing.faults import Faults, Trouble
 from sqlsem.testing.fibers import Fiber, Fibers
 from sqlsem.testing.real import RealServer, Row
 from sqlsem.testing.server import Server
+from sqlsem.values.errors import ConfigurationError, LockLost, Unavailable
+from sqlsem.values.locks import Entry, Request
+from sqlsem.values.names import RATE_PREFIX
 
 __all__ = [
     "Actor",

@@ -12,7 +12,7 @@ from support import PATIENCE  # noqa: E402
 
 import sqlsem  # noqa: E402
 from sqlsem.adapters import django as adapter  # noqa: E402
-from sqlsem.errors import ConfigurationError, NotHeld  # noqa: E402
+from sqlsem.values.errors import ConfigurationError, NotHeld  # noqa: E402
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 NOTHING = {"ENGINE": "django.db.backends.dummy"}

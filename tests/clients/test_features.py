@@ -13,8 +13,8 @@ from support.parts import made_and_named
 
 import sqlsem
 from sqlsem import cli, sql
-from sqlsem.errors import ConfigurationError, SchemaError
 from sqlsem.sql.features import CORE, FEATURES, chosen, from_setting
+from sqlsem.values.errors import ConfigurationError, SchemaError
 
 pytestmark = pytest.mark.engines("postgresql", "mssql")
 OTHERS = [name for name in FEATURES if name != CORE]

@@ -8,7 +8,7 @@ from psycopg import errors, sql
 from support import until
 
 import sqlsem
-from sqlsem.model import Request
+from sqlsem.values.locks import Request
 
 pytestmark = pytest.mark.engines("postgresql")
 LEVELS = psycopg.IsolationLevel

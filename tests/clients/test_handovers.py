@@ -7,7 +7,7 @@ import pytest
 from psycopg import errors
 
 from sqlsem.engines.answers import hash_of
-from sqlsem.errors import ConfigurationError, NotHeld
+from sqlsem.values.errors import ConfigurationError, NotHeld
 
 pytestmark = pytest.mark.engines("postgresql")
 

@@ -6,7 +6,7 @@ import pytest
 
 import sqlsem
 from sqlsem.insight.consequences import Action
-from sqlsem.poller import Poller
+from sqlsem.ops.poller import Poller
 
 pytestmark = pytest.mark.engines("postgresql")
 

@@ -13,9 +13,9 @@ import pytest
 import sqlsem
 from sqlsem import aio, tasks
 from sqlsem.aio import AsyncLocks
+from sqlsem.api.coordinator import Coordinator
 from sqlsem.batches.part import Part
-from sqlsem.coordinator import Coordinator
-from sqlsem.core import options
+from sqlsem.client import options
 from sqlsem.tasks.task import Task
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")

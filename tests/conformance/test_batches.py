@@ -14,11 +14,11 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem import batches
-from sqlsem.admin import Admin
-from sqlsem.core import claims
+from sqlsem.api.admin import Admin
+from sqlsem.client.held import claims
 from sqlsem.engines import sqlite
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.errors import BatchFailed, ConfigurationError, NotHeld, Timeout, Unavailable
+from sqlsem.values.errors import BatchFailed, ConfigurationError, NotHeld, Timeout, Unavailable
 
 GRACE = 1.0
 NOTHING = (None, None)

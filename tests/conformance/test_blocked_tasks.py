@@ -11,8 +11,8 @@ import sqlsem
 from sqlsem.cli import main
 from sqlsem.engines.base import Busy
 from sqlsem.engines.protocol import Capability
-from sqlsem.model import monotonic
 from sqlsem.tasks import Json, Worker
+from sqlsem.values.locks import monotonic
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from support import PATIENCE, remains, until
 
 import sqlsem
-from sqlsem.admin import Admin
-from sqlsem.core import cancellation
-from sqlsem.model import End
+from sqlsem.api.admin import Admin
+from sqlsem.client.monitors import cancellation
 from sqlsem.tasks import Json, Worker
+from sqlsem.values.locks import End
 
 #: Reports of the functions that run in this process.
 told: list[str] = []

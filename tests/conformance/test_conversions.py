@@ -12,9 +12,9 @@ import pytest
 from support import PATIENCE, Attempt, promptly, slack, until
 
 import sqlsem
-from sqlsem.core import effects
+from sqlsem.client import effects
 from sqlsem.engines.base import Disconnected
-from sqlsem.model import Request, Ticket, Upgrading
+from sqlsem.values.locks import Request, Ticket, Upgrading
 
 READ, WRITE = "read", "write"
 #: Seconds in which a notified waiter goes on; a waiter without a notification polls only after some seconds of sleep.

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support import PATIENCE, remains, until
 
 import sqlsem
-from sqlsem import deadlocks
-from sqlsem.deadlocks import Row, find
-from sqlsem.model import Request
+from sqlsem.values import deadlocks
+from sqlsem.values.deadlocks import Row, find
+from sqlsem.values.locks import Request
 
 NEVER = threading.Event()
 EXAMPLES = {"sqlite": 100, "postgresql": 75, "mssql": 25}

@@ -9,8 +9,8 @@ import pytest
 from support import PATIENCE, Attempt, until
 
 import sqlsem
-from sqlsem import events
-from sqlsem.core import event_bus
+from sqlsem.client import event_bus
+from sqlsem.values import events
 
 pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
 

@@ -232,7 +232,7 @@ def test_pinned_row_is_revoked_after_commit_only(connect, name, transaction, thr
 def test_an_asserted_row_outlives_its_owner(connect, database, name, transaction):
     """A member dies while its transaction goes on: no other client is granted before the transaction ends."""
     session = database.session(grace=0.2)
-    from sqlsem.model import Request
+    from sqlsem.values.locks import Request
 
     member = session.register_member("host", 1, "test")
     (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)

@@ -9,10 +9,10 @@ from support import PATIENCE, until
 
 import sqlsem
 from sqlsem.engines.base import Disconnected
-from sqlsem.errors import Unavailable
-from sqlsem.model import End, NewTask
 from sqlsem.tasks import Worker, claim_buffer, claiming
 from sqlsem.tasks import worker as worker_module
+from sqlsem.values.errors import Unavailable
+from sqlsem.values.locks import End, NewTask
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 

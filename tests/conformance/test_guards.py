@@ -167,7 +167,7 @@ def test_holder_of_a_limit_may_write(database, connect, guarded, writer, name):
 
 
 def test_waiter_may_not_write(database, connect, guarded, writer, refusal, name):
-    from sqlsem.model import Request
+    from sqlsem.values.locks import Request
 
     with connect().mutex(name), contextlib.closing(database.session()) as session:
         member = session.register_member("host", 1, "test")
@@ -181,7 +181,7 @@ def test_waiter_may_not_write(database, connect, guarded, writer, refusal, name)
 
 def test_pinned_row_outlives_its_dead_member(database, connect, guarded, writer, name):
     """A member dies between two writes and is removed: the open transaction keeps its pinned row."""
-    from sqlsem.model import Request
+    from sqlsem.values.locks import Request
 
     session = database.session(grace=0.2)
     member = session.register_member("host", 1, "test")

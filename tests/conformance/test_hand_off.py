@@ -7,8 +7,8 @@ import threading
 import pytest
 from support import PATIENCE, until
 
-from sqlsem.core.client import DatabaseClient
-from sqlsem.model import Request
+from sqlsem.client.client import DatabaseClient
+from sqlsem.values.locks import Request
 
 #: Seconds to wait for a grant that must not come. (A slow machine cannot fail the test by this.)
 CHANCE = 0.3

@@ -9,8 +9,8 @@ from support import Channel, slack, until
 
 import sqlsem
 from sqlsem.engines.base import Busy
-from sqlsem.errors import ConfigurationError, LockLost, NotHeld
-from sqlsem.model import Ticket
+from sqlsem.values.errors import ConfigurationError, LockLost, NotHeld
+from sqlsem.values.locks import Ticket
 
 pytestmark = pytest.mark.faces("sync", "aio")
 

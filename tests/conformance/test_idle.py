@@ -10,7 +10,7 @@ import pytest
 from support import PATIENCE, until
 
 import sqlsem
-from sqlsem.core.backoff import backoff_delays
+from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.engines.optional import Session
 from sqlsem.engines.protocol import EngineConnection
 from sqlsem.tasks import Worker, claiming

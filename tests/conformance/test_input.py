@@ -405,7 +405,7 @@ def test_sqlite_file_that_cannot_be_opened(tmp_path, place):
 def test_sqlite_disk_full(file):
     with file.coordinator() as coordinator, coordinator.mutex("warm"):
         pass
-    from sqlsem.model import Request
+    from sqlsem.values.locks import Request
 
     session = file.session()
     try:

@@ -12,8 +12,8 @@ import pytest
 from support import Attempt, until
 
 import sqlsem
-from sqlsem.core.callers import this_thread
-from sqlsem.core.effects import run_generator
+from sqlsem.client.callers import this_thread
+from sqlsem.client.effects import run_generator
 
 pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
 HERE = f"{socket.gethostname()}:{os.getpid()}"

@@ -8,8 +8,8 @@ from support import PATIENCE, Attempt, until
 
 import sqlsem
 from sqlsem.engines.base import Busy
-from sqlsem.errors import LockLost
-from sqlsem.model import Request, monotonic
+from sqlsem.values.errors import LockLost
+from sqlsem.values.locks import Request, monotonic
 
 
 def test_heartbeat_keeps_rows_of_pending_registrations(connect, name, monkeypatch):

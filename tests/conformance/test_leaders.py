@@ -10,7 +10,7 @@ import pytest
 from support import PATIENCE, until
 
 import sqlsem
-from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, Timeout
+from sqlsem.values.errors import ConfigurationError, Deadlock, LockLost, NotHeld, Timeout
 
 pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
 INFO = "http://etl1:8080"

@@ -14,7 +14,7 @@ from support import PATIENCE, until
 
 import sqlsem
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.model import End, NewTask, Request, Upgrading
+from sqlsem.values.locks import End, NewTask, Request, Upgrading
 
 LEASE = 30.0
 

@@ -13,7 +13,7 @@ from support import PATIENCE, STEADY, slack, until
 
 from sqlsem import sql
 from sqlsem.engines.base import Unanswered
-from sqlsem.model import Request
+from sqlsem.values.locks import Request
 
 pytestmark = pytest.mark.engines("postgresql", "mssql")
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from support import until
 
-from sqlsem.model import End, Request
+from sqlsem.values.locks import End, Request
 
 pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
 

@@ -8,9 +8,9 @@ from support import Attempt, slack, until
 
 import sqlsem
 from sqlsem.engines.base import Busy
-from sqlsem.errors import ConfigurationError, Unavailable
-from sqlsem.model import Request, Ticket
 from sqlsem.tasks import Json
+from sqlsem.values.errors import ConfigurationError, Unavailable
+from sqlsem.values.locks import Request, Ticket
 
 
 @pytest.fixture

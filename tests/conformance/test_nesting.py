@@ -14,8 +14,8 @@ import pytest
 from support import PATIENCE, until
 
 import sqlsem
-from sqlsem.core import nesting
-from sqlsem.model import Entry, Resource
+from sqlsem.client.monitors import parent_locks
+from sqlsem.values.locks import Entry, Resource
 
 pytestmark = [
     pytest.mark.engines("sqlite", "postgresql", "mssql"),
@@ -35,7 +35,7 @@ except sqlsem.Deadlock as exc:
 
 @pytest.fixture
 def environment(monkeypatch):
-    monkeypatch.delenv(nesting.HELD, raising=False)
+    monkeypatch.delenv(parent_locks.HELD, raising=False)
     return {**os.environ, "COLUMNS": "300"}
 
 
@@ -144,11 +144,11 @@ def test_a_thread_of_another_program_in_the_circle(run, connect, name, database,
 def test_process_that_outlives_its_parent_may_acquire(run, name, environment, program, tmp_path):
     """The environment of such a process still names its parents' locks, which are released."""
     environment_file = tmp_path / "environment"
-    code, _ = ended(run("--mutex", name, "--", "sh", "-c", f'printf %s "${nesting.HELD}" > {environment_file}'))
+    code, _ = ended(run("--mutex", name, "--", "sh", "-c", f'printf %s "${parent_locks.HELD}" > {environment_file}'))
     assert code == 0
     (held,) = json.loads(environment_file.read_text())
     assert held[0] == name
-    later = {**environment, nesting.HELD: environment_file.read_text()}
+    later = {**environment, parent_locks.HELD: environment_file.read_text()}
     assert ended(run("--mutex", name, "--", "echo", "free", env=later)) == (0, "free")
 
 
@@ -156,10 +156,12 @@ def test_in_a_process_under_a_run(connect, database, name, monkeypatch):
     """Threads and tasks have the parents' locks; locks in another database do not matter."""
     outer = connect().mutex(name)
     outer.acquire()
-    elsewhere = nesting.Held(name("b"), "write", 1, 1, 1, "somebody:1:2")
+    elsewhere = parent_locks.Held(name("b"), "write", 1, 1, 1, "somebody:1:2")
     monkeypatch.setenv(
-        nesting.HELD,
-        json.dumps([*json.loads(nesting.environment_value(outer.grant.state, {})), dataclasses.astuple(elsewhere)]),
+        parent_locks.HELD,
+        json.dumps(
+            [*json.loads(parent_locks.environment_value(outer.grant.state, {})), dataclasses.astuple(elsewhere)]
+        ),
     )
     inner = connect()
     with pytest.raises(sqlsem.Deadlock, match="runs under"):
@@ -183,7 +185,7 @@ def test_in_a_process_under_a_run(connect, database, name, monkeypatch):
     "text", ["x", "5", "[5]", '[["a"]]', '[["a", "write", 1, 1, 2, 3, 4]]', '[["a", "write", 0, 1, 2, "r"]]']
 )
 def test_an_environment_that_is_not_ours(connect, name, monkeypatch, caplog, text):
-    monkeypatch.setenv(nesting.HELD, text)
+    monkeypatch.setenv(parent_locks.HELD, text)
     with connect().mutex(name):
         pass
     assert "does not have the format of sqlsem run" in caplog.text
@@ -218,7 +220,7 @@ class Queue:
         return [
             (member, deadlock.victim, [(step.ahead, step.position, step.behind) for step in deadlock.steps])
             for member in range(1, 10)
-            if (deadlock := nesting.find_deadlock(self, member)) is not None
+            if (deadlock := parent_locks.find_deadlock(self, member)) is not None
         ]
 
 
@@ -232,7 +234,7 @@ def test_the_search():
     ]
     assert Queue(*rows).found() == [(4, 4, [(2, 4, 1), (1, 3, 2)])]
     assert Queue(*rows[:3]).found() == []
-    text = sqlsem.deadlocks.message(nesting.find_deadlock(Queue(*rows), 4))
+    text = sqlsem.values.deadlocks.message(parent_locks.find_deadlock(Queue(*rows), 4))
     assert "host4:4 (run#1 under 2) holds 'y' at 2, waits for 'x' at 4 behind 1" in text
     # The cycle leads through a command that waits only for its own child.
     middle = [rows[0], rows[1], (5, "z", 5, "run#1 under 1", True), (6, "y", 6, "run#1 under 5", False), rows[3]]

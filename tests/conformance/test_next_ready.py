@@ -5,8 +5,8 @@ import contextlib
 import pytest
 from support import cost_of_next_ready, until
 
-from sqlsem.model import NewTask
-from sqlsem.model_tasks import TaskLock
+from sqlsem.values.locks import NewTask
+from sqlsem.values.tasks import TaskLock
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")  # (on SQL Server workers do not query it)
 

@@ -7,8 +7,8 @@ import pytest
 from support import PATIENCE, until
 
 import sqlsem
-from sqlsem.core.periodic import Period
-from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, Timeout
+from sqlsem.client.once import Period
+from sqlsem.values.errors import ConfigurationError, Deadlock, LockLost, NotHeld, Timeout
 
 pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
 #: Engines with tables, in which a test can move the recorded run in time.

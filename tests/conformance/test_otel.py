@@ -6,7 +6,7 @@ import pytest
 from support import Attempt, until
 
 import sqlsem
-from sqlsem.core.event_bus import global_bus
+from sqlsem.client.event_bus import global_bus
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
 export = pytest.importorskip("opentelemetry.sdk.trace.export")

@@ -8,7 +8,7 @@ from support import PATIENCE, until
 
 import sqlsem
 from sqlsem.insight.consequences import Action
-from sqlsem.poller import Poller
+from sqlsem.ops.poller import Poller
 
 
 class Recorded:

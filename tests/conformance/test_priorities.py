@@ -11,7 +11,7 @@ from support import PATIENCE, Attempt, remains, until
 import sqlsem
 from sqlsem.engines.base import Busy
 from sqlsem.engines.priorities import priority_queue
-from sqlsem.model import Request
+from sqlsem.values.locks import Request
 
 pytestmark = [pytest.mark.locks]
 both = pytest.mark.faces("sync", "aio")

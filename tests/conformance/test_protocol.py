@@ -8,7 +8,7 @@ import pytest
 from support import Attempt, until
 
 import sqlsem
-from sqlsem.model import Request, Ticket
+from sqlsem.values.locks import Request, Ticket
 
 GRACE = 0.5
 

@@ -7,8 +7,8 @@ from psycopg import rows
 from support import until
 
 import sqlsem
-from sqlsem.errors import ConfigurationError
 from sqlsem.tasks import Json
+from sqlsem.values.errors import ConfigurationError
 
 
 @pytest.fixture

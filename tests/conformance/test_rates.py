@@ -11,11 +11,11 @@ from support import PATIENCE, Attempt, until
 
 import sqlsem
 from sqlsem import aio
-from sqlsem.core import rate_acquisition
+from sqlsem.client.operations import acquire_rate
 from sqlsem.engines.base import Disconnected
 from sqlsem.engines.postgresql.rates import PostgresRates
-from sqlsem.errors import ConfigurationError, LockLost, Timeout
-from sqlsem.model_rates import RateStatus
+from sqlsem.values.errors import ConfigurationError, LockLost, Timeout
+from sqlsem.values.rates import RateStatus
 
 pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
 #: Longer than any test takes.
@@ -25,7 +25,7 @@ LONG = "1h"
 @pytest.fixture
 def looks_often(monkeypatch):
     """Make the first waiter of a rate poll often, so that it sees a refund at once."""
-    monkeypatch.setattr(rate_acquisition, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(acquire_rate, "LOOK_SECONDS", 0.2)
 
 
 def used(coordinator, name):
@@ -365,7 +365,7 @@ def test_served_thread_does_not_wait_for_its_batch(looks_often, connect, name):
 
 
 def riders(coordinator):
-    return sum(len(batch.members) for batch in rate_acquisition._batches_of(coordinator.client)._open.values())
+    return sum(len(batch.members) for batch in acquire_rate._batches_of(coordinator.client)._open.values())
 
 
 def test_lost_answer_costs_the_position_only(looks_often, connect, name, monkeypatch):

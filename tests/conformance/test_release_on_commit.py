@@ -9,7 +9,7 @@ import pytest
 from support import PATIENCE, Attempt, Database, random_name, until, with_database
 
 import sqlsem
-from sqlsem.errors import ConfigurationError, LockLost, NotHeld
+from sqlsem.values.errors import ConfigurationError, LockLost, NotHeld
 
 pytestmark = pytest.mark.faces("sync", "aio")
 

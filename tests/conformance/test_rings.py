@@ -9,7 +9,7 @@ import pytest
 from support import PATIENCE
 
 from sqlsem.engines.sqlite import locks, notifier
-from sqlsem.model import Request
+from sqlsem.values.locks import Request
 
 pytestmark = pytest.mark.engines("sqlite")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs sockets whose names are no files")

@@ -9,8 +9,8 @@ import pytest
 from conformance import test_low_water as low_water
 from support import PATIENCE, until
 
-from sqlsem.core import waiter_queues
-from sqlsem.errors import ConfigurationError, SchemaError
+from sqlsem.client.waiters import queues
+from sqlsem.values.errors import ConfigurationError, SchemaError
 
 pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
 
@@ -107,14 +107,14 @@ def test_release_without_wakeup_lock_logs_nothing(party, locked, name):
 
 
 def test_returning_member_restores_its_wakeup_locks(party, database, locked, name):
-    number = waiter_queues.MAX_WAKEUP_LOCKS + 100
+    number = queues.MAX_WAKEUP_LOCKS + 100
     participant = party()
     several = [participant.ask(name) for _ in range(number)]
     participant.spare(several)
     participant.session.close()
     until(lambda: not any(locked(several)), "the session has ended")
     again = party(participant.member)
-    assert locked(several) == [True] * waiter_queues.MAX_WAKEUP_LOCKS + [False] * 99 + [True]
+    assert locked(several) == [True] * queues.MAX_WAKEUP_LOCKS + [False] * 99 + [True]
     again.release(*several)
     assert again.told == []
     assert not any(locked(several))
@@ -223,7 +223,7 @@ def test_limit_waiter_sees_release_just_before_sleep(make_database, postgres_ser
 
 def test_crowd_of_a_process_takes_few_wakeup_locks(connect, database, name, locked):
     """A crowd is granted in the order of its requests with few wakeup locks, though many of them give up."""
-    number, maximum = 1200, waiter_queues.MAX_WAKEUP_LOCKS + 16
+    number, maximum = 1200, queues.MAX_WAKEUP_LOCKS + 16
     holder, coordinator = connect(grace=60), connect(grace=60)
     with coordinator.mutex(name):  # opens the connections
         pass

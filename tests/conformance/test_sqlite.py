@@ -19,7 +19,7 @@ from support import TESTS, Database, keep_to_the_permissions
 import sqlsem
 from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.beacons import Beacons
-from sqlsem.model import Request
+from sqlsem.values.locks import Request
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX")
 

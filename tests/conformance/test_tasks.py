@@ -14,11 +14,11 @@ import pytest
 from support import PATIENCE, remains, until
 
 import sqlsem
-from sqlsem.admin import Admin
+from sqlsem.api.admin import Admin
 from sqlsem.bodies import END_SECONDS as ENDING
-from sqlsem.core import cancellation
-from sqlsem.model import End, NewTask
+from sqlsem.client.monitors import cancellation
 from sqlsem.tasks import Json, Task, Worker
+from sqlsem.values.locks import End, NewTask
 
 #: Set when the late task of the reference load was put.
 late = threading.Event()

@@ -14,8 +14,8 @@ from support import PATIENCE, cost_of_turns, until
 import sqlsem
 from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing
 from sqlsem.insight.reasons import task_reasons
-from sqlsem.model import NewTask
 from sqlsem.tasks import Json, Worker
+from sqlsem.values.locks import NewTask
 
 
 @pytest.fixture

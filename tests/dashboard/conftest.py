@@ -11,9 +11,9 @@ import pytest
 from support import until
 from support.overviews import FakePoller, a_night
 
-from sqlsem.dashboard import server
-from sqlsem.dashboard.app import Dashboard
-from sqlsem.hosts import LOOPBACK, Hosts
+from sqlsem.ops.dashboard import server
+from sqlsem.ops.dashboard.app import Dashboard
+from sqlsem.ops.hosts import LOOPBACK, Hosts
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from support import PATIENCE, until
 from support.overviews import FakePoller, entry, overview
 
-from sqlsem.dashboard import connection, feed
+from sqlsem.ops.dashboard import connection, feed
 
 try:
     import httpx2 as httpx

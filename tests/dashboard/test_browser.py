@@ -8,7 +8,7 @@ from support.overviews import ANSI, BIDI, MARKUP, NOW, FakePoller, a_night, entr
 
 from sqlsem.insight.board import VIEWS
 from sqlsem.insight.consequences import Action
-from sqlsem.poller import Snapshot
+from sqlsem.ops.poller import Snapshot
 
 if browsers.lacks():
     pytest.skip(f"needs {browsers.lacks()}", allow_module_level=True)

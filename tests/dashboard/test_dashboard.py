@@ -12,13 +12,13 @@ from support import until
 from support.overviews import ANSI, BIDI, MARKUP, NOW, FakePoller, a_night, entry, overview, resource
 
 import sqlsem
-from sqlsem.dashboard import access, feed
-from sqlsem.dashboard.app import Dashboard
-from sqlsem.dashboard.feed import Feed
-from sqlsem.hosts import LOOPBACK, Hosts, is_loopback
 from sqlsem.insight.board import VIEWS
 from sqlsem.insight.consequences import Action
-from sqlsem.poller import Snapshot
+from sqlsem.ops.dashboard import access, feed
+from sqlsem.ops.dashboard.app import Dashboard
+from sqlsem.ops.dashboard.feed import Feed
+from sqlsem.ops.hosts import LOOPBACK, Hosts, is_loopback
+from sqlsem.ops.poller import Snapshot
 
 try:
     import httpx2 as httpx
@@ -543,7 +543,7 @@ def test_stream_sends_changes_at_once(live, serve):
 
 def test_equal_views_are_rendered_once(live, serve, monkeypatch):
     drawn = []
-    from sqlsem.dashboard.pages import Pages
+    from sqlsem.ops.dashboard.pages import Pages
 
     original = Pages.board
     monkeypatch.setattr(Pages, "board", lambda *arguments: drawn.append(1) or original(*arguments))

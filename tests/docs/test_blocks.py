@@ -39,7 +39,7 @@ from sybil import Document, Example, Sybil  # noqa: E402
 from sybil.parsers.markdown import CodeBlockParser, SkipParser  # noqa: E402
 
 import sqlsem  # noqa: E402
-from sqlsem.chosen import configured  # noqa: E402
+from sqlsem.api.default import configured  # noqa: E402
 from sqlsem.cli import main  # noqa: E402
 
 if sys.version_info >= (3, 11):

@@ -9,7 +9,7 @@ pytest.importorskip("fastapi", reason="FastAPI is not installed")
 
 from fastapi.testclient import TestClient
 
-from sqlsem.chosen import configured
+from sqlsem.api.default import configured
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "fastapi.md"
 pytestmark = pytest.mark.engines("sqlite", "postgresql")

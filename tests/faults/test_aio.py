@@ -11,7 +11,7 @@ import pytest
 from support import AMPLE, slack, until
 
 import sqlsem
-from sqlsem.errors import Unavailable
+from sqlsem.values.errors import Unavailable
 
 THOUSAND = 1000
 #: Seconds for which the library may block the loop.

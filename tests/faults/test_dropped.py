@@ -100,7 +100,7 @@ def test_held_lock_outlives_its_coordinator(database, name, keep):
         assert not other.mutex(name).acquire(timeout=0.5)
         client = next(
             candidate
-            for candidate in sqlsem.core.client.open_clients()
+            for candidate in sqlsem.client.client.open_clients()
             if position in candidate.member.tickets and not candidate.closed
         )
         if reference is None:

@@ -13,7 +13,7 @@ from support import until
 from support.striking import PACKAGE, after_calls, interrupted, leaves_with
 
 import sqlsem
-from sqlsem.core.wait_pool import MAX_BLOCKED_CONNECTIONS
+from sqlsem.client.connection.wait_pool import MAX_BLOCKED_CONNECTIONS
 from sqlsem.tasks import Json
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import pytest
 from support import PATIENCE, Attempt, until
 
-from sqlsem import Call, runtime
-from sqlsem.core import threads as ours
-from sqlsem.errors import BatchFailed, LockLost, NotHeld
+from sqlsem import Call
 from sqlsem.tasks import Json, Worker
+from sqlsem.util import runtime
+from sqlsem.util import threads as ours
+from sqlsem.values.errors import BatchFailed, LockLost, NotHeld
 
 GRACE = 2
 pytestmark = [

@@ -9,7 +9,7 @@ import pytest
 from support import Recorder, check_history, started_since, until
 
 from sqlsem import all_of
-from sqlsem.core.wait_pool import MAX_BLOCKED_CONNECTIONS, MAX_IDLE_CONNECTIONS
+from sqlsem.client.connection.wait_pool import MAX_BLOCKED_CONNECTIONS, MAX_IDLE_CONNECTIONS
 
 MANY = 50
 

@@ -11,8 +11,8 @@ import pytest
 from support import PATIENCE, remains, until
 
 import sqlsem
-from sqlsem.model import End
 from sqlsem.tasks import Json, Worker, claim_buffer
+from sqlsem.values.locks import End
 
 GRACE = 1.5
 #: The settings of workers that must lose no task while others are killed, on a busy machine.

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
 )
 from support import until
 
-from sqlsem.errors import Deadlock
-from sqlsem.model import Request, Ticket, Upgrading
+from sqlsem.values.errors import Deadlock
+from sqlsem.values.locks import Request, Ticket, Upgrading
 
 NEVER = threading.Event()
 SLOTS = 3

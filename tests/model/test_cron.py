@@ -8,8 +8,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from sqlsem.errors import ConfigurationError
 from sqlsem.tasks.cron import NICKNAMES, last_due, next_due
+from sqlsem.values.errors import ConfigurationError
 
 UTC, MINUTE, HOUR = timezone.utc, timedelta(minutes=1), timedelta(hours=1)
 YEARS = (2024, 2035)

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from support import processor_seconds
 
-from sqlsem import deadlocks
-from sqlsem.deadlocks import UPGRADE, Row, find
+from sqlsem.values import deadlocks
+from sqlsem.values.deadlocks import UPGRADE, Row, find
 
 EXAMPLES = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

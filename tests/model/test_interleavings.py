@@ -11,8 +11,8 @@ from support.interleavings import Actor, Seen, against_the_rule, cutter, explore
 
 import sqlsem
 from sqlsem.engines.base import Disconnected
-from sqlsem.model import End, NewTask, Request, Upgrading
-from sqlsem.model_rates import RateRequest, RateStatus, windows_of
+from sqlsem.values.locks import End, NewTask, Request, Upgrading
+from sqlsem.values.rates import RateRequest, RateStatus, windows_of
 
 LEASE = 30.0
 
@@ -107,7 +107,7 @@ class World:
         """At the end: grant each remaining waiter, one after the other, until none is left."""
         self.believed.clear()
         for row in self.seen():
-            ticket = sqlsem.model.Ticket(self.resource, row.position, self.id_of(row.position), False)
+            ticket = sqlsem.values.locks.Ticket(self.resource, row.position, self.id_of(row.position), False)
             session = next((self._sessions[key] for key, member in self._members.items() if member == row.member), None)
             if session is None:
                 self.rows(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sqlsem.model import Request
+from sqlsem.values.locks import Request
 
 ACCESS = ("write", "read", "stage:1")
 LIMITS = (None, 1, 2, 3)

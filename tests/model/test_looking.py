@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support import random_name
 
-from sqlsem.model import Entry, Request
-from sqlsem.terminal.queues import by_resource, render_queues
+from sqlsem.ops.terminal.queues import by_resource, render_queues
+from sqlsem.values.locks import Entry, Request
 
 ROWS = st.lists(
     st.tuples(

@@ -16,8 +16,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from model.test_rule import NEVER, Machine
 from support import PATIENCE, have_postgres, pages, until
 
-from sqlsem.errors import SqlsemError
-from sqlsem.model import Request, Ticket, Upgrading
+from sqlsem.values.errors import SqlsemError
+from sqlsem.values.locks import Request, Ticket, Upgrading
 
 pytestmark = pytest.mark.skipif(not have_postgres(), reason="PostgreSQL only")
 

@@ -20,11 +20,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sqlsem.core import main_connection, membership
-from sqlsem.core.main_connection import FRESH
-from sqlsem.core.membership import Membership
+from sqlsem.client.connection import main, membership
+from sqlsem.client.connection.main import FRESH
+from sqlsem.client.connection.membership import Membership
 from sqlsem.engines.base import Busy, Disconnected, Options
-from sqlsem.model import Heartbeat, Ticket
+from sqlsem.values.locks import Heartbeat, Ticket
 
 LIFE = 8.0
 
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
         self.holding = False
         self.watched = True
         self.patch = pytest.MonkeyPatch()
-        for module in (membership, main_connection):
+        for module in (membership, main):
             self.patch.setattr(module, "monotonic", lambda: 1000.0 + self.server.now)
         engine = SimpleNamespace(
             options=Options(grace=self.life, lease=self.life if self.leased else None),

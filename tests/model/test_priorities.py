@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 )
 
 from sqlsem.engines.priorities import priority_queue
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import Request, Ticket
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Request, Ticket
 
 #: In milliseconds: so long that within an example only priorities decide, and between equal ones the order of requests.
 AGEING_MS = 20_000_000

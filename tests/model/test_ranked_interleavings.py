@@ -9,8 +9,8 @@ from model.test_interleavings import NoForks, World
 from support.interleavings import Actor, cutter, explore
 
 from sqlsem.engines.priorities import priority_queue
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import Request
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Request
 
 AGEING_MS = 3_600_000
 

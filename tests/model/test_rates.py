@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support.state_machines import run_machine
 
 from sqlsem.engines.rate_windows import RateState
-from sqlsem.model_rates import AHEAD_MS, RateDemand, RateRequest, RateStatus, windows_of
+from sqlsem.values.rates import AHEAD_MS, RateDemand, RateRequest, RateStatus, windows_of
 
 #: The limits of windows with slots of 50 and 200 s: a test is much shorter than a slot.
 WINDOWS = {5_000: 7, 20_000: 12}

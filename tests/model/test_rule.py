@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 from support import until
 from support.state_machines import run_in_database
 
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import Request, Ticket
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Request, Ticket
 
 NEVER = threading.Event()
 

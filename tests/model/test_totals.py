@@ -12,7 +12,7 @@ from support import random_name
 
 from sqlsem.engines.sqlite import locks
 from sqlsem.insight.totals import QueueTotals
-from sqlsem.model import Request, Ticket
+from sqlsem.values.locks import Request, Ticket
 
 NEVER = threading.Event()
 WORDS = st.tuples(

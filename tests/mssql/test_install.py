@@ -7,7 +7,7 @@ from tdsserver import done, failure, result
 
 from sqlsem import sql
 from sqlsem.engines.mssql import tables
-from sqlsem.errors import Unavailable
+from sqlsem.values.errors import Unavailable
 
 LOCK_TIMEOUT = failure(1222, "Lock request time out period exceeded.")
 DENIED = failure(300, "VIEW SERVER STATE permission was denied on object 'server', database 'master'.")

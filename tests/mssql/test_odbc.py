@@ -36,7 +36,7 @@ from sqlsem import ConfigurationError, SchemaError, TaskFailed, Unavailable
 from sqlsem.engines.base import Busy, Disconnected, Options
 from sqlsem.engines.mssql import SqlServerEngine
 from sqlsem.engines.mssql.doctor import SqlServerDoctor
-from sqlsem.model import Ticket
+from sqlsem.values.locks import Ticket
 
 EATEN = warning(8153, "Warning: Null value is eliminated by an aggregate or other SET operation.")
 ROWS = rows(("a", "b"), (1, "x"), (None, None))

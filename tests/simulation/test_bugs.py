@@ -6,14 +6,14 @@ import math
 import pytest
 from support.searches import FOUND, found
 
-from sqlsem.core.acquire import Acquisition
-from sqlsem.core.grant_registry import GrantRegistry
-from sqlsem.core.membership import Membership
-from sqlsem.model import Heartbeat, Request, Ticket, monotonic
+from sqlsem.client.connection.membership import Membership
+from sqlsem.client.held.registry import GrantRegistry
+from sqlsem.client.operations.acquire import Acquisition
 from sqlsem.testing.conversions import Conversions
 from sqlsem.testing.handovers import Handovers
 from sqlsem.testing.server import Server, ServerSession
 from sqlsem.testing.simulate import converting, mixed, travelling
+from sqlsem.values.locks import Heartbeat, Request, Ticket, monotonic
 
 #: A bug, how it is seeded, and the options of its search. (A seed other than 0 spares time: docs/guarantees.md says how
 #: long the search takes from 0.)

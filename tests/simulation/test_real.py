@@ -3,14 +3,14 @@
 import pytest
 from support.searches import FOUND, found
 
-from sqlsem.core.membership import Membership
+from sqlsem.client.connection.membership import Membership
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LAST, Admission, SqliteLocks
 from sqlsem.engines.sqlite.members import SqliteMembers
-from sqlsem.model import Ticket
 from sqlsem.testing import simulate as simulation
 from sqlsem.testing.files import FileServer
 from sqlsem.testing.simulate import converting, mixed, rated, simulate, travelling
+from sqlsem.values.locks import Ticket
 
 KINDS = {
     "beacons": {},

@@ -5,15 +5,15 @@ from support import PATIENCE, until
 
 import sqlsem
 import sqlsem.testing
-from sqlsem.core.acquire import Acquisition
-from sqlsem.core.callers import this_thread
-from sqlsem.core.client import open_clients
-from sqlsem.core.grants import Grant
-from sqlsem.core.threads import SupervisedThread, safe_logger
-from sqlsem.model import Request
+from sqlsem.client.callers import this_thread
+from sqlsem.client.client import open_clients
+from sqlsem.client.grants import Grant
+from sqlsem.client.operations.acquire import Acquisition
 from sqlsem.testing import simulate as simulation
 from sqlsem.testing.server import Server
 from sqlsem.testing.simulate import FAULTS, SimulationFailed, converting, mixed, rated, simulate, travelling
+from sqlsem.util.threads import SupervisedThread, safe_logger
+from sqlsem.values.locks import Request
 
 KINDS = {
     "beacons": {},

@@ -5,8 +5,8 @@ bugs.
 import pytest
 from support.searches import found
 
-from sqlsem import leading as leaders
-from sqlsem.core.release_on_commit import ReleaseOnCommit
+from sqlsem.api import leader as leaders
+from sqlsem.client.operations.release_on_commit import ReleaseOnCommit
 from sqlsem.engines.sqlite.periodic import SqlitePeriods
 from sqlsem.engines.sqlite.priorities import SqlitePriorities
 from sqlsem.engines.sqlite.tasks import SqliteTasks

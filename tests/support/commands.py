@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlsem
-from sqlsem.model import Entry
+from sqlsem.values.locks import Entry
 
 #: A timeout that only a failing test reaches; machines may be slow.
 PATIENCE = 60.0

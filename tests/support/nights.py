@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 
 from hypothesis import strategies as st
 
-from sqlsem.model import Entry, Past, Request
+from sqlsem.values.locks import Entry, Past, Request
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 

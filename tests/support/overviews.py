@@ -10,9 +10,9 @@ from typing import Any
 from sqlsem.insight.consequences import Action
 from sqlsem.insight.overview import Hold, HoldTimes, MemberEntry, Overview
 from sqlsem.insight.reasons import reasons
-from sqlsem.model import BatchEntry, Entry, PartEntry, QueueCounts, Resource
-from sqlsem.model_rates import RateEntry
-from sqlsem.poller import Snapshot
+from sqlsem.ops.poller import Snapshot
+from sqlsem.values.locks import BatchEntry, Entry, PartEntry, QueueCounts, Resource
+from sqlsem.values.rates import RateEntry
 
 #: The database's clock.
 NOW = datetime(2026, 11, 22, 3, 12, 5, tzinfo=timezone.utc)
@@ -90,7 +90,7 @@ def a_night() -> Overview:
 
 
 class FakePoller:
-    """A `sqlsem.poller.Poller` without a database: `see` sets its overview, ``done`` collects the actions."""
+    """A `sqlsem.ops.poller.Poller` without a database: `see` sets its overview, ``done`` collects the actions."""
 
     where = "PostgreSQL database dwh on db.example:5432"
     every = 2.0

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from sqlsem.errors import NotHeld
+from sqlsem.values.errors import NotHeld
 
 pytestmark = pytest.mark.engines("mssql")
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from sqlsem.model import Request, Ticket
+from sqlsem.values.locks import Request, Ticket
 
 pytestmark = pytest.mark.engines("mssql")
 

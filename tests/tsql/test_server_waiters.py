@@ -8,7 +8,7 @@ import pytest
 from support import PATIENCE, STEADY, slack, until
 
 from sqlsem.engines.base import Unanswered
-from sqlsem.model import Request
+from sqlsem.values.locks import Request
 
 pytestmark = pytest.mark.engines("mssql")
 

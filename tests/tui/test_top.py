@@ -16,9 +16,9 @@ from support.overviews import ANSI, BIDI, MARKUP, NOW, FakePoller, a_night, entr
 import sqlsem
 from sqlsem.insight.board import VIEWS
 from sqlsem.insight.consequences import Action
-from sqlsem.poller import Snapshot
-from sqlsem.tui.app import Top
-from sqlsem.tui.grid import Grid
+from sqlsem.ops.poller import Snapshot
+from sqlsem.ops.tui.app import Top
+from sqlsem.ops.tui.grid import Grid
 
 pytestmark = pytest.mark.usefixtures("in_utc")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from sqlsem import chosen
+from sqlsem.api import default
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("USERPROFILE", str(home))
     monkeypatch.setattr(platformdirs, "user_config_path", lambda *_: home / "config")
     monkeypatch.setattr(platformdirs, "user_state_path", lambda *_: home / "state")
-    monkeypatch.setattr(chosen, "_warned_of_embedded", False)
+    monkeypatch.setattr(default, "_warned_of_embedded", False)
     project = home / "project" / "below"
     project.mkdir(parents=True)
     (home / "config").mkdir()

@@ -18,16 +18,17 @@ from support import until
 
 import sqlsem
 from sqlsem.aio.driver import Driver
-from sqlsem.coordinator import Coordinator
-from sqlsem.core import acquire, effects, operations
-from sqlsem.core.acquire import Acquisition
-from sqlsem.core.callers import this_thread
-from sqlsem.core.grant_registry import release_later
-from sqlsem.core.grants import Grant
-from sqlsem.core.operations import SLICE_SECONDS
+from sqlsem.api.coordinator import Coordinator
+from sqlsem.client import effects
+from sqlsem.client.callers import this_thread
+from sqlsem.client.grants import Grant
+from sqlsem.client.held.registry import release_later
+from sqlsem.client.operations import acquire, waiting
+from sqlsem.client.operations.acquire import Acquisition
+from sqlsem.client.operations.waiting import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.protocol import LockSession
-from sqlsem.model import Request, Ticket
+from sqlsem.values.locks import Request, Ticket
 
 
 class Table:
@@ -142,7 +143,7 @@ def coordinator_of(table):
     coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
     coordinator.client.execute_effect = table.perform
     with (
-        mock.patch.object(operations, "monotonic", table.now),
+        mock.patch.object(waiting, "monotonic", table.now),
         mock.patch.object(acquire, "monotonic", table.now),
     ):
         yield coordinator

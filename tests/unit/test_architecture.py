@@ -63,7 +63,8 @@ def test_no_private_name_is_used_from_another_module():
 
 def test_search_for_private_names_finds_them():
     text = (
-        "from sqlsem.locks import _default\nclass A:\n    def f(self, b): return self._mine, b._theirs\n    _mine = 1"
+        "from sqlsem.api.locks import _default\n"
+        "class A:\n    def f(self, b): return self._mine, b._theirs\n    _mine = 1"
     )
     assert [use.split()[1] for use in foreign_private_names("x", ast.parse(text))] == ["_default", "._theirs"]
 
@@ -136,7 +137,7 @@ def counted_before_try(function):
 
 
 def test_no_interrupt_separates_a_step_from_its_undo():
-    """Counted holders have a token (core/permits.py), and a lock is taken by 'with' or `runtime.had_within`."""
+    """Counted holders have a token (util/permits.py), and a lock is taken by 'with' or `runtime.had_within`."""
     gaps = {
         f"{name}:{line} {counter}"
         for name, tree in trees()

@@ -16,7 +16,7 @@ from support.nights import entry, past
 
 from sqlsem.insight import audit as module
 from sqlsem.insight.rule import Queue
-from sqlsem.model import Operation, Request, Resource
+from sqlsem.values.locks import Operation, Request, Resource
 
 
 def found(rows, entries=(), audit=module.audit):

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from sqlsem import sql
-from sqlsem.certify.bench import Bench, of_words
-from sqlsem.certify.checks import calling
-from sqlsem.certify.results import Failed, Notes, NotPossible
-from sqlsem.certify.sessions import Answer
+from sqlsem.ops.certify.bench import Bench, of_words
+from sqlsem.ops.certify.checks import calling
+from sqlsem.ops.certify.results import Failed, Notes, NotPossible
+from sqlsem.ops.certify.sessions import Answer
 
 TEXTS = sql.queries("mssql", file="certify")
 #: The right codes of a session's calls: granted, not within the time, released, granted, released.
@@ -96,7 +96,7 @@ class ScriptedBench:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr("sqlsem.certify.bench.PATIENCE", 0.1)
+    monkeypatch.setattr("sqlsem.ops.certify.bench.PATIENCE", 0.1)
 
 
 def mars(caller, looking=None):

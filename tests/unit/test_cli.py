@@ -22,12 +22,12 @@ from support import command_line
 
 import sqlsem
 from sqlsem import cli, sql
-from sqlsem.admin import Admin
+from sqlsem.api.admin import Admin
 from sqlsem.cli import options
 from sqlsem.insight.overview import Overview
-from sqlsem.model import Entry, Past, Resource
-from sqlsem.terminal.queues import by_resource, render_history, render_queues
-from sqlsem.terminal.tables import seconds_in_words
+from sqlsem.ops.terminal.queues import by_resource, render_history, render_queues
+from sqlsem.ops.terminal.tables import seconds_in_words
+from sqlsem.values.locks import Entry, Past, Resource
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 #: A password that no output may contain.
@@ -82,7 +82,7 @@ def test_command_imports_only_its_needs() -> None:
     )
     assert "sqlsem.cli.locks" in loaded
     others = {"textual", "starlette", "uvicorn", "plotly", "prometheus_client", "psycopg", "pyodbc", "asyncio"}
-    assert not loaded & {*others, "sqlsem.cli.run", "sqlsem.cli.nights", "sqlsem.insight.replay", "sqlsem.demo"}
+    assert not loaded & {*others, "sqlsem.cli.run", "sqlsem.cli.nights", "sqlsem.insight.replay", "sqlsem.ops.demo"}
 
 
 def test_commands_are_listed_in_full() -> None:

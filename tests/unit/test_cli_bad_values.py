@@ -54,7 +54,7 @@ def url(tmp_path, monkeypatch):
     monkeypatch.setenv("SQLSEM_URL", url)
     monkeypatch.setenv("SQLSEM_TOKEN", "x")
     monkeypatch.chdir(tmp_path)
-    from sqlsem.dashboard import server
+    from sqlsem.ops.dashboard import server
 
     monkeypatch.setattr(server, "serve", lambda *_: None)
     with sqlsem.connect(url, retry=1) as coordinator:

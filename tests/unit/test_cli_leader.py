@@ -10,7 +10,7 @@ from support.commands import PATIENCE, Bench, alive, lines, pids, until
 
 import sqlsem
 from sqlsem.cli import supervisor
-from sqlsem.errors import LockLost, Unavailable
+from sqlsem.values.errors import LockLost, Unavailable
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
 

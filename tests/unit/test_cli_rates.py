@@ -8,9 +8,9 @@ from support import PATIENCE, until
 
 import sqlsem
 from sqlsem import cli
-from sqlsem.model_rates import RateEntry
-from sqlsem.terminal import output
-from sqlsem.terminal.rates import render_rates
+from sqlsem.ops.terminal import output
+from sqlsem.ops.terminal.rates import render_rates
+from sqlsem.values.rates import RateEntry
 
 
 def call(*arguments):

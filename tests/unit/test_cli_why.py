@@ -17,8 +17,8 @@ import sqlsem
 from sqlsem import cli
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.reasons import reasons
-from sqlsem.model import Entry, Operation
-from sqlsem.terminal.queues import by_resource, render_operations, render_queues
+from sqlsem.ops.terminal.queues import by_resource, render_operations, render_queues
+from sqlsem.values.locks import Entry, Operation
 
 NOW = datetime(2026, 3, 1, 3, 0, tzinfo=timezone.utc)
 EVIL = "<b>\x1b[31m\u202e\n"

@@ -30,11 +30,11 @@ from sqlsem.bodies import commands
 from sqlsem.cli import here
 from sqlsem.cli.work import Crew, render_worker
 from sqlsem.insight.reasons import task_reasons
-from sqlsem.model import BatchEntry, PartEntry, TaskEntry
+from sqlsem.ops.terminal.batches import render_batches
+from sqlsem.ops.terminal.tasks import counted, render_counts, render_tasks, shortened
 from sqlsem.tasks import worker as worker_module
 from sqlsem.tasks.claiming import Claiming
-from sqlsem.terminal.batches import render_batches
-from sqlsem.terminal.tasks import counted, render_counts, render_tasks, shortened
+from sqlsem.values.locks import BatchEntry, PartEntry, TaskEntry
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
@@ -692,7 +692,7 @@ def test_work_goes_on_when_the_terminal_is_gone(bench: Bench, coordinator: sqlse
 #: Prints something that stays in a buffer, and more when everything else is over.
 LAST_WORDS = """
 import atexit, sys
-from sqlsem.terminal import output
+from sqlsem.ops.terminal import output
 if sys.argv[1] == "let go": output.open_streams()
 atexit.register(lambda: sys.stderr.write("the very last words"))
 sys.stdin.readline()

@@ -10,9 +10,9 @@ from support import started_since, striking
 
 import sqlsem
 from sqlsem.aio.driver import Driver
-from sqlsem.core.membership import Membership
-from sqlsem.core.monitor import Monitor
-from sqlsem.core.threads import SupervisedThread
+from sqlsem.client.connection.membership import Membership
+from sqlsem.client.monitors.monitor import Monitor
+from sqlsem.util.threads import SupervisedThread
 
 #: The functions that start the library's threads.
 BEGINS = (SupervisedThread.begin, SupervisedThread._start)

@@ -14,7 +14,8 @@ import pytest
 from support.projects import SECRET, allow, call, posix, project, user, write
 
 import sqlsem
-from sqlsem import chosen, config
+from sqlsem import config
+from sqlsem.api import default
 
 # -- precedence -------------------------------------------------------------------------------------------------------
 
@@ -71,8 +72,8 @@ def test_embedded_file_is_told_once_in_a_terminal(home: Path) -> None:
 def test_python_warns_once_of_the_embedded_file(
     home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    monkeypatch.setattr(chosen, "_coordinator", None)
-    monkeypatch.setattr(chosen, "_configured", (None, None, {}))
+    monkeypatch.setattr(default, "_coordinator", None)
+    monkeypatch.setattr(default, "_configured", (None, None, {}))
     file = home / "state" / "sqlsem.db"
     if by == "code":
         sqlsem.configure(f"sqlite:///{file}")
@@ -139,8 +140,8 @@ def test_profiles_on_the_command_line(home: Path) -> None:
 
 
 def test_profiles_in_python(home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chosen, "_coordinator", None)
-    monkeypatch.setattr(chosen, "_configured", (None, None, {}))
+    monkeypatch.setattr(default, "_coordinator", None)
+    monkeypatch.setattr(default, "_configured", (None, None, {}))
     user(home, f'[profiles.prod]\nurl = "sqlite:///{home}/prod.db"\ngrace = "12s"\n')
     with caplog.at_level(logging.INFO, "sqlsem"):
         sqlsem.configure(profile="prod")

@@ -15,8 +15,8 @@ import pytest
 from support.projects import SECRET, STRANGER, allow, as_root, call, posix, project, user, write
 
 import sqlsem
-from sqlsem import config, files
-from sqlsem.config import allowing, reading
+from sqlsem import config
+from sqlsem.config import allowing, files, reading
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Each setting of a file, as a project's could have it, and whether it can do harm. A new one has to be entered here.
@@ -52,7 +52,7 @@ def refused() -> str:
 def test_every_setting_is_harmful_or_harmless() -> None:
     assert set(reading.SETTINGS) == {*HARMFUL, *HARMLESS}
     assert {name for name, setting in reading.SETTINGS.items() if setting.harm is None} == set(HARMLESS)
-    assert {*sqlsem.core.options.ConnectOptions.__optional_keys__} - {"creator"} == set(reading.OPTIONS)
+    assert {*sqlsem.client.options.ConnectOptions.__optional_keys__} - {"creator"} == set(reading.OPTIONS)
 
 
 @pytest.mark.parametrize("name", ["sqlsem.toml", "pyproject.toml"])

@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sqlsem
-from sqlsem.coordinator import Coordinator
-from sqlsem.core import effects, operations
-from sqlsem.core.callers import this_thread
-from sqlsem.core.convert import Upgrade
-from sqlsem.core.grant_registry import BaseGrant, GrantState
-from sqlsem.core.operations import SLICE_SECONDS
+from sqlsem.api.coordinator import Coordinator
+from sqlsem.client import effects
+from sqlsem.client.callers import this_thread
+from sqlsem.client.held.registry import BaseGrant, GrantState
+from sqlsem.client.operations import waiting
+from sqlsem.client.operations.convert import Upgrade
+from sqlsem.client.operations.waiting import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.model import READ, WRITE, Request, Ticket, Upgrading
+from sqlsem.values.locks import READ, WRITE, Request, Ticket, Upgrading
 
 TICKET = Ticket("prices", 7, "me", True)
 
@@ -96,7 +97,7 @@ def upgrade(world, timeout=None):
     state = GrantState(client.registry, [Request("prices", READ)], [TICKET], this_thread(), None, 0.0)
     client.registry.add(BaseGrant(state, 0.0))
     try:
-        with mock.patch.object(operations, "monotonic", world.now):
+        with mock.patch.object(waiting, "monotonic", world.now):
             effects.run_operation(Upgrade(client, state, timeout, threading.Event()), world.perform)
     except sqlsem.Timeout:
         return False

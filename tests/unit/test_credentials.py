@@ -11,8 +11,9 @@ import pytest
 from support.projects import call, posix, user
 
 import sqlsem
-from sqlsem import config, credentials, engines
+from sqlsem import config, engines
 from sqlsem.engines.base import Options
+from sqlsem.util import credentials
 
 PACKAGE = Path(__file__).resolve().parents[2] / "sqlsem"
 SECRET = "hunter2-correct-horse"

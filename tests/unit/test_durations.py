@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 import sqlsem
-from sqlsem.model import check_duration
+from sqlsem.values.locks import check_duration
 
 HOUR = [3600, 3600.0, "3600", "3600s", "60m", "1h", "0.5h30m", timedelta(hours=1)]
 

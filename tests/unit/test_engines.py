@@ -17,7 +17,7 @@ from sqlsem.engines import borrowed
 from sqlsem.engines.base import Engine, Options
 from sqlsem.engines.optional import OptionalSession, Session
 from sqlsem.engines.protocol import AdminSession, Capability
-from sqlsem.model import Request
+from sqlsem.values.locks import Request
 
 PACKAGE = Path(sqlsem.__file__).parent
 #: The engines that need no driver to load; the other drivers may be missing.

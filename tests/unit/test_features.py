@@ -6,8 +6,8 @@ import pytest
 from support.parts import made_and_named
 
 from sqlsem import sql
-from sqlsem.errors import ConfigurationError
 from sqlsem.sql import features
+from sqlsem.values.errors import ConfigurationError
 
 SERVERS = ("mssql", "postgresql")
 SINGLE = [features.chosen([name]) for name in features.FEATURES]

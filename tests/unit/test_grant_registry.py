@@ -9,11 +9,11 @@ from support import until
 
 import sqlsem
 import sqlsem.testing
-from sqlsem.core.callers import Caller, new_number, this_thread
-from sqlsem.core.grant_registry import MAX_AHEAD, GrantState, HeldGrant, ReleaseToken
-from sqlsem.core.permits import Permit
-from sqlsem.core.waiter_queues import Waiter
-from sqlsem.model import READ, WRITE, Request, Ticket
+from sqlsem.client.callers import Caller, new_number, this_thread
+from sqlsem.client.held.registry import MAX_AHEAD, GrantState, HeldGrant, ReleaseToken
+from sqlsem.client.waiters.queues import Waiter
+from sqlsem.util.permits import Permit
+from sqlsem.values.locks import READ, WRITE, Request, Ticket
 
 
 @pytest.fixture

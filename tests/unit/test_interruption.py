@@ -10,7 +10,7 @@ import time
 import pytest
 
 from sqlsem.bodies import Allowed, running
-from sqlsem.errors import TaskInterrupted
+from sqlsem.values.errors import TaskInterrupted
 
 pytestmark = pytest.mark.skipif(sys.implementation.name != "cpython", reason="others cannot")
 

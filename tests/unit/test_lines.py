@@ -15,10 +15,12 @@ from support import PATIENCE, until
 
 import sqlsem
 import sqlsem.testing
-from sqlsem.core import acquire, effects, waiter_queues
-from sqlsem.core.waiter_queues import Waiter, WaiterQueues, WaiterState
+from sqlsem.client import effects
+from sqlsem.client.operations import acquire
+from sqlsem.client.waiters import queues
+from sqlsem.client.waiters.queues import Waiter, WaiterQueues, WaiterState
 from sqlsem.engines.memory import MemorySession
-from sqlsem.model import Request, Ticket
+from sqlsem.values.locks import Request, Ticket
 
 
 @pytest.fixture
@@ -181,7 +183,7 @@ class Room:
 
     def __init__(self, monkeypatch):
         self.now = 100.0
-        monkeypatch.setattr(waiter_queues, "monotonic", lambda: self.now)
+        monkeypatch.setattr(queues, "monotonic", lambda: self.now)
         self.lines = WaiterQueues(threading.Lock())
         self.granted, self.gone, self.asked = set(), set(), []
 
@@ -257,7 +259,7 @@ def test_poll_leader_polls_for_all_at_the_needed_rate(room):
         waiter, room.now = min(sleeps.items(), key=lambda item: item[1])
         looks += bool(room.looks_for(waiter))
         sleeps[waiter] = room.now + room.lines.poll_delay(waiter)
-    assert looks - before <= 100 / waiter_queues.LONGEST_SECONDS * 2.1, "one statement a slice, or little more"
+    assert looks - before <= 100 / queues.LONGEST_SECONDS * 2.1, "one statement a slice, or little more"
 
 
 def test_poll_leader_is_replaced_when_it_leaves(room):
@@ -282,9 +284,9 @@ def test_poll_leader_is_replaced_when_it_is_lost(room):
     room.now += 1
     assert room.lines.begin_poll(several[0])
     assert room.lines.begin_poll(several[1]) == [], "one poll at a time"
-    room.now += 3 * waiter_queues.LONGEST_SECONDS
+    room.now += 3 * queues.LONGEST_SECONDS
     assert len(room.looks_for(several[1])) == 3
-    room.now += 10 * waiter_queues.LONGEST_SECONDS
+    room.now += 10 * queues.LONGEST_SECONDS
     room.lines.wake_missed()
     assert len(woken(*several)) == 3, "the heartbeat finds waiters that no one polls for"
 
@@ -318,25 +320,25 @@ class Locks:
 
 
 def test_middle_waiters_drop_their_wakeup_locks(room):
-    locks_allowed, session = waiter_queues.MAX_WAKEUP_LOCKS, Locks()
+    locks_allowed, session = queues.MAX_WAKEUP_LOCKS, Locks()
     for number in range(locks_allowed):
         room.lines.drop_wakeup_locks("a", session, 1)
         room.waiter(number)
     assert session.calls == 0, "of a few, nobody"
     room.lines.drop_wakeup_locks("a", session, 1)
-    assert session.spared == set(range(waiter_queues.FRONT, locks_allowed - 1))
+    assert session.spared == set(range(queues.FRONT, locks_allowed - 1))
     for number in range(locks_allowed, 100 * locks_allowed):
         room.waiter(number)
         room.lines.drop_wakeup_locks("a", session, 1)
     locks_kept = 100 * locks_allowed - len(session.spared)
     assert locks_kept <= locks_allowed
-    assert session.calls <= 100 * locks_allowed / (locks_allowed - waiter_queues.FRONT - 1) + 1, "and only now and then"
+    assert session.calls <= 100 * locks_allowed / (locks_allowed - queues.FRONT - 1) + 1, "and only now and then"
 
 
 @pytest.mark.parametrize("kind", [{"limit": 2}, {"access": "read"}])
 def test_wakeup_lock_is_kept_before_another_access(room, kind):
     """And the search for a candidate is not repeated again and again."""
-    session, number = Locks(), 40 * waiter_queues.MAX_WAKEUP_LOCKS
+    session, number = Locks(), 40 * queues.MAX_WAKEUP_LOCKS
     for position in range(number):
         room.waiter(position, **(kind if position % 2 else {}))
         room.lines.drop_wakeup_locks("a", session, 1)
@@ -346,14 +348,14 @@ def test_wakeup_lock_is_kept_before_another_access(room, kind):
 
 def test_readers_keep_their_wakeup_locks(room):
     session = Locks()
-    for position in range(2 * waiter_queues.MAX_WAKEUP_LOCKS):
+    for position in range(2 * queues.MAX_WAKEUP_LOCKS):
         room.waiter(position, access="read")
         room.lines.drop_wakeup_locks("a", session, 1)
     assert session.spared == set()
 
 
 def test_wakeup_lock_is_restored_near_the_head(room):
-    number, session = 2 * waiter_queues.MAX_WAKEUP_LOCKS, Locks()
+    number, session = 2 * queues.MAX_WAKEUP_LOCKS, Locks()
     several = [room.waiter(position) for position in range(number)]
     room.lines.drop_wakeup_locks("a", session, 1)
     spared, calls = set(session.spared), session.calls
@@ -361,10 +363,10 @@ def test_wakeup_lock_is_restored_near_the_head(room):
         room.lines.set_answer(waiter, True)
         room.lines.remove([waiter])
         room.lines.grant_next_local("a", session, 1)
-        near = set(range(position + 1, min(position + waiter_queues.FRONT // 2, number - 1)))
+        near = set(range(position + 1, min(position + queues.FRONT // 2, number - 1)))
         assert near & spared <= session.kept, position
     assert session.kept == spared
-    assert session.calls - calls <= 2 * number / waiter_queues.FRONT + 2
+    assert session.calls - calls <= 2 * number / queues.FRONT + 2
 
 
 @pytest.mark.parametrize("method", ["drop_wakeup_locks", "restore_wakeup_locks"])
@@ -376,9 +378,9 @@ def test_refused_wakeup_lock_change_is_retried(room, method):
         raise sqlsem.Unavailable("no")
 
     setattr(session, method, refuse)
-    several = [room.waiter(position) for position in range(2 * waiter_queues.MAX_WAKEUP_LOCKS)]
+    several = [room.waiter(position) for position in range(2 * queues.MAX_WAKEUP_LOCKS)]
     room.lines.drop_wakeup_locks("a", session, 1)
-    for waiter in several[: waiter_queues.FRONT]:
+    for waiter in several[: queues.FRONT]:
         room.lines.remove([waiter])
         room.lines.grant_next_local("a", session, 1)
 
@@ -483,7 +485,7 @@ def test_release_grants_local_waiters(room):
     room.lines.grant_next_local("a", room, 1)
     assert woken(second) == [2], "another process came first: to the database"
     assert not room.lines.should_wait_locally(second, [held])
-    for _ in range(waiter_queues.NO_LOCAL_WAITS):
+    for _ in range(queues.NO_LOCAL_WAITS):
         stays = room.lines.should_wait_locally(second, [held])
     assert stays
 
@@ -527,7 +529,7 @@ def test_poll_interval_grows_with_the_wait(room):
     for stood in (0.05, 1.0, 20.0, 70.0, 1000.0):
         room.now = began + stood
         assert room.looks_for(waiter) == [1]
-        expected = min(max(waiter_queues.FIRST_SECONDS, stood * waiter_queues.SHARE), waiter_queues.LONGEST_SECONDS)
+        expected = min(max(queues.FIRST_SECONDS, stood * queues.SHARE), queues.LONGEST_SECONDS)
         assert room.lines.poll_delay(waiter) == pytest.approx(expected)
 
 
@@ -573,7 +575,7 @@ def test_heartbeat_wakes_unpolled_heads(room):
     assert room.lines.should_wait_locally(at_home, [Request("r3")])
     room.lines.wake_missed()
     assert woken(in_session, standing, at_home, behind) == [1]
-    room.now += pause + waiter_queues.LONGEST_SECONDS - 0.001
+    room.now += pause + queues.LONGEST_SECONDS - 0.001
     room.lines.wake_missed()
     assert woken(in_session, standing, at_home, behind) == [1]
     room.now += 0.002
@@ -599,8 +601,8 @@ def test_next_waiters_use_the_database_after_others(room):
     assert room.lines.should_wait_locally(waiter, [Request("a")])
     room.lines.grant_next_local("a", room, 1)
     assert room.asked == [[1]]
-    stays = [room.lines.should_wait_locally(waiter, [Request("a")]) for _ in range(waiter_queues.NO_LOCAL_WAITS + 1)]
-    assert stays == [False] * waiter_queues.NO_LOCAL_WAITS + [True]
+    stays = [room.lines.should_wait_locally(waiter, [Request("a")]) for _ in range(queues.NO_LOCAL_WAITS + 1)]
+    assert stays == [False] * queues.NO_LOCAL_WAITS + [True]
 
 
 def test_blockers_of_a_locally_blocked_waiter(room):
@@ -624,7 +626,7 @@ def test_interrupted_entry_leaves_no_trace(room, monkeypatch, strike, limit):
     """A waiter that is not in the queue yet blocks none of the later waiters."""
     late = [room.waiter(2, limit=3), room.waiter(3, limit=3)]
     struck = room.waiter(1, limit=limit, enter=False)
-    insort, calls = waiter_queues.insort, []
+    insort, calls = queues.insort, []
 
     def strikes(several, waiter, *, key):
         calls.append(waiter)
@@ -632,7 +634,7 @@ def test_interrupted_entry_leaves_no_trace(room, monkeypatch, strike, limit):
             raise KeyboardInterrupt
         insort(several, waiter, key=key)
 
-    monkeypatch.setattr(waiter_queues, "insort", strikes)
+    monkeypatch.setattr(queues, "insort", strikes)
     with contextlib.suppress(KeyboardInterrupt):
         room.lines.add(struck)
     room.lines.notify("a")
@@ -649,10 +651,10 @@ def test_interrupt_at_any_line_of_removal_is_harmless(room):
         lines_left = [strike]
 
         def trace(frame, event, argument):
-            if frame.f_code.co_filename != waiter_queues.__file__:
+            if frame.f_code.co_filename != queues.__file__:
                 return None
             # (Python handles no signal where a ``with`` ends, though a debugger sees that line once more.)
-            text = linecache.getline(waiter_queues.__file__, frame.f_lineno)
+            text = linecache.getline(queues.__file__, frame.f_lineno)
             if event == "line" and not text.lstrip().startswith("with "):
                 lines_left[0] -= 1
                 if lines_left[0] == 0:

@@ -9,9 +9,9 @@ import pytest
 import support
 
 import sqlsem
-from sqlsem.core import lockorder
-from sqlsem.core.lockorder import LockOrder
-from sqlsem.errors import LockOrderWarning
+from sqlsem.client.monitors import lock_order
+from sqlsem.client.monitors.lock_order import LockOrder
+from sqlsem.values.errors import LockOrderWarning
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_orders_of_other_threads_count(orders):
 
 
 def test_oldest_names_are_forgotten(orders, monkeypatch):
-    monkeypatch.setattr(lockorder, "MAX_ORDERS", 10)
+    monkeypatch.setattr(lock_order, "MAX_ORDERS", 10)
     first_place(orders)
     for number in range(20):
         assert told(orders, ["a"], f"load:{number}") == []
@@ -117,13 +117,13 @@ def test_oldest_names_are_forgotten(orders, monkeypatch):
 
 
 def test_disabled_search_keeps_no_orders():
-    assert lockorder.current is None
-    lockorder.configure(True)
+    assert lock_order.current is None
+    lock_order.configure(True)
     try:
-        assert isinstance(lockorder.current, LockOrder)
+        assert isinstance(lock_order.current, LockOrder)
     finally:
-        lockorder.configure(False)
-    assert lockorder.current is None
+        lock_order.configure(False)
+    assert lock_order.current is None
 
 
 # -- as people use it -----------------------------------------------------------------------------------------------
@@ -240,9 +240,9 @@ def test_debug_alone_leaves_the_database_as_it_is(tmp_path):
     sqlsem.configure(debug=True)
     try:
         assert sqlsem.default() is before
-        assert lockorder.current is not None
+        assert lock_order.current is not None
     finally:
         sqlsem.configure(debug=False)
-    assert lockorder.current is None
+    assert lock_order.current is None
     assert sqlsem.default() is before
     before.close()

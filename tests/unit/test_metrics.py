@@ -21,10 +21,10 @@ from support import PATIENCE, until
 import sqlsem
 import sqlsem.testing
 from sqlsem.cli import main
-from sqlsem.errors import Unavailable
-from sqlsem.metrics import Collector, labels, register
-from sqlsem.metrics.exporter import Exporter
-from sqlsem.printable import clean
+from sqlsem.ops.metrics import Collector, labels, register
+from sqlsem.ops.metrics.exporter import Exporter
+from sqlsem.util.printable import clean
+from sqlsem.values.errors import Unavailable
 
 prometheus_client = pytest.importorskip("prometheus_client")
 parser = pytest.importorskip("prometheus_client.parser")

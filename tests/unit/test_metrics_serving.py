@@ -10,8 +10,8 @@ import prometheus_client
 import pytest
 from support import PATIENCE, until
 
-from sqlsem.hosts import LOOPBACK, Hosts
-from sqlsem.metrics import serving
+from sqlsem.ops.hosts import LOOPBACK, Hosts
+from sqlsem.ops.metrics import serving
 
 HALVES = {"nothing": b"", "headers": b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "}
 

@@ -4,8 +4,8 @@ from itertools import islice
 
 import pytest
 
-from sqlsem.core import backoff as module
-from sqlsem.core.backoff import backoff_delays
+from sqlsem.client.operations import backoff as module
+from sqlsem.client.operations.backoff import backoff_delays
 
 
 @pytest.fixture

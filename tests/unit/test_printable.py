@@ -25,7 +25,7 @@ import sqlsem
 from sqlsem import bodies, cli, tasks
 from sqlsem.engines.base import Disconnected
 from sqlsem.engines.sqlite import SqliteEngine
-from sqlsem.printable import CleanFilter, clean, clean_json
+from sqlsem.util.printable import CleanFilter, clean, clean_json
 
 #: Control characters of each kind, and their possible replacements.
 CONTROLS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))]
@@ -152,9 +152,9 @@ def test_everything_is_printed_in_a_single_place() -> None:
     """No print, no click.echo, no stream of its own elsewhere."""
     root = Path(sqlsem.__file__).parent
     # A child process tells its parent in JSON, or in words that it makes itself.
-    printers = {root / "demo.py", root / "certify" / "worker.py"}
+    printers = {root / "ops" / "demo.py", root / "ops" / "certify" / "worker.py"}
     for path in root.rglob("*.py"):
-        if path == root / "terminal" / "output.py" or path in printers:
+        if path == root / "ops" / "terminal" / "output.py" or path in printers:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):

@@ -10,7 +10,7 @@ from support import until
 import sqlsem.testing
 from sqlsem.engines.base import Busy
 from sqlsem.engines.memory import MemoryEngine, MemorySession
-from sqlsem.model import monotonic
+from sqlsem.values.locks import monotonic
 
 #: The grace or lease of the members here, in seconds: they send three heartbeats in that time.
 GRACE, LEASE = 0.6, 1.0

@@ -8,12 +8,12 @@ import pytest
 
 import sqlsem
 import sqlsem.aio
-import sqlsem.errors
 import sqlsem.testing
+import sqlsem.values.errors
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-MODULES = (sqlsem.aio, sqlsem.errors, sqlsem.testing)
+MODULES = (sqlsem.aio, sqlsem.values.errors, sqlsem.testing)
 
 
 def named(page):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support import nights, processor_seconds
 from support.nights import Ask, entry, past
 
-from sqlsem.errors import ConfigurationError
 from sqlsem.insight.replay import ORDERS, ReplaySettings, replay
+from sqlsem.values.errors import ConfigurationError
 
 #: Requests for a mutex or a limit, which can be replayed with another limit.
 limited = st.builds(

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 import sqlsem
 import sqlsem.testing
 from sqlsem.cli import main
-from sqlsem.errors import ConfigurationError
-from sqlsem.names import RESERVED, check_free
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.names import RESERVED, check_free
 
 ROOT = Path(sqlsem.__file__).parent
 #: Prefixes in the source that begin no name of a resource, with their meaning.

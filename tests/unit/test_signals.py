@@ -11,7 +11,7 @@ from support import PATIENCE, until
 
 import sqlsem
 import sqlsem.testing
-from sqlsem.core import event_bus
+from sqlsem.client import event_bus
 
 
 def run(script, *arguments):

@@ -8,9 +8,9 @@ import pytest
 import sqlsem
 import sqlsem.aio
 import sqlsem.testing
-from sqlsem.core import options
-from sqlsem.core.options import DEFAULTS, OTHER_DEFAULTS
-from sqlsem.core.options import __all__ as option_names
+from sqlsem.client import options
+from sqlsem.client.options import DEFAULTS, OTHER_DEFAULTS
+from sqlsem.client.options import __all__ as option_names
 
 MODULES = (sqlsem, sqlsem.aio, sqlsem.testing)
 

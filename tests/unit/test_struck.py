@@ -9,9 +9,9 @@ import pytest
 from support.striking import after_calls, interrupted
 
 import sqlsem
-from sqlsem import runtime
-from sqlsem.core import main_connection
+from sqlsem.client.connection import main as main_connection
 from sqlsem.engines.sqlite import fork
+from sqlsem.util import runtime
 
 pytestmark = pytest.mark.skipif(sys.implementation.name != "cpython", reason="where signals strike is CPython's matter")
 

@@ -24,30 +24,30 @@ BEGINNERS = {
 }
 #: The other places that may start a thread, beside `Kept`, `Pool` and `spawn`: file and name.
 MAY_BEGIN = {
-    ("runtime.py", "Thread"): "what the others are made of",
-    ("runtime.py", "Timer"): "logs what comes out of a timer",
-    ("core/threads.py", "thread"): "the one place",
-    ("core/threads.py", "start_new_thread"): "in a handler of signals, where threading may wait for itself",
-    ("core/handover.py", "timer"): "nothing of a program's is called",
+    ("util/runtime.py", "Thread"): "what the others are made of",
+    ("util/runtime.py", "Timer"): "logs what comes out of a timer",
+    ("util/threads.py", "thread"): "the one place",
+    ("util/threads.py", "start_new_thread"): "in a handler of signals, where threading may wait for itself",
+    ("client/operations/handover.py", "timer"): "nothing of a program's is called",
     ("engines/base.py", "timer"): "interrupts a session",
     ("engines/mssql/engine.py", "timer"): "shuts a socket",
     ("engines/mssql/tasks.py", "timer"): "interrupts a session",
-    ("tree_killer.py", "Thread"): "a process of its own, which loads nothing else; each ends one command",
+    ("util/tree_killer.py", "Thread"): "a process of its own, which loads nothing else; each ends one command",
     ("testing/fibers.py", "thread"): "virtual time",
-    ("dashboard/app.py", "run_in_threadpool"): "the web server's threads",
-    ("dashboard/feed.py", "run_in_threadpool"): "the web server's threads",
+    ("ops/dashboard/app.py", "run_in_threadpool"): "the web server's threads",
+    ("ops/dashboard/feed.py", "run_in_threadpool"): "the web server's threads",
 }
 
 #: The parameters that take a program's callback.
 CALLBACKS = {"on_lost", "on_task", "on_started", "on_stopped", "callback", "on_failed"}
 #: The places that call a callback without `call_and_log`: file and function. They raise into the program's own call.
 MAY_CALL = {
-    ("core/threads.py", "call_and_log"): "the one place",
-    ("core/event_bus.py", "_serve"): "in a task of the program's event loop; what it raises is logged",
-    ("leading.py", "_stop"): "in the thread that leads; when the term is lost, by call_and_log",
-    ("leading.py", "__enter__"): "in the thread that leads",
-    ("aio/leading.py", "_call_on_stopped"): "in a task of the program's event loop",
-    ("aio/leading.py", "__aenter__"): "in the task that leads",
+    ("util/threads.py", "call_and_log"): "the one place",
+    ("client/event_bus.py", "_serve"): "in a task of the program's event loop; what it raises is logged",
+    ("api/leader.py", "_stop"): "in the thread that leads; when the term is lost, by call_and_log",
+    ("api/leader.py", "__enter__"): "in the thread that leads",
+    ("aio/leader.py", "_call_on_stopped"): "in a task of the program's event loop",
+    ("aio/leader.py", "__aenter__"): "in the task that leads",
     ("batches/declaration.py", "alarm"): "in the thread that leaves the part; what it raises is logged",
 }
 
@@ -144,16 +144,16 @@ def test_every_callback_of_a_program_is_in_the_table():
     assert named >= {"on_lost", "on_task", "on_started", "on_stopped", "callback"}
 
 
-def test_core_logs_by_the_voice():
+def test_client_logs_by_the_safe_logger():
     """A handler of the log may block: threads that detect losses hand their lines to another thread."""
     modules = {
-        Path(name).stem
+        name
         for name, tree in trees()
-        if name.startswith("core/")
+        if name.startswith(("client/", "util/threads"))
         for _, called, _ in calls(tree)
         if called == "getLogger"
     }
-    assert modules == {"threads"}
+    assert modules == {"util/threads.py"}
 
 
 def test_scan_finds_seeded_faults():

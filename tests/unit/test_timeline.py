@@ -25,7 +25,7 @@ from support.nights import Ask, at, entry, past
 import sqlsem
 from sqlsem import cli
 from sqlsem.insight.timeline import STRETCHES, timeline
-from sqlsem.terminal.timeline import picture
+from sqlsem.ops.terminal.timeline import picture
 
 ODD = "</script><script>document.title='harm'</script><b>&amp;\x1b[31m\u202ex\u2028"
 KINDS = [("write", 1, 1), ("write", 3, 1), ("write", 3, 2), ("read", 1, 1), ("stage:1", 1, 1)]

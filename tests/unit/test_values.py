@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import sqlsem
 from sqlsem.insight.overview import MemberEntry
-from sqlsem.model import (
+from sqlsem.values.locks import (
     MAX_LABEL,
     MAX_NAME,
     MAX_NOTE,

@@ -3,7 +3,7 @@
 import pytest
 
 import sqlsem
-from sqlsem.core import wait_pool
+from sqlsem.client.connection import wait_pool
 
 
 @pytest.fixture

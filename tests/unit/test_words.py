@@ -53,8 +53,8 @@ def test_names_in_tests_are_free():
     [
         ("README.md", "."),
         ("docs/howto/cron.md", "docs"),
-        ("sqlsem/locks.py", "sqlsem"),
-        ("sqlsem/core/grants.py", "sqlsem/core"),
+        ("sqlsem/__main__.py", "sqlsem"),
+        ("sqlsem/client/grants.py", "sqlsem/client"),
         ("sqlsem/engines/sqlite/locks.py", "sqlsem/engines"),
         ("tests/unit/test_words.py", "tests/unit"),
     ],

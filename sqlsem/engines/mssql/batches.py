@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlsem.engines.mssql.connection import SqlServerConnection, aware
-from sqlsem.model import BatchEntry, Callback, PartEnd, PartStart
+from sqlsem.values.locks import BatchEntry, Callback, PartEnd, PartStart
 
 
 class SqlServerBatches(SqlServerConnection):

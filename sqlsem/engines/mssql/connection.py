@@ -32,8 +32,8 @@ from sqlsem.engines.mssql.errors import (
 from sqlsem.engines.mssql.odbc import declared_size, is_microsofts, with_nulls
 from sqlsem.engines.mssql.sockets import Handle
 from sqlsem.engines.optional import TableSession
-from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
-from sqlsem.runtime import had_within
+from sqlsem.util.runtime import had_within
+from sqlsem.values.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
 
 #: The longest wait of one call in seconds: each wait occupies a worker thread of the server.
 LONGEST_WAIT_SECONDS = 15.0

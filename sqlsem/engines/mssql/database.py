@@ -7,7 +7,6 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-from sqlsem.credentials import hide_values
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
 from sqlsem.engines.mssql.errors import (
     BARRED_NUMBERS,
@@ -22,8 +21,9 @@ from sqlsem.engines.mssql.errors import (
     numbers_of,
 )
 from sqlsem.engines.mssql.odbc import choose_driver, join, words_of_odbc, words_of_url
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import Ticket
+from sqlsem.util.credentials import hide_values
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Ticket
 
 #: The names of this host in a connection string.
 HERE = frozenset({"localhost", "127.0.0.1", "::1", ".", "(local)"})

@@ -14,7 +14,7 @@ from sqlsem.engines.doctor import Doctor, clocks, session_locks
 from sqlsem.engines.mssql.connection import SqlServerConnection
 from sqlsem.engines.mssql.odbc import load_driver
 from sqlsem.engines.protocol import Check
-from sqlsem.errors import SqlsemError
+from sqlsem.values.errors import SqlsemError
 
 #: The version of SQL Server 2016 SP1.
 FIRST_VERSION = [13, 0, 4001]

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from sqlsem import runtime
 from sqlsem.engines import borrowed
 from sqlsem.engines.base import Session
 from sqlsem.engines.mssql import sockets
@@ -23,8 +22,9 @@ from sqlsem.engines.mssql.rates import SqlServerRates
 from sqlsem.engines.mssql.schedules import SqlServerSchedules
 from sqlsem.engines.mssql.tables import SqlServerTables
 from sqlsem.engines.mssql.tasks import SqlServerTasks
-from sqlsem.errors import ConfigurationError, Unavailable
-from sqlsem.runtime import had_within
+from sqlsem.util import runtime
+from sqlsem.util.runtime import had_within
+from sqlsem.values.errors import ConfigurationError, Unavailable
 
 #: Seconds for the driver's statements after the login, before the connection is shut down.
 CONNECT_SECONDS = 5.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.mssql.connection import SqlServerConnection
-from sqlsem.errors import ConfigurationError, Unavailable
-from sqlsem.model import GuardedTable
+from sqlsem.values.errors import ConfigurationError, Unavailable
+from sqlsem.values.locks import GuardedTable
 
 
 class SqlServerGuardedTables(SqlServerConnection):

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlsem.deadlocks import Found
 from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
 from sqlsem.engines.mssql.connection import LONGEST_WAIT_SECONDS, SqlServerConnection, aware
 from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.insight.patterns import with_settings
-from sqlsem.model import (
+from sqlsem.values.deadlocks import Found
+from sqlsem.values.locks import (
     BatchEntry,
     Entry,
     Heartbeat,
@@ -28,7 +28,7 @@ from sqlsem.model import (
     Ticket,
     Upgrading,
 )
-from sqlsem.model_rates import RateEntry
+from sqlsem.values.rates import RateEntry
 
 #: The first and the longest pause between two polls, as in `poll_pause`, where the database has no lock to wait for (a
 #: lease, a paused resource).

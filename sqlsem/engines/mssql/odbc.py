@@ -11,7 +11,7 @@ import threading
 import urllib.parse
 from typing import Any
 
-from sqlsem.errors import ConfigurationError
+from sqlsem.values.errors import ConfigurationError
 
 #: The declaration of texts of up to this many UTF-16 units (pyodbc.SQL_WVARCHAR).
 _TEXT, _SQL_WVARCHAR = 4000, -9

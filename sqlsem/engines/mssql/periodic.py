@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqlsem.engines.mssql.connection import SqlServerConnection, aware
-from sqlsem.model import OnceEntry, Ticket
+from sqlsem.values.locks import OnceEntry, Ticket
 
 
 class SqlServerPeriods(SqlServerConnection):

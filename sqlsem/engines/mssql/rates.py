@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 from sqlsem.engines.mssql.connection import SqlServerConnection
-from sqlsem.model import Ticket
-from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest
+from sqlsem.values.locks import Ticket
+from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 
 class SqlServerRates(SqlServerConnection):

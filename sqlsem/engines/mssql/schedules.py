@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlsem.engines.mssql.connection import SqlServerConnection, aware
 from sqlsem.engines.schedules import read_options
-from sqlsem.model import Schedule
+from sqlsem.values.locks import Schedule
 
 
 def as_text(moment: datetime | None) -> str | None:

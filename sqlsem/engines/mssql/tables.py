@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import re
 
-from sqlsem import runtime, sql
+from sqlsem import sql
 from sqlsem.engines.answers import name_sessions
 from sqlsem.engines.base import Busy
 from sqlsem.engines.installed import Installed, setting_number
 from sqlsem.engines.mssql.connection import SqlServerConnection
 from sqlsem.engines.mssql.doctor import SqlServerDoctor
 from sqlsem.engines.protocol import Check, Plan
-from sqlsem.errors import SqlsemError, Unavailable
+from sqlsem.util import runtime
+from sqlsem.values.errors import SqlsemError, Unavailable
 
 #: Seconds after which an installation is not retried.
 INSTALL_SECONDS = 60.0

@@ -7,10 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlsem import runtime
 from sqlsem.engines.mssql.connection import CANCEL_SECONDS, SqlServerConnection, aware
-from sqlsem.errors import TaskFailed, Unavailable
-from sqlsem.model import (
+from sqlsem.util import runtime
+from sqlsem.values.errors import TaskFailed, Unavailable
+from sqlsem.values.locks import (
     Attempt,
     Claimed,
     End,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlsem.errors import ConfigurationError
+from sqlsem.values.errors import ConfigurationError
 
 try:
     import psycopg  # noqa: F401 - first, for a message of our own if it is missing

@@ -13,7 +13,7 @@ from psycopg import generators, waiting
 from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.postgresql.psycopg_connection import AsyncConnection, PsycopgConnection
 from sqlsem.engines.protocol import AsyncSession
-from sqlsem.model import Ticket
+from sqlsem.values.locks import Ticket
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.model import BatchEntry, Callback, PartEnd, PartStart
+from sqlsem.values.locks import BatchEntry, Callback, PartEnd, PartStart
 
 
 class PostgresBatches(PostgresConnection):

@@ -11,7 +11,7 @@ import psycopg
 from sqlsem.engines.optional import TableSession
 from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.postgresql.psycopg_connection import Connection, PsycopgConnection
-from sqlsem.errors import ConfigurationError
+from sqlsem.values.errors import ConfigurationError
 
 
 class PostgresConnection(PsycopgConnection, TableSession):

@@ -10,12 +10,12 @@ from typing import Any
 import psycopg
 from psycopg import conninfo, errors
 
-from sqlsem.credentials import hide_values
 from sqlsem.engines import borrowed
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options, Refused
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import Ticket
-from sqlsem.printable import first_line
+from sqlsem.util.credentials import hide_values
+from sqlsem.util.printable import first_line
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Ticket
 
 #: The setting that the server's message names, in every language, if its lock table is full; and the remedy.
 LOCKS_SETTING = "max_locks_per_transaction"

@@ -6,9 +6,9 @@ import psycopg
 from psycopg import errors
 
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import GuardedTable
-from sqlsem.printable import first_line
+from sqlsem.util.printable import first_line
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import GuardedTable
 
 
 class PostgresGuardedTables(PostgresConnection):

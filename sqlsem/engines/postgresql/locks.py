@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from sqlsem import deadlocks
-from sqlsem.deadlocks import Found
 from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
 from sqlsem.engines.base import Busy, here
 from sqlsem.engines.postgresql.wakeup_locks import PostgresWakeupLocks
 from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.insight.patterns import with_settings
-from sqlsem.model import (
+from sqlsem.values import deadlocks
+from sqlsem.values.deadlocks import Found
+from sqlsem.values.locks import (
     BatchEntry,
     Entry,
     Heartbeat,
@@ -31,7 +31,7 @@ from sqlsem.model import (
     Upgrading,
     monotonic,
 )
-from sqlsem.model_rates import RateEntry
+from sqlsem.values.rates import RateEntry
 
 log = logging.getLogger("sqlsem")
 

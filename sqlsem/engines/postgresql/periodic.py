@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.model import OnceEntry, Ticket
+from sqlsem.values.locks import OnceEntry, Ticket
 
 
 class PostgresPeriods(PostgresConnection):

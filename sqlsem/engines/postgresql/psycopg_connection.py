@@ -17,8 +17,8 @@ from psycopg import errors, generators
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.postgresql.database import LOCKS_FULL, LOCKS_SETTING, PostgresDatabase
 from sqlsem.engines.protocol import EngineConnection
-from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
-from sqlsem.printable import first_line
+from sqlsem.util.printable import first_line
+from sqlsem.values.errors import ConfigurationError, SchemaError, Unavailable
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]

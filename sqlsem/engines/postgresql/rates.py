@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.model import Ticket
-from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest
+from sqlsem.values.locks import Ticket
+from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 
 class PostgresRates(PostgresConnection):

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.schedules import read_options
-from sqlsem.model import Schedule
+from sqlsem.values.locks import Schedule
 
 
 class PostgresSchedules(PostgresConnection):

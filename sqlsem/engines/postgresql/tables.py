@@ -15,8 +15,8 @@ from sqlsem.engines.installed import Installed, setting_number
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.postgresql.doctor import PostgresDoctor
 from sqlsem.engines.protocol import Check, Plan
-from sqlsem.errors import ConfigurationError, Unavailable
-from sqlsem.printable import first_line
+from sqlsem.util.printable import first_line
+from sqlsem.values.errors import ConfigurationError, Unavailable
 
 #: Seconds that `install` waits for a table lock, while all other sessions wait behind it.
 INSTALL_PATIENCE_SECONDS = 5

@@ -11,8 +11,8 @@ import psycopg
 
 from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.errors import TaskFailed
-from sqlsem.model import (
+from sqlsem.values.errors import TaskFailed
+from sqlsem.values.locks import (
     Attempt,
     Claimed,
     End,

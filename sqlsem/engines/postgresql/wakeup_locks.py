@@ -1,7 +1,7 @@
 """The wakeup locks of a session: advisory locks on which the waiters behind its rows sleep.
 
 The server's lock table has a fixed size, which all programs share; and a session goes through all its locks at the end
-of each transaction. So a member drops the wakeup locks of most of its waiting rows (`sqlsem.core.waiter_queues`).
+of each transaction. So a member drops the wakeup locks of most of its waiting rows (`sqlsem.client.waiters.queues`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.postgresql.psycopg_connection import Connection
-from sqlsem.errors import ConfigurationError, SchemaError
-from sqlsem.model import Ticket
+from sqlsem.values.errors import ConfigurationError, SchemaError
+from sqlsem.values.locks import Ticket
 
 
 class PostgresWakeupLocks(PostgresConnection):

@@ -17,9 +17,9 @@ from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.batches import SqliteBatches
 from sqlsem.engines.sqlite.doctor import SqliteDoctor
 from sqlsem.engines.sqlite.values import shown, user_name
-from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import counted_on, is_pattern
-from sqlsem.model import Operation, Past
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Operation, Past
 
 #: A free beacon that no member names is orphaned after this many seconds.
 ORPHANED_SECONDS = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.values import as_time, shown, user_name
-from sqlsem.model import BatchEntry, Callback, PartEnd, PartEntry, PartStart
+from sqlsem.values.locks import BatchEntry, Callback, PartEnd, PartEntry, PartStart
 
 
 class SqliteBatches(SqliteMembers):

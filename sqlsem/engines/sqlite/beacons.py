@@ -24,7 +24,7 @@ from pathlib import Path
 
 import filelock
 
-from sqlsem.errors import Unavailable
+from sqlsem.values.errors import Unavailable
 
 try:
     import fcntl

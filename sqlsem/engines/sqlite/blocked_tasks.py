@@ -10,7 +10,7 @@ from typing import Any
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing
 from sqlsem.engines.sqlite.locks import SqliteLocks
-from sqlsem.model import Claimed, Request, TaskLock
+from sqlsem.values.locks import Claimed, Request, TaskLock
 
 #: Seconds: the lease of the member that owns the lock requests of blocked tasks, and the age at which it is renewed.
 LEASE, RENEW = 60.0, 7.5

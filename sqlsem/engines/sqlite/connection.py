@@ -15,7 +15,7 @@ from sqlsem.engines.sqlite import files, fork, wal
 from sqlsem.engines.sqlite.beacons import Beacon
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.values import as_text
-from sqlsem.errors import ConfigurationError, SchemaError, SqlsemError, Unavailable
+from sqlsem.values.errors import ConfigurationError, SchemaError, SqlsemError, Unavailable
 
 FIRST_READ = "PRAGMA schema_version"
 WRITE_BACK = "PRAGMA wal_checkpoint(PASSIVE)"

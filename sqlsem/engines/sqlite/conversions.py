@@ -9,8 +9,8 @@ from typing import Any
 from sqlsem.engines.answers import already_upgrading
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LONGEST, SHARE, SHORTEST, TEST_EVERY, SqliteLocks
-from sqlsem.errors import ConfigurationError
-from sqlsem.model import READ, UPGRADE, WRITE, Ticket, Upgrading, monotonic
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import READ, UPGRADE, WRITE, Ticket, Upgrading, monotonic
 
 
 class SqliteConversions(SqliteLocks):

@@ -19,8 +19,8 @@ from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.beacons import Beacons
 from sqlsem.engines.sqlite.files import OpenFiles, identify
 from sqlsem.engines.sqlite.values import user_name
-from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
-from sqlsem.model import Ticket
+from sqlsem.values.errors import ConfigurationError, SchemaError, Unavailable
+from sqlsem.values.locks import Ticket
 
 log = logging.getLogger("sqlsem")
 

@@ -16,7 +16,7 @@ from sqlsem.engines.protocol import Check
 from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.connection import SqliteConnection
 from sqlsem.engines.sqlite.values import user_name
-from sqlsem.errors import Unavailable
+from sqlsem.values.errors import Unavailable
 
 #: The types of network file systems.
 NETWORK = "nfs cifs smb 9p afs ceph lustre gpfs beegfs gluster ncpfs davfs sshfs s3fs rclone gcsfuse juicefs"

@@ -11,9 +11,9 @@ from typing import Any
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.rate_usage import SqliteRateUsage
 from sqlsem.engines.sqlite.values import shown, user_name
-from sqlsem.model import QueueLimit, QueueWait
-from sqlsem.model_rates import RateRequest, Window
-from sqlsem.names import TASKS_PREFIX
+from sqlsem.values.locks import QueueLimit, QueueWait
+from sqlsem.values.names import TASKS_PREFIX
+from sqlsem.values.rates import RateRequest, Window
 
 #: The column of each setting, and the column of its window.
 _COLUMNS: dict[str, tuple[str, str | None]] = {

@@ -29,7 +29,7 @@ from typing import ClassVar
 
 from sqlsem.engines.base import Disconnected, Replaced
 from sqlsem.engines.sqlite.values import user_name
-from sqlsem.errors import ConfigurationError, Unavailable
+from sqlsem.values.errors import ConfigurationError, Unavailable
 
 try:
     import fcntl

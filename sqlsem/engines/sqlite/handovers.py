@@ -8,8 +8,8 @@ from sqlsem.engines.answers import OTHER_LOGIN, TOO_LATE, UNKNOWN, USED, hash_of
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.conversions import SqliteConversions
 from sqlsem.engines.sqlite.values import user_name
-from sqlsem.errors import SqlsemError
-from sqlsem.model import UPGRADE, Request, Ticket
+from sqlsem.values.errors import SqlsemError
+from sqlsem.values.locks import UPGRADE, Request, Ticket
 
 
 class SqliteHandovers(SqliteConversions):

@@ -14,17 +14,17 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from sqlsem import deadlocks
 from sqlsem.engines.priorities import priority_missing
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
 from sqlsem.engines.sqlite.values import as_time, named, shown
-from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import Patterns, no_limit_set, with_settings
 from sqlsem.insight.totals import QueueTotals
-from sqlsem.model import Entry, Request, Resource, Ticket, monotonic
+from sqlsem.values import deadlocks
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Entry, Request, Resource, Ticket, monotonic
 
 #: Seconds between two polls of the waiter at the head of the queue, at least and at most. A waiter behind n blockers
 #: pauses n times as long.

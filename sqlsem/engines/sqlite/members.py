@@ -10,7 +10,7 @@ from sqlsem.engines.base import Disconnected, program_name
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.connection import SqliteConnection
 from sqlsem.engines.sqlite.values import user_name
-from sqlsem.model import Heartbeat
+from sqlsem.values.locks import Heartbeat
 
 
 class SqliteMembers(SqliteConnection):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.values import shown, user_name
-from sqlsem.model import OnceEntry, Ticket
+from sqlsem.values.locks import OnceEntry, Ticket
 
 
 class SqlitePeriods(SqliteMembers):

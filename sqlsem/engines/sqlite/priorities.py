@@ -13,9 +13,9 @@ from sqlsem.engines.priorities import (
 )
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LAST, SqliteLocks, columns
-from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import no_limit_set
-from sqlsem.model import Request, Ticket
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Request, Ticket
 
 
 class SqlitePriorities(SqliteLocks):

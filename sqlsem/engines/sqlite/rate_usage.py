@@ -9,7 +9,7 @@ from dataclasses import replace
 from sqlsem.engines.rate_windows import RateState, Slot, WindowState
 from sqlsem.engines.sqlite.task_sql import SqliteTaskSql
 from sqlsem.engines.sqlite.values import user_name
-from sqlsem.model_rates import RateEntry
+from sqlsem.values.rates import RateEntry
 
 
 class SqliteRateUsage(SqliteTaskSql):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LAST, SqliteLocks
 from sqlsem.engines.sqlite.rate_usage import SqliteRateUsage
-from sqlsem.model import Ticket
-from sqlsem.model_rates import RateAnswer, RateDemand, RateEntry, RateRequest, RateStatus
+from sqlsem.values.locks import Ticket
+from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest, RateStatus
 
 
 class SqliteRates(SqliteLocks, SqliteRateUsage):

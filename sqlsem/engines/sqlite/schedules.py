@@ -10,7 +10,7 @@ from sqlsem.engines.schedules import check_due, check_task_options, check_times,
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.tasks import SqliteTasks
 from sqlsem.engines.sqlite.values import as_time, shown, user_name
-from sqlsem.model import NewTask, Schedule
+from sqlsem.values.locks import NewTask, Schedule
 
 #: If the next time of a schedule is further ahead than this, an operator's action is recorded.
 LONG_SECONDS = 366 * 86400

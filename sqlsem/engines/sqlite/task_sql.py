@@ -13,7 +13,7 @@ from sqlsem.engines.sqlite import files, fork
 from sqlsem.engines.sqlite.connection import FIRST_READ, is_busy
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
-from sqlsem.errors import Unavailable
+from sqlsem.values.errors import Unavailable
 
 #: Seconds for which the SQL of a task waits for the file's write lock.
 SQL_PATIENCE_SECONDS = 60.0

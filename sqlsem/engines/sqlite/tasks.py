@@ -13,9 +13,9 @@ from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing, key_hash
 from sqlsem.engines.sqlite.values import shown, user_name
-from sqlsem.errors import ConfigurationError
 from sqlsem.insight.patterns import no_limit_set
-from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry, task_locks
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry, task_locks
 
 #: The kinds of tasks that may be claimed in groups, and the length of their bodies from which a group is large enough.
 GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000

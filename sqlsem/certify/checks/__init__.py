@@ -1,7 +1,0 @@
-"""The checks, in groups; importing this registers all of them (`sqlsem.certify.registry.CHECKS`)."""
-
-from __future__ import annotations
-
-from sqlsem.certify.checks import calling, deadlocking, hammering, installing, living, measuring
-
-__all__ = ["calling", "deadlocking", "hammering", "installing", "living", "measuring"]

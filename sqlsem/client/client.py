@@ -1,0 +1,435 @@
+"""The client of one database: the state and connections of this process that both APIs work on.
+
+The membership (`membership`) proves that this process is alive. The grant registry has its grants; the waiter queues
+and the wait pool serve its waiters. `acquire` and the other operations use them all.
+
+Invariants
+    The membership's ``state_lock`` guards the local copy of the state: rows, grants, queues, deadlock candidates. No
+    thread holds it during I/O.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import tenacity
+
+from sqlsem.client.callers import Caller, this_thread
+from sqlsem.client.connection.membership import Membership
+from sqlsem.client.connection.wait_pool import WaitConnectionPool
+from sqlsem.client.effects import NO_CONNECTION, Call, Effect, Sleep, WaitFor
+from sqlsem.client.event_bus import EventBus, drain, global_bus
+from sqlsem.client.event_loops import EventLoops
+from sqlsem.client.held.claims import Claim, Claims
+from sqlsem.client.held.registry import BaseGrant, GrantRegistry
+from sqlsem.client.monitors import parent_locks
+from sqlsem.client.monitors.cancellation import CancellationMonitor
+from sqlsem.client.monitors.change_counter import ChangeCounter
+from sqlsem.client.monitors.contention import ContentionMonitor
+from sqlsem.client.monitors.deadlocks import DeadlockMonitor
+from sqlsem.client.monitors.notifications import NotificationListener
+from sqlsem.client.waiters.priority_queues import PriorityWaiters
+from sqlsem.client.waiters.queues import WaiterQueues
+from sqlsem.engines.base import AdaptiveTimeout, Engine, EngineConnection, Session, time_limited
+from sqlsem.engines.protocol import Capability
+from sqlsem.util import runtime, shutdown
+from sqlsem.util.threads import Pool, call_and_log, flush_log, safe_logger, spawn, spawn_in_handler, when_all
+from sqlsem.values.locks import End, Entry, Ticket, monotonic
+
+__all__ = ["DatabaseClient", "open_clients"]
+
+log = safe_logger
+T = TypeVar("T")
+
+#: A failover may lose commits that the server confirmed within this many seconds before.
+FAILOVER_LOSS_SECONDS = 60.0
+#: Why a lock is lost that was held when `DatabaseClient.close` was called.
+CLOSED = "its coordinator was closed"
+#: Seconds to wait, at the end, for callbacks to return and for events and log records to be written.
+FLUSH_SECONDS = 1.0
+#: The greatest number of ``on_lost`` callbacks that run at a time.
+MAX_CALLBACKS = 32
+
+
+class DatabaseClient:
+    """The client of one database, for as long as its coordinator is open. It owns the `Membership`, which calls it
+    back.
+
+    Attributes:
+        engine: The database.
+        retry: Seconds for which a call is retried.
+        event_bus: Publishes lock events.
+        callback_pool: The threads that call ``on_lost``.
+        loss_log_pool: The thread that logs losses.
+        member: The membership of this process, with the main connection.
+        state_lock: The membership's lock; guards the local copy of the state.
+        registry: The grants of this process.
+        claims: The tasks, parts and callbacks that this process has claimed.
+        recent_ends: Recent ends of tasks, with their times. After a failover the new server may lack them.
+        queue_cache: The entries of queues read a moment ago, each with the time (see
+            `sqlsem.client.operations.timeout_details`).
+        waiter_queues: The waiters of this process.
+        priority_waiters: The waiters of this process in priority queues.
+        wait_pool: The connections on which waiters block.
+        deadlock_monitor: Detects deadlocks.
+        cancellation_monitor: Reads cancel requests and time limits of running tasks.
+        contention_monitor: Notices requests that wait behind a grant of this process.
+        queue_changes: Counts changes to work queues.
+        notifications: Receives notifications of the tasks that other processes put.
+        event_loops: The drivers and threads of this process's event loops.
+        parent_locks: The locks that the parent `sqlsem run` processes hold.
+        nonce: Distinguishes this process from an earlier one with the same pid.
+    """
+
+    def __init__(self, engine: Engine, retry: float) -> None:
+        self.engine = engine
+        self.retry = retry
+        self.event_bus = EventBus(engine.label, global_bus)
+        self._finalizer: weakref.finalize[Any, DatabaseClient] | None = None
+        self._reset()
+        _clients.add(self)
+
+    def _reset(self) -> None:
+        """Set the initial state; also in a forked child."""
+        self._call_timeout = AdaptiveTimeout(max(1.0, self.retry))  # for a call on a new connection
+        self.member = Membership(self.engine, self, self.retry)
+        self.state_lock = self.member.state_lock
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self.nonce = os.urandom(4).hex()
+        self._uid_prefix = f"{self.nonce}{os.getpid():x}."
+        self._uids = itertools.count(1)
+        self.callback_pool = Pool("sqlsem-lost", MAX_CALLBACKS, patient=True)
+        self.loss_log_pool = Pool("sqlsem-losses", 1, patient=True)
+        self.registry = GrantRegistry(self.member, self.event_bus)
+        self.claims = Claims(self.member)
+        self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
+        self.parent_locks = parent_locks.ParentLocks()
+        self.queue_cache: dict[str, tuple[float, list[Entry]]] = {}
+        self.waiter_queues = WaiterQueues(self.state_lock)
+        self.priority_waiters = PriorityWaiters(self.state_lock)
+        self.wait_pool = WaitConnectionPool(self.member)
+        self.deadlock_monitor = DeadlockMonitor(self.member, self.registry, self.wait_pool, self.parent_locks)
+        self.cancellation_monitor = CancellationMonitor(self.member, self.claims)
+        self.contention_monitor = ContentionMonitor(self.member, self.wait_pool)
+        self.queue_changes = ChangeCounter(self.member.closing)
+        self.notifications = NotificationListener(self.engine, self.queue_changes, self.member.closing)
+        self.event_loops = EventLoops(self.member)
+        if self._finalizer is not None:
+            self._finalizer.detach()  # the parent's finalizer
+        parts = (
+            self.member,
+            self.wait_pool,
+            self.notifications,
+            self.cancellation_monitor,
+            [self.callback_pool, self.loss_log_pool],
+            self.event_loops.pools,
+        )
+        self._finalizer = weakref.finalize(self, _close_dropped, *parts)
+        self._finalizer.atexit = False
+
+    def requesting_id(self, caller: Caller) -> str:
+        """Return the id of a caller, as its rows have it in ``requesting_id``."""
+        return f"{self.name}:{caller.number}:{self.nonce}"
+
+    def new_uid(self) -> str:
+        """Return a new unique id for one request."""
+        return f"{self._uid_prefix}{next(self._uids)}"
+
+    # -- effects ------------------------------------------------------------------------------------------------
+
+    def execute_effect(self, effect: Effect) -> Any:
+        """Carry out an effect, blocking."""
+        member = self.member
+        if member.closing.is_set():
+            shutdown.block_daemon_thread()
+        if isinstance(effect, Call):
+            return member.main.call(
+                effect.what, effect.call, effect.retry_timeout, counts_as_heartbeat=effect.counts_as_heartbeat
+            )
+        if isinstance(effect, WaitFor):
+            with self.wait_pool.connection(effect.timeout) as session:
+                if session is None:
+                    return NO_CONNECTION
+                wait = session.upgrade if effect.upgrade else session.wait
+                return wait(effect.ticket, effect.timeout, effect.waiter.event)
+        if isinstance(effect, Sleep):
+            woken = effect.waiter.event.wait(effect.timeout)
+            effect.waiter.event.clear()
+            return woken
+        return member.verify()
+
+    def with_connection(self, call: Callable[[Session], T], capability: Capability | None = None) -> T:
+        """Make a call that needs no membership, on a new connection. ``capability``: the one that the call needs."""
+        self.require_open()
+        if capability is not None:
+            self.engine.require(capability, "This")
+        member = self.member
+        for attempt in tenacity.Retrying(
+            sleep=tenacity.sleep_using_event(member.closing), **member.main.retry_policy("A read", None)
+        ):
+            with attempt:
+                session = self.engine.connect("look")
+                with time_limited(session, self._call_timeout):
+                    try:
+                        session.check_schema()
+                        result = call(session)
+                        session.require_in_place()
+                        return result
+                    finally:
+                        session.close()
+        raise AssertionError("unreachable")
+
+    def run_sql(self, text: str, started: Callable[[Session], None]) -> str | None:
+        """Run the SQL of a task on a new connection. ``started`` is called with the session, for a caller that may
+        interrupt it.
+        """
+        self.require_open()
+        session = self.engine.connect("work")
+        try:
+            started(session)
+            return session.execute(text)
+        finally:
+            session.close()
+
+    # -- callbacks of the membership ----------------------------------------------------------------------------
+
+    def holds_any(self) -> bool:
+        """Return True if a grant or claim is held that could be lost."""
+        return bool(self.registry or self.claims)
+
+    def mark_lost_and_log(self, positions: Collection[int], why: str) -> None:
+        """Mark grants lost, from a thread of the program, and wait until the losses are logged."""
+        self.mark_lost(positions, why)
+        done = runtime.event()
+        _run_in_pool(self.loss_log_pool, done.set)
+        done.wait(FLUSH_SECONDS)
+
+    def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
+        """Mark the grants of these rows lost (None: all grants and claims). First set the flag of each, then its event,
+        then start its callback. Return the callbacks.
+
+        Waiters with these rows are woken. Other threads call the callbacks and write the log, because the caller may
+        hold the main connection, or be the only thread that notices the next loss.
+        """
+        lost = self.registry.mark_lost(positions, why)
+        claims = self.claims.lose(why) if positions is None else []
+        callbacks = [
+            _run_in_pool(self.callback_pool, call_and_log, f"on_lost of {grant.resource!r}", grant.state.on_lost, grant)
+            for grant in lost
+            if grant.state.on_lost is not None
+        ]
+        if lost or claims:
+            _run_in_pool(self.loss_log_pool, self._log_losses, lost, claims, why)
+        self.waiter_queues.wake(positions)
+        self.priority_waiters.wake(positions)
+        for grant in lost:  # local waiters behind these rows must now ask the database
+            for ticket in grant.state.tickets:
+                self.notify_waiters(ticket.resource)
+        return callbacks
+
+    def _log_losses(self, grants: list[BaseGrant], claims: list[Claim], why: str) -> None:
+        for claim in claims:
+            log.error("Lost %r: %s", claim, why)
+        for grant in grants:
+            self.registry.publish_lost(grant.state)
+
+    def wake_waiters(self, positions: Collection[int]) -> None:
+        """Wake the waiters of these rows, so that they notice the removal."""
+        self.waiter_queues.wake(positions)
+        self.priority_waiters.wake(positions)
+
+    def calls_to_repeat(self) -> Iterator[Callable[[Session, int], object]]:
+        """Yield a call that records recent ends of tasks again, after a failover.
+
+        A task whose end was lost would stay in the state ``running`` for ever, because its member is alive.
+        """
+        ends = [end for at, end in list(self.recent_ends) if monotonic() - at < FAILOVER_LOSS_SECONDS]
+        if ends and self.engine.beacon_may_fail:
+            uid = f"{self._uid_prefix}again"
+            yield lambda session, me: session.next_tasks(me, ends, "", "", uid, True, 0)
+
+    def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
+        """Grant the next waiter of this process after a release.
+
+        This runs in the thread that releases: an asyncio task would notice the release later.
+        """
+        self.priority_waiters.notify(ticket.resource)
+        self.waiter_queues.grant_next_local(ticket.resource, session, member_id)
+
+    def notify_waiters(self, resource: str) -> None:
+        """Wake the waiters of this process for a resource that a row has left, so that they poll."""
+        self.priority_waiters.notify(resource)
+        self.waiter_queues.notify(resource)
+
+    def interrupt_overdue(self) -> None:
+        """Interrupt waits whose answer is overdue."""
+        self.wait_pool.interrupt_overdue()
+
+    def clean_up(self) -> None:
+        """Discard state of closed event loops, and wake waiters that missed their notification."""
+        self.event_loops.discard_closed_loops()
+        self.waiter_queues.wake_missed()
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """True after `close` was called."""
+        return self.member.closing.is_set()
+
+    def require_open(self) -> None:
+        """Raise `ConfigurationError` after `close`."""
+        if self.closed:
+            shutdown.block_daemon_thread()
+            self.member.main.require_open()
+
+    def close(self, by: int | None = None) -> None:
+        """Release everything, close the connections, end the threads. ``by``: the number of the task that
+        awaits this.
+        """
+        if self.closed:
+            return
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self.member.closing.set()
+        self.waiter_queues.wake(None)
+        self.priority_waiters.wake(None)
+        self.wait_pool.interrupt_all()
+        self.notifications.close()
+        self.cancellation_monitor.close()
+        callbacks = self.mark_lost(self._held_by_others(by), CLOSED)  # before another process is granted the locks
+        if callbacks:
+            returned = runtime.event()
+            when_all(callbacks, returned.set)
+            returned.wait(FLUSH_SECONDS)
+        if self.member.close(self._waiting_tickets()):
+            self.registry.close(CLOSED)
+        self.deadlock_monitor.close()
+        self.contention_monitor.close()
+        self.mark_lost(None, CLOSED)
+        self.loss_log_pool.close(FLUSH_SECONDS)
+        self.callback_pool.close(FLUSH_SECONDS)
+        self.wait_pool.close_idle()
+        self.event_loops.close()
+        _clients.discard(self)
+
+    def _held_by_others(self, by: int | None) -> list[int]:
+        """Return the positions that threads and tasks other than the caller of `close` hold. They run on after `close`,
+        so they must learn that they lose these locks. At the end of the interpreter no thread runs on: return none.
+        """
+        if shutdown.has_begun():
+            return []
+        callers = {this_thread().number, self.event_loops.running(), by}
+        states = [grant.state for grant in self.registry.grants()]
+        lost = [state for state in states if state.caller.number not in callers and state.caller.is_running]
+        return [ticket.position for state in lost for ticket in state.tickets]
+
+    def _waiting_tickets(self) -> list[Ticket]:
+        """Return the tickets of waiters, whose rows are cancelled at the end."""
+        held = {ticket.position for grant in self.registry.grants() for ticket in grant.state.tickets}
+        positions = {
+            waiter.position for waiter in (*self.waiter_queues.waiters(), *self.priority_waiters.waiters())
+        } - held
+        with self.state_lock:
+            return [self.member.tickets[position] for position in positions if position in self.member.tickets]
+
+    def after_fork(self) -> list[EngineConnection]:
+        """Reset the state in a forked child. Return the parent's connections, which the caller keeps.
+
+        The child must never use or close them: that would end the parent's sessions.
+        """
+        main = self.member.main.session
+        sessions: list[EngineConnection] = [
+            *([] if main is None else [main]),
+            *self.notifications.sessions(),
+            *self.deadlock_monitor.sessions(),
+            *self.contention_monitor.sessions(),
+            *self.wait_pool.sessions(),
+            *self.event_loops.sessions(),
+        ]
+        for session in sessions:
+            session.discard()
+        if not self.closed:
+            self._reset()
+        return sessions
+
+    def __repr__(self) -> str:
+        return f"<Coordinator {self.engine.label}{', closed' if self.closed else ''}>"
+
+
+def _close_dropped(
+    member: Membership,
+    wait_pool: WaitConnectionPool,
+    notifications: NotificationListener,
+    cancellation_monitor: CancellationMonitor,
+    pools: list[Pool],
+    loop_pools: Mapping[str, Pool],
+) -> None:
+    """End the threads and connections of a coordinator that was dropped without `close`. It has no grants then.
+
+    The garbage collector may call this in any thread, with any lock held, so a new thread does the work.
+    """
+    if member.main.session is None and not member.heartbeat_thread.needed:
+        return
+    warnings.warn(
+        f"unclosed coordinator of {member.engine.label}; use it in a with block, or close() it",
+        ResourceWarning,
+        stacklevel=2,
+    )
+
+    def close() -> None:
+        member.closing.set()
+        wait_pool.interrupt_all()
+        notifications.close()
+        cancellation_monitor.close()
+        member.close()
+        wait_pool.close_idle()
+        for pool in (*pools, *loop_pools.values()):
+            pool.close()
+
+    spawn_in_handler(lambda: spawn(close, "sqlsem-close"), "sqlsem-close")
+
+
+def _run_in_pool(pool: Pool, call: Callable[..., object], *arguments: Any) -> Future[Any]:
+    """Run a call in a pool, or in this thread if the pool has just been closed."""
+    try:
+        return pool.submit(call, *arguments)
+    except RuntimeError:
+        done: Future[Any] = Future()
+        done.set_result(call(*arguments))
+        return done
+
+
+_clients: weakref.WeakSet[DatabaseClient] = weakref.WeakSet()
+_inherited: list[EngineConnection] = []  # referred to for ever: dropping a connection would close it
+
+
+def open_clients() -> list[DatabaseClient]:
+    """Return all open clients, one for each coordinator."""
+    return [client for client in list(_clients) if not client.closed]
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        _inherited.extend(client.after_fork())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@shutdown.at_end
+def _at_exit() -> None:
+    drain(FLUSH_SECONDS)
+    shutdown.begin()
+    for client in list(_clients):
+        client.close()
+    flush_log(FLUSH_SECONDS)

@@ -1,0 +1,338 @@
+"""The main connection of this process: it holds the beacon, and executes all calls that need a member.
+
+A broken connection is replaced, and the call is retried with bounded, jittered delays.
+
+Invariants
+    ``_lock`` guards the connection. A thread that holds it waits only for one bounded statement, or for one attempt to
+    connect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+import tenacity
+
+from sqlsem.engines.base import (
+    AdaptiveTimeout,
+    Busy,
+    Disconnected,
+    Engine,
+    Refused,
+    Replaced,
+    Session,
+    Unanswered,
+    program_name,
+    time_limited,
+)
+from sqlsem.util import runtime, shutdown
+from sqlsem.util.threads import program_location, safe_logger
+from sqlsem.values.errors import ConfigurationError, SqlsemError, Unavailable
+from sqlsem.values.locks import Ticket, monotonic
+
+__all__ = ["ConnectionOwner", "MainConnection", "unavailable"]
+
+log = safe_logger
+T = TypeVar("T")
+
+#: A statement gets at least this many seconds, however short the grace: a slow server is not dead.
+OVERDUE_SECONDS = 1.0
+#: A call that counts as a heartbeat leaves the database's record alone if that is younger than this part of the grace,
+#: or of the lease.
+FRESH = 1 / 8
+#: The condition for a retry. (Made once: the object refers to itself, so only the garbage collector would free it.)
+RETRIED = tenacity.retry_if_exception_type((Disconnected, Busy))
+
+
+class ConnectionOwner(Protocol):
+    """Callbacks of the main connection to its owner. Called with the connection's lock held."""
+
+    def connected(self, began: float, came_back: bool) -> None:
+        """Handle a new connection, begun at ``began``. ``came_back``: True if the member is the same as before."""
+
+    def has_any(self) -> bool:
+        """Return True if this process has rows, grants or claims."""
+
+    def record_heartbeat(self, since: float) -> None:
+        """Record that the database has one of our heartbeats, not older than ``since``."""
+
+    def mark_all_lost(self, why: str, *, for_good: bool = False) -> bool:
+        """Mark all grants and claims lost. ``for_good``: drop deferred calls too. Return True if there were any."""
+
+
+class MainConnection:
+    """The main connection, which reconnects as needed.
+
+    ``life``: the seconds after which the database takes a member without heartbeat for dead. ``trust``: seconds after
+    the last heartbeat for which our locks are certain; 0: no watchdog checks that.
+    """
+
+    def __init__(self, engine: Engine, member: ConnectionOwner, retry: float, life: float, trust: float) -> None:
+        self.closing = runtime.event()
+        self.session: Session | None = None
+        self.member_id: int | None = None  # the number of our member; None before the first connection
+        self._engine = engine
+        self._member = member
+        self._retry = retry
+        self._watched = trust > 0
+        self._fresh = life * FRESH
+        self._lock = runtime.lock()
+        self._last_refusal = (-math.inf, "")  # when the last attempt to connect failed, and its error
+        self._call_began: float | None = None  # when the current call began
+        self._overdue = AdaptiveTimeout(max(trust, OVERDUE_SECONDS))  # how long a call may take
+        self._unanswered: Session | None = None  # the connection that the watchdog interrupted
+        #: Why no call is possible any more: another database replaced ours, where our positions mean other rows.
+        self.replaced_because: str | None = None
+
+    def require_open(self) -> None:
+        """Raise `ConfigurationError` after `deregister`, and as soon as ``closing`` is set."""
+        if self.closing.is_set():
+            raise ConfigurationError("This coordinator is closed; make a new one with sqlsem.connect(…)")
+
+    def call(
+        self,
+        what: str,
+        call: Callable[[Session, int], T],
+        retry_timeout: float | None = None,
+        *,
+        counts_as_heartbeat: bool = False,
+    ) -> T:
+        """Execute ``call(session, member_id)`` on the main connection, reconnecting as needed.
+
+        Retries for ``retry_timeout`` seconds at most (None: ``retry``), then raises the last error and the number of
+        attempts.
+        ``counts_as_heartbeat``: a successful call counts as a heartbeat.
+        """
+        if self.closing.is_set():
+            self.require_open()
+        if self.session is not None:
+            # The usual case. (With `with`, no interrupt can come between the lock and its block.)
+            try:
+                with self._lock:
+                    if self.session is not None:
+                        return self._attempt(call, counts_as_heartbeat)
+            except (Disconnected, Busy) as exc:
+                log.info("%s failed, retrying: %s", what, exc)
+        retrying = tenacity.Retrying(
+            sleep=tenacity.sleep_using_event(self.closing), **self.retry_policy(what, retry_timeout)
+        )
+        try:
+            result: T = retrying(self.try_once, call, counts_as_heartbeat=counts_as_heartbeat)
+            return result
+        except Disconnected as exc:
+            raise unavailable(what, exc, retrying.statistics) from exc
+
+    def retry_policy(self, what: str, retry_timeout: float | None) -> dict[str, Any]:
+        """Return the retry policy of a call, for tenacity: bounded, jittered, logged. The caller adds how to sleep."""
+
+        def log_retry(state: tenacity.RetryCallState) -> None:
+            if state.outcome is not None:
+                log.warning("%s failed, retrying: %s", what, state.outcome.exception())
+
+        seconds = self._retry if retry_timeout is None else retry_timeout
+        began = monotonic()
+
+        def is_over(state: tenacity.RetryCallState) -> bool:
+            failure = state.outcome.exception() if state.outcome is not None else None
+            # A slow server gets more time with each attempt, unless the caller has a short timeout.
+            may_retry = isinstance(failure, Unanswered) and failure.retry_once_more and seconds >= self._retry
+            return not may_retry and monotonic() - began >= seconds
+
+        return {
+            "stop": lambda state: self.closing.is_set() or is_over(state),
+            "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            "retry": RETRIED,
+            "before_sleep": log_retry,
+            "reraise": True,
+        }
+
+    def try_once(
+        self, call: Callable[[Session, int], T], started_at: float | None = None, *, counts_as_heartbeat: bool = False
+    ) -> T:
+        """Execute ``call(session, member_id)`` once on the main connection, connecting if needed. See `call`.
+
+        ``started_at``: when the caller started to wait. If another caller's attempt to connect failed since then, fail
+        at once; otherwise N callers would wait for N connect timeouts in a row.
+        """
+        with self._lock:
+            if self.session is None:
+                refused_at, refusal = self._last_refusal
+                if started_at is not None and refused_at > started_at:
+                    raise Disconnected(refusal)
+                try:
+                    self._connect()
+                except Disconnected as exc:
+                    self._last_refusal = (monotonic(), str(exc))
+                    raise
+            return self._attempt(call, counts_as_heartbeat)
+
+    def _attempt(self, call: Callable[[Session, int], T], counts_as_heartbeat: bool) -> T:
+        """Execute one call, and discard the connection if it breaks. Called with ``_lock`` held."""
+        assert self.session is not None
+        if self.member_id is None:  # the member was removed, and an interrupt kept the connection from being discarded
+            self._discard_connection()
+            raise self.member_removed()
+        # While we have rows, the answer to another call is no proof that we still hold them: an operator may have
+        # revoked one.
+        had_any = self._member.has_any()
+        is_proof = counts_as_heartbeat and not had_any
+        began = self._call_began = monotonic()
+        try:
+            try:
+                result = call(self.session, self.member_id)
+            except SqlsemError:
+                self.session.require_in_place()  # if the database was replaced, this error says more
+                raise
+            self.session.require_in_place()
+        except BaseException as exc:
+            # An exception in a signal handler may leave a connection in the middle of a statement. And a member that
+            # was removed has to register again, on a new connection.
+            self.session.recover()
+            if isinstance(exc, Replaced):
+                # Mark losses before the beacon ends: programs that use the new database wait for that end. Our
+                # positions mean other rows there, so a process that has rows must not go on.
+                self.member_id = None
+                if self._member.mark_all_lost(str(exc), for_good=True) or had_any:
+                    self.replaced_because = str(exc)
+            if not self.session.usable or self.member_id is None:
+                interrupted, self._unanswered = self._unanswered, None
+                was_late = interrupted is not None and interrupted is self.session
+                self._discard_connection()
+                if was_late and isinstance(exc, Disconnected):
+                    raise Unanswered.of(exc, self._overdue) from exc
+            raise
+        finally:
+            self._call_began = None
+        if is_proof:
+            self._member.record_heartbeat(began - self._fresh)
+        return result
+
+    def _discard_connection(self) -> None:
+        """Close the connection. Called with ``_lock`` held."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.close()
+        if self._engine.beacon_may_fail and not self._watched:
+            self._member.mark_all_lost("the connection that held it was lost, and grace is 0")
+
+    def _connect(self) -> None:
+        """Connect as the same member or, if it was removed, as a new one. Called with ``_lock`` held."""
+        self.require_open()
+        if self.replaced_because is not None:
+            raise Unavailable(
+                f"{self.replaced_because}. Start this program again, it had locks or tasks in the old one"
+            )
+        session = self._engine.connect("main")
+        try:
+            # The watchdog does not watch this connection yet, and the server may stop answering here too.
+            with time_limited(session, self._engine.setup):
+                session.check_schema()
+                began = monotonic()
+                member_id = self.member_id
+                if member_id is not None and not session.reattach_member(member_id):
+                    log.warning("%s removed this process while it was out of reach", self._engine.label)
+                    self._member.mark_all_lost(
+                        "the database was out of reach for longer than the grace, and this process was removed from it"
+                    )
+                    member_id = None
+                if member_id is None:
+                    member_id = session.register_member(socket.gethostname(), os.getpid(), program_name())
+        except BaseException:
+            session.close()
+            raise
+        shutdown.watch_child()
+        came_back = self.member_id == member_id
+        try:
+            self.member_id, self.session = member_id, session
+            self._member.connected(began, came_back)
+        except BaseException:  # an interrupt, for example: connect again next time
+            self.session = None
+            session.close()
+            raise
+
+    def member_removed(self) -> Disconnected:
+        """Discard the number of our member, which the database has removed. Return the error to raise; the caller then
+        retries, and registers again.
+        """
+        self.member_id = None
+        return Disconnected(f"{self._engine.label} has removed this process")
+
+    def interrupt_overdue(self) -> None:
+        """Interrupt the current call if its answer is overdue."""
+        session, since = self.session, self._call_began
+        overdue = self._overdue.seconds
+        if session is not None and since is not None and self._watched and monotonic() - since > overdue:
+            log.warning("%s has not answered for %.1f s; dropping the connection", self._engine.label, overdue)
+            self._unanswered = session
+            session.interrupt()
+
+    def stuck_location(self) -> str | None:
+        """Return the line of the program that the thread with the connection's lock executes; None if it
+        executes none.
+        """
+        for frame in sys._current_frames().values():
+            step: FrameType | None = frame
+            while step is not None:
+                if step.f_code in LOCKED_CODE and step.f_locals.get("self") is self:
+                    return program_location(frame)
+                step = step.f_back
+        return None
+
+    def deregister(self, waiting: Iterable[Ticket], seconds: float) -> bool:
+        """Deregister the member, and remove its rows: those of ``waiting`` as cancelled. Return False if a call on the
+        connection does not end.
+        """
+        self.closing.set()
+        self.interrupt_overdue()
+        for attempt in range(2):
+            with runtime.had_within(self._lock, seconds / 2) as acquired:
+                session = self.session
+                if acquired:
+                    if session is not None:
+                        if self.member_id is not None:
+                            self._deregister(session, self.member_id, waiting, seconds / 2)
+                        session.close()
+                        self.session = None
+                    return True
+            if session is not None and attempt == 0:
+                session.interrupt()
+        log.error("A call on %s does not end; its connection stays open", self._engine.label)
+        return False
+
+    def _deregister(self, session: Session, member_id: int, waiting: Iterable[Ticket], seconds: float) -> None:
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(seconds),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            retry=tenacity.retry_if_exception_type(Busy),
+            reraise=True,
+        )
+        try:
+            with time_limited(session, seconds):
+                for ticket in waiting:
+                    with contextlib.suppress(Busy):  # the row is removed with the member
+                        session.release(ticket, "cancelled")
+                retrying(session.deregister_member, member_id)
+        except SqlsemError as exc:
+            log.warning("Cannot deregister from %s; other processes will remove the rows: %s", self._engine.label, exc)
+
+
+#: The code of the functions that run only with the lock held.
+LOCKED_CODE = frozenset({MainConnection._attempt.__code__, MainConnection._connect.__code__})
+
+
+def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:
+    """Return the error to raise when `MainConnection.retry_policy` gives up."""
+    attempts = statistics.get("attempt_number", 1)
+    question = "" if isinstance(exc, Refused) else "; is the server up, and the address right?"
+    return Unavailable(
+        f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in "
+        f"{time.monotonic() - statistics['start_time']:.1f} s{question})"
+    )

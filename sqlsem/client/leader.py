@@ -1,0 +1,209 @@
+"""Leader election, as both APIs share it. The leader holds the mutex of that name, and its note says who it is.
+
+If SIGTERM arrives while blocks of the main thread lead or wait to lead, each of them is notified (``term.ending``).
+Then the program's own handler runs; if there is none, the blocks end with `SystemExit`. This relies on a signal handler
+in Python, which the first block installs and the last block removes.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from types import FrameType
+from typing import Any
+
+from sqlsem.client.client import DatabaseClient
+from sqlsem.client.defaults import Coordinated, client_of
+from sqlsem.client.held.registry import LostCallback
+from sqlsem.client.operations import terms
+from sqlsem.client.operations.terms import Terms
+from sqlsem.values.errors import LockLost, SqlsemError, Unavailable
+from sqlsem.values.locks import WRITE, Duration, Entry, check_name
+
+__all__ = [
+    "LONGEST_PAUSE_SECONDS",
+    "TERMINATED",
+    "LeaderElection",
+    "LeaderEntry",
+    "SigtermScope",
+    "may_go_on",
+    "watch_sigterm",
+]
+
+#: The exit code of a process that SIGTERM has ended, as shells report it.
+TERMINATED = 128 + signal.SIGTERM
+#: The longest pause between two attempts to take part in an election.
+LONGEST_PAUSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderEntry:
+    """The leader, as every client can read it.
+
+    Attributes:
+        name: The leader's name (`sqlsem.leader`).
+        info: Its ``info``, which is the note of its row.
+        host: Its host; None if unknown (for example for a bare row).
+        pid: Its process id on that host.
+        program: The program's name.
+        since: The beginning of its term, by the database's clock.
+        fence: The term's fence; a later term has a larger one.
+    """
+
+    name: str
+    info: str | None
+    host: str | None
+    pid: int | None
+    program: str | None
+    since: datetime | None
+    fence: int
+
+
+class LeaderElection:
+    """An election: the name, the information for other clients, and the options. Both APIs use it."""
+
+    def __init__(
+        self,
+        name: str,
+        info: str | None,
+        timeout: Duration | None,
+        client: DatabaseClient | None,
+        coordinator: Coordinated | None = None,
+    ) -> None:
+        self.name = check_name("The leader's name", name)
+        self._info = info
+        self._timeout = timeout
+        self._given = client if coordinator is None else client_of(coordinator)
+        self.terms(None)  # raises for invalid options
+
+    def terms(self, on_lost: LostCallback | None, cancel_on_lost: bool = False) -> Terms:
+        """Return the options of the mutex; each grant of it is one term of the leader."""
+        return terms.mutex(
+            self.name,
+            {"note": self._info, "timeout": self._timeout, "on_lost": on_lost, "cancel_on_lost": cancel_on_lost},
+            self._given,
+        )
+
+    def current(self) -> LeaderEntry | None:
+        """Return the leader, or None. Blocks."""
+        client = self._given or client_of(None)
+        return _leader_of(self.name, client.with_connection(lambda session: session.entries(self.name)))
+
+
+def _leader_of(name: str, entries: list[Entry]) -> LeaderEntry | None:
+    for entry in entries:
+        is_granted = entry.state in ("holds", "revoked") and entry.granted_at is not None
+        if is_granted and entry.access == WRITE and entry.limit == 1 and not entry.in_transit:
+            return LeaderEntry(name, entry.note, entry.host, entry.pid, entry.program, entry.granted_at, entry.position)
+    return None
+
+
+def may_go_on(error: SqlsemError, *, had_term: bool, lost: bool) -> bool:
+    """Return True if a candidate takes part again after this error: if its term or its row in the queue was lost, or
+    the database is out of reach. An error of the leading function ends the run, unless the term was lost.
+    """
+    return isinstance(error, LockLost | Unavailable) and (lost or not had_term)
+
+
+# -- SIGTERM ----------------------------------------------------------------------------------------------------------
+
+
+class SigtermScope:
+    """A block of the main thread that leads or waits to lead, for which SIGTERM is handled.
+
+    ``notify`` is called first; then, if the program has no handler, ``cancel``. Without ``cancel`` the block ends with
+    `SystemExit`; a block that is being left raises it in `end`.
+    """
+
+    def __init__(self, notify: Callable[[], object], cancel: Callable[[], object] | None = None) -> None:
+        self.notify = notify
+        self.cancel = cancel
+        self._leaving = False
+        self._handler: _Handler | None = None
+
+    def begin(self, handler: _Handler) -> None:
+        """Handle SIGTERM for this block from now on."""
+        self._handler = handler
+        handler.scopes.append(self)
+
+    @property
+    def leaving(self) -> bool:
+        """True while the block is being left, which a signal must not interrupt."""
+        return self._leaving
+
+    def leave(self) -> None:
+        """Mark the block as being left."""
+        self._leaving = True
+
+    def end(self) -> None:
+        """Stop handling SIGTERM. Raises `SystemExit` if it arrived while the block was being left."""
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler.remove(self)
+            if handler.pending and self.cancel is None:
+                handler.pending = False
+                raise SystemExit(TERMINATED)
+
+
+class _Handler:
+    """The signal handler, from the first block to the last."""
+
+    def __init__(self, previous: Any) -> None:
+        self.previous = previous
+        self.scopes: list[SigtermScope] = []
+        self.pending = False  # SIGTERM arrived while a block was being left
+        self._has_ended_blocks = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        for scope in tuple(self.scopes):
+            scope.notify()
+        if callable(self.previous):
+            self.previous(number, frame)
+        elif not self.scopes:  # the program's handler, installed later, still calls this one
+            signal.signal(number, self.previous)
+            signal.raise_signal(number)
+        elif not self._has_ended_blocks:
+            self._has_ended_blocks = True  # a second signal must not interrupt the shutdown that the first one began
+            self._end_all()
+
+    def _end_all(self) -> None:
+        for scope in self.scopes:
+            if scope.cancel is not None:
+                scope.cancel()
+        threads = [scope for scope in self.scopes if scope.cancel is None]
+        if any(scope.leaving for scope in threads):
+            self.pending = True
+        elif threads:
+            raise SystemExit(TERMINATED)
+
+    def remove(self, scope: SigtermScope) -> None:
+        global _handler
+        self.scopes.remove(scope)
+        if not self.scopes:
+            current: object = signal.getsignal(signal.SIGTERM)
+            if current is self:  # else the program has installed another handler since
+                signal.signal(signal.SIGTERM, self.previous)
+            _handler = None
+
+
+_handler: _Handler | None = None
+
+
+def watch_sigterm(scope: SigtermScope) -> bool:
+    """Handle SIGTERM for this block until `SigtermScope.end`, and return True. Do nothing and return False outside of
+    the main thread, if SIGTERM is ignored, or if its handler is not a Python one.
+    """
+    global _handler
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if _handler is None:
+        previous = signal.getsignal(signal.SIGTERM)
+        if previous is None or previous is signal.SIG_IGN:
+            return False
+        _handler = _Handler(previous)
+        signal.signal(signal.SIGTERM, _handler)
+    scope.begin(_handler)
+    return True

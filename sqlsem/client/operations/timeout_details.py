@@ -1,0 +1,141 @@
+"""Reads the blockers of a request that was not granted in time, for the message of `Timeout`.
+
+The read may fail or be impossible. The message then names no blocker, and `Timeout` is raised all the same. The read
+uses the main connection, once and only if that is connected. So it takes no longer than any call there, and opens no
+connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlsem.client.callers import Caller
+from sqlsem.client.client import DatabaseClient
+from sqlsem.client.effects import Call, Effects
+from sqlsem.engines.base import Session
+from sqlsem.engines.protocol import Capability
+from sqlsem.insight.blockers import Blockers
+from sqlsem.insight.kept import KeptLock
+from sqlsem.util.threads import safe_logger
+from sqlsem.values.events import meets
+from sqlsem.values.locks import Entry, Request, Resource, TaskEntry, Ticket, monotonic
+from sqlsem.values.rates import RateRequest
+
+__all__ = ["blockers", "read_blockers", "running_tasks"]
+
+log = safe_logger
+
+#: For this time the entries of a queue are kept for other requests of this process that time out in the same queue. If
+#: a thousand of them time out at once, they must not keep the heartbeat from the main connection.
+FRESH_SECONDS = 0.25
+#: At most this many tasks are read.
+MAX_TASKS = 100
+#: Entries are kept for at most this many resources.
+MAX_CACHED = 64
+
+
+def read_blockers(session: Session, requests: Sequence[Request | RateRequest]) -> list[Blockers]:
+    """Return the blockers of each of these requests."""
+    return [
+        _blockers(session, request.queue_request() if isinstance(request, RateRequest) else request)
+        for request in requests
+    ]
+
+
+def blockers(
+    client: DatabaseClient, requests: Sequence[Request | RateRequest], caller: Caller, upgrades: Ticket | None = None
+) -> Effects[list[Blockers]]:
+    """Return the blockers of each request, as far as they can be read without delay; an empty list after an error.
+    ``upgrades``: the row of a reader that asks to upgrade; all other holders block it.
+    """
+    own = client.requesting_id(caller)
+
+    def read(session: Session, _: int) -> list[Blockers]:
+        return [
+            _blockers(
+                _CachedReads(client, session),
+                request.queue_request() if isinstance(request, RateRequest) else request,
+                own,
+                upgrades,
+            )
+            for request in requests
+        ]
+
+    if client.closed or client.member.main.session is None:
+        return []
+    try:
+        blocking: list[Blockers] = yield Call("read", read, 0.0)
+    except Exception as exc:
+        log.info("Cannot read which requests block this one: %s", exc)
+        return []
+    return blocking
+
+
+def running_tasks(client: DatabaseClient, queue: str) -> Effects[list[TaskEntry]]:
+    """Return the running tasks of a queue, for a caller that waited in vain for their end; an empty list on an
+    error.
+    """
+    if client.closed or client.member.main.session is None:
+        return []
+    try:
+        tasks: list[TaskEntry] = yield Call(
+            "read", lambda session, _: session.list_tasks(queue, "running", MAX_TASKS, 0), 0.0
+        )
+    except Exception as exc:
+        log.info("Cannot read the running tasks: %s", exc)
+        return []
+    return tasks
+
+
+class _CachedReads:
+    """A session with a cache of entries. (It needs no lock: on the main connection one call follows the other.)"""
+
+    def __init__(self, client: DatabaseClient, session: Session) -> None:
+        self._cache = client.queue_cache
+        self._session = session
+
+    def entries(self, resource: str) -> list[Entry]:
+        """Return the entries of a resource, at most `FRESH_SECONDS` old."""
+        cached = self._cache.get(resource)
+        if cached is None or monotonic() - cached[0] > FRESH_SECONDS:
+            while len(self._cache) >= MAX_CACHED:
+                del self._cache[next(iter(self._cache))]
+            cached = self._cache[resource] = (monotonic(), self._session.entries(resource))
+        return cached[1]
+
+    def resources(self) -> list[Resource]:
+        """Return the resources that the session reads."""
+        return self._session.resources()
+
+    def kept_locks(self, resource: str) -> list[KeptLock]:
+        """Return the kept locks that the session reads; none if it cannot."""
+        return _kept_locks(self._session, resource)
+
+
+def _kept_locks(session: Session | _CachedReads, resource: str) -> list[KeptLock]:
+    if isinstance(session, _CachedReads) or (session.offers(Capability.KEPT_LOCKS) and session.has_feature("operate")):
+        return session.kept_locks(resource)
+    return []
+
+
+def _blockers(
+    session: Session | _CachedReads, request: Request, own: str | None = None, upgrades: Ticket | None = None
+) -> Blockers:
+    entries = session.entries(request.resource)
+    if upgrades is not None:
+        others = [entry for entry in entries if entry.position != upgrades.position and entry.granted_at is not None]
+        return Blockers(request.resource, tuple(others), ())
+    blocking = [entry for entry in entries if meets(request, entry.access) and entry.state != "dead"]
+    holders = tuple(row for row in blocking if row.state != "waits")
+    # (The request's own row has just left the queue, but may still be in the cache.)
+    waiters = tuple(row for row in blocking if row.state == "waits" and not (own and row.requesting_id.startswith(own)))
+    setting = None
+    if not holders:
+        setting = next(
+            (resource for resource in session.resources() if resource.resource == request.resource and resource.paused),
+            None,
+        )
+    kept: list[KeptLock] = []
+    if not (holders or waiters or setting):
+        kept = [lock for lock in _kept_locks(session, request.resource) if lock.keeps_out]
+    return Blockers(request.resource, holders, waiters, setting, tuple(kept))

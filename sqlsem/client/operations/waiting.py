@@ -1,0 +1,97 @@
+"""The common part of acquisitions and upgrades: waiting in the database until other holders have released.
+
+The answer to a wait is True (granted), False (not yet) or None (the row was removed), as in `LockSession.wait`. The
+deadlock monitor may choose a waiting operation as the victim, which then raises `Deadlock` at its next poll.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlsem.client.callers import Caller
+from sqlsem.client.client import DatabaseClient
+from sqlsem.client.effects import NO_CONNECTION, Call, Effects, WaitFor
+from sqlsem.client.waiters.queues import Waiter
+from sqlsem.engines.base import Busy, Disconnected, Session
+from sqlsem.util.threads import safe_logger
+from sqlsem.values import deadlocks
+from sqlsem.values.errors import Deadlock
+from sqlsem.values.locks import monotonic
+
+__all__ = ["SLICE_SECONDS", "SUSPECT_SLICE_SECONDS", "WaitingOperation"]
+
+log = safe_logger
+
+#: The longest single wait in the database, a *slice*. With 4 s a waiter costs less than one statement a second,
+#: heartbeats included. With a longer one, an operator's new limit, which no notification announces, would count later.
+SLICE_SECONDS = 4.0
+#: The longest single wait of an operation that may be in a deadlock: a victim cannot be interrupted while it waits.
+SUSPECT_SLICE_SECONDS = 0.5
+
+
+class WaitingOperation:
+    """An operation that may wait, and that the deadlock monitor may choose as a victim."""
+
+    #: True if it waits until it is the only reader (an upgrade), False if it waits for a grant.
+    upgrade = False
+
+    def __init__(self, client: DatabaseClient, caller: Caller, timeout: float | None) -> None:
+        self.client = client
+        self.member = client.member
+        self.caller = caller
+        self.timeout = timeout
+        self.retry_timeout = client.retry if timeout is None else min(client.retry, max(timeout, 1.0))
+        self.began = monotonic()
+        self.deadlock: deadlocks.Found | None = None
+
+    def remaining(self, limit: float = SLICE_SECONDS) -> float:
+        """Return the seconds until the timeout, at most ``limit``; 0 or less when the time is up."""
+        return limit if self.timeout is None else min(limit, self.timeout - (monotonic() - self.began))
+
+    def waited(self) -> float:
+        """Return the seconds since the operation began."""
+        return monotonic() - self.began
+
+    def choose_as_victim(self, deadlock: deadlocks.Found) -> None:
+        """Have this request raise `Deadlock` at its next poll. Called by another thread."""
+        self.deadlock = deadlock
+
+    def wait(self, waiter: Waiter, timeout: float) -> Effects[Any]:
+        """Wait in the database for at most ``timeout`` seconds. Return True (granted), False (not yet) or None (the row
+        was removed); `NO_CONNECTION` if no connection of the pool is free, or if the connection failed.
+        """
+        try:
+            answer = yield WaitFor(waiter.ticket, timeout, waiter, self.upgrade)
+        except (Disconnected, Busy) as exc:
+            self.client.require_open()
+            kind = "upgrade of" if self.upgrade else "wait for"
+            log.warning("The %s %r was interrupted; polling instead: %s", kind, waiter.ticket.resource, exc)
+            return NO_CONNECTION
+        return self.check_answer(answer) if answer is None else answer
+
+    def poll_once(self, waiter: Waiter) -> Effects[bool | None]:
+        """Ask the database, without waiting, whether the request is granted."""
+        upgrade, ticket, event = self.upgrade, waiter.ticket, waiter.event
+        name = "upgrade" if upgrade else "wait"
+
+        def poll(session: Session, _: int) -> bool | None:
+            answer: bool | None = (session.upgrade if upgrade else session.wait)(ticket, 0.0, event)
+            return answer
+
+        answer: bool | None = yield Call(name, poll, self.retry_timeout)
+        self.check_answer(answer)
+        return answer
+
+    def poll_or_give_up(self, waiter: Waiter) -> Effects[bool | None]:
+        """Poll once more; raise `Deadlock` if this victim is still not granted."""
+        assert self.deadlock is not None
+        answer = yield from self.poll_once(waiter)
+        if answer is False:
+            raise Deadlock(deadlocks.message(self.deadlock), resource=waiter.ticket.resource)
+        return answer
+
+    def check_answer(self, answer: Any) -> Any:
+        """Return ``answer``. Raises `ConfigurationError` if closing the coordinator has removed the row."""
+        if answer is None:
+            self.client.require_open()
+        return answer

@@ -1,0 +1,7 @@
+"""The checks, in groups; importing this registers all of them (`sqlsem.ops.certify.registry.CHECKS`)."""
+
+from __future__ import annotations
+
+from sqlsem.ops.certify.checks import calling, deadlocking, hammering, installing, living, measuring
+
+__all__ = ["calling", "deadlocking", "hammering", "installing", "living", "measuring"]

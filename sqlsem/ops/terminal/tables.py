@@ -1,0 +1,105 @@
+"""Tables that fit the terminal, and texts of their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
+
+from sqlsem.insight.words import process_name, seconds_in_words
+from sqlsem.util.printable import clean
+
+__all__ = ["fit", "line", "local_time", "process_name", "seconds_in_words", "table"]
+
+#: The least width of a column, in characters.
+MIN_COLUMN_WIDTH = 6
+#: The colour of a row by its state: of a request, a task, a part of a batch.
+STYLES = {
+    **{"waits": "yellow", "revoked": "red", "dead": "red"},
+    **{"running": "green", "lost": "red", "failed": "red", "cancelled": "dim", "finished": "dim"},
+}
+
+
+def local_time(moment: datetime | None) -> str:
+    """Return local time, without the day if it is today."""
+    if moment is None:
+        return ""
+    local = moment.astimezone()
+    today = local.date() == datetime.now().astimezone().date()
+    return local.strftime("%H:%M:%S" if today else "%m-%d %H:%M")
+
+
+def fit(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], width: int, *, elastic: Collection[int], indent: int = 0
+) -> list[int]:
+    """Return the widths of columns with a gap of two. The widest elastic columns shrink until all fit."""
+    lines = [heads, *rows]
+    widths = [max(cell_len(clean(line[column])) for line in lines) for column in range(len(heads))]
+    while sum(widths) + 2 * (len(widths) - 1) + indent > width:
+        widest = max(elastic, key=lambda column: widths[column])
+        if widths[widest] <= MIN_COLUMN_WIDTH:
+            break
+        widths[widest] -= 1
+    return widths
+
+
+class _Table:
+    """A table with known widths of columns. (Rich's own tables take a second for a thousand rows.)"""
+
+    def __init__(
+        self, lines: Iterable[tuple[str, Sequence[str]]], widths: Sequence[int], right: Collection[int], indent: int
+    ) -> None:
+        self._lines = list(lines)  # the style of each, and its cells
+        self._widths = widths
+        self._right = right
+        self._indent = " " * indent
+
+    def __rich_console__(self, console: Console, _: ConsoleOptions) -> RenderResult:
+        styles = {name: console.get_style(name) for name in {name for name, _ in self._lines}}
+        for name, row in self._lines:
+            yield Segment(self._indent)
+            yield Segment(line(row, self._widths, self._right), styles[name])
+            yield Segment.line()
+
+
+def line(cells: Iterable[str], widths: Sequence[int], right: Collection[int]) -> str:
+    """Return a line of a table. Cells of the columns in ``right`` are aligned to the right."""
+    return "  ".join(
+        _cell(clean(text), width, column in right)
+        for column, (text, width) in enumerate(zip(cells, widths, strict=True))
+    )
+
+
+def _cell(text: str, width: int, right: bool) -> str:
+    length = cell_len(text)
+    if length > width:
+        return set_cell_size(text, width - 1) + "…"
+    blanks = " " * (width - length)
+    return blanks + text if right else text + blanks
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    widths: Sequence[int],
+    *,
+    right: Collection[int],
+    state: int | None = None,
+    indent: int = 0,
+) -> RenderableType:
+    """Return a table without borders.
+
+    Args:
+        heads: The heads of the columns.
+        rows: The cells of each row.
+        widths: The widths of the columns, in characters; see `fit`.
+        right: The columns that are aligned to the right.
+        state: The column that determines a row's colour.
+        indent: The number of blanks before every line.
+    """
+    lines: list[tuple[str, Sequence[str]]] = [("dim", heads)]
+    lines += [("" if state is None else STYLES.get(row[state], ""), row) for row in rows]
+    return _Table(lines, widths, right, indent)

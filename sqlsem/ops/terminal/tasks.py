@@ -1,0 +1,239 @@
+"""Renders tasks, work queues and schedules for ``sqlsem tasks``, ``queues``, ``schedules`` and ``work``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from sqlsem import bodies
+from sqlsem.insight.reasons import TaskReason
+from sqlsem.ops.terminal.tables import fit, local_time, process_name, seconds_in_words, table
+from sqlsem.util.printable import clean, first_line
+from sqlsem.values.locks import QueueCounts, QueueLimit, Schedule, TaskEntry
+from sqlsem.values.rates import Window
+
+__all__ = [
+    "STATES",
+    "counted",
+    "describe_limits",
+    "ready_in",
+    "render_counts",
+    "render_schedules",
+    "render_tasks",
+    "shortened",
+]
+
+#: The greatest number of characters of an error in a list.
+MAX_ERROR_LENGTH = 500
+STATES = ("pending", "running", "lost", "finished", "failed", "cancelled")
+
+
+def shortened(kind: str, body: str, note: str | None) -> str:
+    """Return a task on one line: its note, or its body, shortened."""
+    if note is not None:
+        return note
+    text = " ".join(body[:1000].split())
+    if kind == "call":
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # another client may have written it
+            call = json.loads(body)
+            arguments = [json.dumps(value, ensure_ascii=False) for value in call["args"]]
+            arguments += [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call["kwargs"].items()]
+            text = f"{call['function']}({', '.join(arguments)})"
+    elif kind == "shell":
+        command = bodies.arguments(body)
+        text = f"$ {text if command is None else shlex.join(command)}"
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def ready_in(entry: TaskEntry) -> str:
+    """Return the time until a pending task may start, as text; by this host's clock."""
+    seconds = (entry.ready_at - datetime.now(timezone.utc)).total_seconds()
+    return f"in {seconds_in_words(seconds)}" if seconds > 0 else ""
+
+
+def counted(tasks: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
+    """Return the number of tasks of each queue in each state, a line for each queue."""
+    numbers: dict[str, dict[str, int]] = {}
+    for task in tasks:
+        states = numbers.setdefault(task.queue, {})
+        states[task.status] = states.get(task.status, 0) + 1
+    lines = []
+    for name, states in numbers.items():
+        order = dict.fromkeys(("running", "lost", *STATES, *states))
+        counts = [f"{states[state]} {state}" for state in order if state in states]
+        lines.append(f"{name}: {'at least ' if at_least else ''}{', '.join(counts)}")
+    return lines
+
+
+def describe_limits(limits: Iterable[QueueLimit]) -> Iterator[str]:
+    """Return the limits, rates and weights of work queues, a line for each queue or key."""
+    for limit in limits:
+        texts = [] if limit.task_limit is None else [f"at most {limit.task_limit} running"]
+        texts += [] if limit.key_limit is None else [f"at most {limit.key_limit} of each key"]
+        texts += [f"at most {rate} started{whose}" for rate, whose in _rates(limit, " of each key")]
+        texts += [] if limit.weight is None else [f"weight {limit.weight}"]
+        if texts:
+            whose = f"key {limit.task_key!r} of {limit.queue!r}" if limit.task_key is not None else repr(limit.queue)
+            yield f"{whose}: {', '.join(texts)} (set by {limit.set_by})"
+
+
+def _rates(limits: QueueLimit, of_keys: str) -> Iterator[tuple[str, str]]:
+    """Yield the rates that are set, as in ``100/1m``: that of the queue with '', that of the keys with ``of_keys``."""
+    for limit, per, whose in ((limits.task_rate, limits.task_per, ""), (limits.key_rate, limits.key_per, of_keys)):
+        if limit is not None and per is not None:
+            yield str(Window(round(per * 1000), limit)), whose
+
+
+def _limit(limits: QueueLimit | None) -> str:
+    """Return the limits and rates of a queue, as in ``10, 2 a key, 100/1m a key``."""
+    texts = [] if limits is None or limits.task_limit is None else [str(limits.task_limit)]
+    texts += [] if limits is None or limits.key_limit is None else [f"{limits.key_limit} a key"]
+    texts += [] if limits is None else [rate + whose for rate, whose in _rates(limits, " a key")]
+    return ", ".join(texts)
+
+
+def render_counts(
+    queues: Sequence[QueueCounts], width: int, only: str | None = None, limits: Sequence[QueueLimit] = ()
+) -> RenderableType:
+    """Return the output of ``sqlsem queues``, at most ``width`` columns wide."""
+    if not queues:
+        return Text("There are no tasks." if only is None else f"There are no tasks in {only!r}.")
+    heads = (
+        "QUEUE",
+        "PENDING",
+        "RUNNING",
+        "LOST",
+        "FINISHED",
+        "FAILED",
+        "CANCELLED",
+        "OLDEST",
+        "A MINUTE",
+        "HELD UP BY",
+        *(["LIMIT"] if limits else []),
+    )
+    of_queue = {limit.queue: limit for limit in limits if limit.task_key is None}
+    rows = [
+        (
+            *(
+                counts.queue,
+                str(counts.pending),
+                str(counts.running),
+                str(counts.lost),
+                str(counts.finished),
+                str(counts.failed),
+            ),
+            *(str(counts.cancelled), "" if counts.oldest is None else seconds_in_words(counts.oldest)),
+            *(f"{counts.rate:.1f}", "" if counts.blocked_by is None else f"task {counts.blocked_by}"),
+            *([_limit(of_queue.get(counts.queue))] if limits else []),
+        )
+        for counts in queues
+    ]
+    widths = fit(heads, rows, width, elastic=(0, 4, 6, 8, 9, *([10] if limits else [])))
+    parts: list[RenderableType] = [table(heads, rows, widths, right=range(1, 9))]
+    for counts in queues:
+        if counts.blocked_by is not None:
+            words = (
+                f"{clean(counts.queue)}: pending tasks are held up by task {counts.blocked_by}, which has failed; see "
+                f"it with: sqlsem tasks log {counts.blocked_by}, then retry or cancel it"
+            )
+            parts.append(Text(words, overflow="fold"))
+    parts += [
+        Text(clean(line), overflow="fold") for line in describe_limits(limit for limit in limits if limit.task_key)
+    ]
+    return Group(*parts)
+
+
+def render_schedules(schedules: Sequence[Schedule], width: int) -> RenderableType:
+    """Return the output of ``sqlsem schedules``, at most ``width`` columns wide."""
+    if not schedules:
+        return Text("There are no schedules.")
+    heads = ("NAME", "QUEUE", "EVERY", "ZONE", "NEXT", "LAST", "WHAT")
+    rows = [
+        (
+            *(schedule.name, schedule.queue, schedule.cron, schedule.time_zone),
+            f"paused by {schedule.paused_by}"
+            if schedule.paused_at is not None
+            else local_time(schedule.next_due) or "never",
+            *(local_time(schedule.last_due), shortened(schedule.kind, schedule.body, schedule.options.get("note"))),
+        )
+        for schedule in schedules
+    ]
+    return table(heads, rows, fit(heads, rows, width, elastic=(0, 1, 3, 4, 6)), right=())
+
+
+def _cells(
+    task: TaskEntry, why: TaskReason | None, *, with_priority: bool, with_queue: bool, with_key: bool
+) -> list[str]:
+    tries = str(task.attempt) if task.max_attempts == 1 else f"{task.attempt}/{task.max_attempts}"
+    when = task.ended_at or (task.claimed_at if task.status in ("running", "lost") else task.put_at)
+    lasted = "" if task.seconds is None else seconds_in_words(task.seconds)
+    return [
+        *(str(task.task_id), str(task.order), *([str(task.priority)] if with_priority else [])),
+        *("blocked" if task.blocked else task.status, tries, lasted, local_time(when)),
+        *([task.queue] if with_queue else []),
+        *([task.key or ""] if with_key else []),
+        *(
+            "" if why is None else why.short,
+            process_name(task.host, task.pid),
+            shortened(task.kind, task.body, task.note),
+        ),
+    ]
+
+
+def render_tasks(
+    tasks: Sequence[TaskEntry], width: int, only: str | None = None, why: Mapping[int, TaskReason] | None = None
+) -> RenderableType:
+    """Return the output of ``sqlsem tasks``, at most ``width`` columns wide. ``why``: why pending tasks do not run."""
+    if not tasks:
+        return Text("There are no such tasks." if only is None else f"There are no such tasks in {only!r}.")
+    reasons = why or {}
+    keyed = any(task.key is not None for task in tasks)
+    ranked = any(task.priority for task in tasks)
+    rows = [
+        _cells(task, reasons.get(task.task_id), with_priority=ranked, with_queue=only is None, with_key=keyed)
+        for task in tasks
+    ]
+    held_up = Counter(
+        reasons[task.task_id].behind[0].task_id
+        for task in tasks
+        if task.task_id in reasons and any(other.status == "failed" for other in reasons[task.task_id].behind)
+    )
+    extra_heads = [*(["QUEUE"] if only is None else []), *(["KEY"] if keyed else [])]
+    heads = [
+        "ID",
+        "ORDER",
+        *(["PRIORITY"] if ranked else []),
+        "STATE",
+        "TRIES",
+        "FOR",
+        "WHEN",
+        *extra_heads,
+        "WHY",
+        "WHO",
+        "WHAT",
+    ]
+    state = heads.index("STATE")
+    widths = fit(heads, rows, width, elastic=range(state + 4, len(heads)))
+    right = (*range(state), heads.index("FOR"))
+    parts: list[RenderableType] = [table(heads, rows, widths, right=right, state=state)]
+    failures = [task for task in tasks if task.status in ("failed", "pending", "cancelled") and task.error]
+    if failures:
+        parts.append(Text(""))
+    for failure in failures:
+        # Folded, not cut: the cause may be at the end.
+        line = Text(f"{failure.task_id}: ", overflow="fold")
+        parts.append(line.append(clean(first_line(failure.error)[:MAX_ERROR_LENGTH]), style="red"))
+    for number, count in held_up.items():
+        words = (
+            f"{count} pending task{'s wait' if count > 1 else ' waits'} for {number}, which has failed; see it "
+            f"with: sqlsem tasks log {number}, then retry or cancel it"
+        )
+        parts.append(Text(words, overflow="fold"))
+    return Group(*parts)

@@ -1,0 +1,226 @@
+"""The runtime: threads, events, locks, and the clock.
+
+The client makes all of them here, so that `sqlsem.testing.simulate` can run the same code in virtual time, step by
+step. The default runtime is `THREADS`, the threads of the operating system. The simulator sets its own runtime for the
+threads of a simulation (`instead`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Protocol
+
+__all__ = [
+    "THREADS",
+    "Condition",
+    "Lock",
+    "Queue",
+    "Runtime",
+    "Thread",
+    "Timer",
+    "current",
+    "event",
+    "had_within",
+    "instead",
+    "lock",
+    "monotonic",
+    "namespace",
+]
+
+log = logging.getLogger("sqlsem")
+
+
+class Lock(Protocol):
+    """A lock with the interface of `threading.Lock`."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Acquire the lock."""
+
+    def release(self) -> None:
+        """Release the lock."""
+
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+
+class Condition(Protocol):
+    """The part of `threading.Condition` that sqlsem uses."""
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Sleep until the predicate is true, or the timeout; return the predicate's value."""
+
+    def notify_all(self) -> None:
+        """Wake all waiters."""
+
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+
+class Thread(Protocol):
+    """The part of `threading.Thread` that sqlsem uses."""
+
+    def start(self) -> None:
+        """Start the thread."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the thread ends."""
+
+    def is_alive(self) -> bool:
+        """Return True from the thread's start to its end."""
+
+
+class Timer(Protocol):
+    """The part of `threading.Timer` that sqlsem uses."""
+
+    def start(self) -> None:
+        """Start the timer."""
+
+    def cancel(self) -> None:
+        """Cancel the call, unless it has begun."""
+
+
+class Queue(Protocol):
+    """The part of `queue.SimpleQueue` that sqlsem uses."""
+
+    def put(self, item: Any) -> None:
+        """Append an item."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Remove and return the first item. Raises `queue.Empty` if none comes before the timeout."""
+
+    def qsize(self) -> int:
+        """Return the number of items."""
+
+
+class Runtime:
+    """The runtime with threads of the operating system.
+
+    Attributes:
+        ends: The exceptions that end a thread on purpose. They are not errors, and code must let them pass.
+    """
+
+    ends: tuple[type[BaseException], ...] = ()
+
+    def monotonic(self) -> float:
+        """Return the seconds of a clock that never goes back; see the function `monotonic`."""
+        return _read_clock()
+
+    def event(self) -> threading.Event:
+        """Return a new event."""
+        return threading.Event()
+
+    def lock(self) -> Lock:
+        """Return a new lock, for code that may wait while it holds the lock. (Other code may use `threading.Lock`.)"""
+        return threading.Lock()
+
+    def condition(self, lock: threading.Lock) -> Condition:
+        """Return a new condition on this lock."""
+        return threading.Condition(lock)
+
+    def queue(self) -> Queue:
+        """Return a new queue."""
+        return queue.SimpleQueue()
+
+    def thread(self, target: Callable[[], object], name: str) -> Thread:
+        """Return a new daemon thread, not started yet. (For `sqlsem.util.threads`, which supervises all threads.)"""
+        return threading.Thread(target=target, name=name, daemon=True)
+
+    def timer(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Return a new timer, not started yet. It makes the call in a thread of its own, and logs exceptions at
+        ERROR.
+        """
+        timer = threading.Timer(seconds, _call_logged, (call,))
+        timer.daemon = True
+        return timer
+
+    def namespace(self, local: threading.local) -> dict[str, Any]:
+        """Return the calling thread's values in ``local``."""
+        return local.__dict__
+
+
+def _call_logged(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except BaseException:
+        log.exception("The call of a timer failed")
+
+
+_read_clock: Callable[[], float] = (
+    functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+#: The runtime of all threads for which no other was set by `instead`.
+THREADS = Runtime()
+_instead: dict[int, Runtime] = {}
+
+
+def current() -> Runtime:
+    """Return the runtime of the calling thread."""
+    return _instead.get(threading.get_ident(), THREADS) if _instead else THREADS
+
+
+@contextlib.contextmanager
+def instead(runtime: Runtime) -> Iterator[None]:
+    """Set another runtime for the calling thread until the block ends. Raises `RuntimeError` if it has another one
+    already.
+    """
+    ident = threading.get_ident()
+    if ident in _instead:
+        raise RuntimeError("This thread runs in virtual time already: a simulation cannot run in another one")
+    _instead[ident] = runtime
+    try:
+        yield
+    finally:
+        del _instead[ident]
+
+
+def monotonic() -> float:
+    """Return the seconds of a clock that never goes back and, if the system has such a clock, also counts time asleep.
+
+    sqlsem compares these times only with each other, never with a database's clock: they tell when the local copy of
+    the state is too old to trust. The clock must go on while a laptop sleeps. So Linux's CLOCK_BOOTTIME is preferred to
+    CLOCK_MONOTONIC.
+    """
+    # (Each lock calls this several times, so without a simulation it takes the shortest way.)
+    return current().monotonic() if _instead else _read_clock()
+
+
+def event() -> threading.Event:
+    """Return a new event of the calling thread's runtime."""
+    return current().event()
+
+
+def namespace(local: threading.local) -> dict[str, Any]:
+    """Return the calling thread's values in ``local``, as its runtime keeps them."""
+    return current().namespace(local) if _instead else local.__dict__
+
+
+@contextlib.contextmanager
+def had_within(lock: Lock, seconds: float) -> Iterator[bool]:
+    """Yield True if the lock was acquired within ``seconds``; release it at the end of the block.
+
+    An interrupt may come after any call that Python code makes. Here `map`, which is no Python code, calls `acquire`:
+    the interpreter stores the result before it handles signals.
+    """
+    results: list[bool] = []
+    try:
+        results.extend(map(lock.acquire, (True,), (seconds,)))
+        yield results[0]
+    finally:
+        if results and results[0]:
+            lock.release()
+
+
+def lock() -> Lock:
+    """Return a new lock of the calling thread's runtime."""
+    return current().lock()

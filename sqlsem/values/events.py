@@ -1,0 +1,235 @@
+"""The events of locks, which `sqlsem.on` delivers and the logger writes: one object and one log line each.
+
+An event is immutable and holds plain values, so that callbacks may keep it. The fields of all events are those of
+`Event`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sqlsem.util.printable import clean
+from sqlsem.values.locks import Entry, Request
+
+__all__ = ["EVENTS", "Behind", "Deadlocked", "Event", "Granted", "Lost", "Released", "TimedOut", "Waiting", "meets"]
+
+
+def meets(request: Request, access: str) -> bool:
+    """Return True if a row ahead with that access can block the request: all but rows that share the lock with it."""
+    return not request.shared or request.access != access
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The blocker of a request: the first row ahead of it with which it cannot hold the lock together."""
+
+    position: int
+    state: str  # 'holds', 'waits', 'revoked' or 'dead'
+    seconds: float  # since its grant or request
+    requesting_id: str
+    owner: str | None
+    host: str | None
+    pid: int | None
+    program: str | None
+    note: str | None
+    others: int | None  # how many more rows are in between; None: not known
+
+    @classmethod
+    def of(cls, entries: list[Entry], request: Request, position: int) -> Behind | None:
+        """Return the blocker of a request, from the queue of its resource."""
+        ahead = [entry for entry in entries if entry.position < position and meets(request, entry.access)]
+        return cls._first(ahead)
+
+    @classmethod
+    def other_holder(cls, entries: list[Entry], position: int) -> Behind | None:
+        """Return the blocker of a reader that upgrades: another holder."""
+        return cls._first([entry for entry in entries if entry.position != position and entry.granted_at is not None])
+
+    @classmethod
+    def _first(cls, entries: list[Entry]) -> Behind | None:
+        if not entries:
+            return None
+        entry = entries[0]
+        return cls(
+            position=entry.position,
+            state=entry.state,
+            seconds=entry.seconds,
+            requesting_id=entry.requesting_id,
+            owner=entry.owner,
+            host=entry.host,
+            pid=entry.pid,
+            program=entry.program,
+            note=entry.note,
+            others=len(entries) - 1,
+        )
+
+    def __str__(self) -> str:
+        client = self.requesting_id if self.host is None else f"{self.host}:{self.pid}"
+        program = f" ({self.program})" if self.program else ""
+        more = f" and {self.others} more" if self.others else ""
+        return f"{client}{program}, which {self.state} for {self.seconds:.1f} s{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of one request of this process. For ``all_of`` there is one event per request."""
+
+    #: The kind, as in `sqlsem.on`.
+    name: ClassVar[str] = ""
+    #: The text of the log line, and its level.
+    template: ClassVar[str] = ""
+    level: ClassVar[int] = logging.INFO
+
+    resource: str
+    position: int | None  # None: it has no row yet
+    access: str  # 'write', 'read', 'stage:…'; 'upgrade': a reader upgrades
+    limit: int | None
+    weight: int
+    note: str | None
+    database: str  # without a password
+    caller: str  # the thread or task: ``MainThread#1``
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """The values of the template."""
+        return (self.described,)
+
+    @property
+    def described(self) -> str:
+        """The request in a few words, for example ``limit 3 on 'etl'``."""
+        if self.access == "upgrade":
+            return f"upgrade on {self.resource!r}"
+        return Request(self.resource, self.access, self.limit, self.weight).describe()
+
+    @property
+    def log_level(self) -> int:
+        """The level of the log line."""
+        return self.level
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values, with the kind as ``event``; unprintable characters are replaced."""
+        fields: dict[str, Any] = _cleaned({"event": self.name, **dataclasses.asdict(self)})
+        return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Event):
+    """The request begins to wait."""
+
+    name: ClassVar[str] = "waiting"
+    template: ClassVar[str] = "Waiting for %r at %d%s"
+
+    behind: Behind | None  # None: not known (the blocker has just left), or a pause or a cap
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """The values of the template."""
+        return self.resource, self.position, "" if self.behind is None else f", behind {self.behind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Granted(Event):
+    """The request was granted. (The log line is at DEBUG if it did not wait.)"""
+
+    name: ClassVar[str] = "granted"
+    template: ClassVar[str] = "Granted %s at %d, after %.1f s"
+
+    waited: float  # seconds
+    at_once: bool  # it did not wait
+    behind: Behind | None = None  # the blocker when the wait began
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """The values of the template."""
+        return self.described, self.position, self.waited
+
+    @property
+    def log_level(self) -> int:
+        """The level of the log line."""
+        return logging.DEBUG if self.at_once else logging.INFO
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Event):
+    """The lock was released."""
+
+    name: ClassVar[str] = "released"
+    template: ClassVar[str] = "Released %r at %d, held for %.1f s"
+    level: ClassVar[int] = logging.DEBUG
+
+    held: float  # seconds
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """The values of the template."""
+        return self.resource, self.position, self.held
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Event):
+    """The lock was lost without a release: others may hold it now."""
+
+    name: ClassVar[str] = "lost"
+    template: ClassVar[str] = "Lost the lock on %r at %d: %s"
+    level: ClassVar[int] = logging.ERROR
+
+    held: float | None  # seconds; None: its row was lost while it waited
+    why: str
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """The values of the template."""
+        return self.resource, self.position, self.why
+
+    @property
+    def log_level(self) -> int:
+        """The level of the log line. (A lost waiting row is INFO: the waiter gets an exception.)"""
+        return logging.INFO if self.held is None else logging.ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlocked(Event):
+    """The request was chosen as the victim of a deadlock; its caller gets `sqlsem.Deadlock`."""
+
+    name: ClassVar[str] = "deadlock"
+    template: ClassVar[str] = "Gave up %s: %s"
+
+    waited: float  # seconds
+    why: str
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """The values of the template."""
+        return self.described, self.why
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut(Event):
+    """The request was not granted in time, and has left the queue."""
+
+    name: ClassVar[str] = "timeout"
+    template: ClassVar[str] = "Not granted within %g s: %s"
+
+    waited: float  # seconds
+    timeout: float  # seconds; 0: the request did not wait
+    behind: Behind | None = None  # the blocker when the wait began
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """The values of the template."""
+        return self.timeout, self.described
+
+
+#: The classes of events, by the kinds that `sqlsem.on` takes.
+EVENTS: dict[str, type[Event]] = {
+    event.name: event for event in (Waiting, Granted, Released, Lost, Deadlocked, TimedOut)
+}
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    return {name: _cleaned(field) for name, field in value.items()} if isinstance(value, dict) else value
