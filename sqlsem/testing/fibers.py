@@ -65,6 +65,7 @@ class Fibers(Runtime):
     Attributes:
         now: The time, in seconds; `World` sets it forward.
         ended: True when the run ends: a fiber that waits then gets `GreenletExit`.
+        traced: True if the run has a trace, for which steps are described.
     """
 
     ends = (greenlet.GreenletExit,)
@@ -72,6 +73,7 @@ class Fibers(Runtime):
     def __init__(self) -> None:
         self.now = 1000.0
         self.ended = False
+        self.traced = False
         self.all: list[Fiber] = []
         self.running: Fiber | None = None
         self._hub = greenlet.getcurrent()

@@ -23,9 +23,9 @@ from sqlsem.engines.sqlite.connection import is_busy
 from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
 from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
 from sqlsem.testing.calling import Calling
-from sqlsem.testing.faults import Trouble
 from sqlsem.testing.fibers import Fibers
-from sqlsem.testing.real import OURS, RealServer, Row
+from sqlsem.testing.real import OURS, Trouble
+from sqlsem.testing.virtual_sqlite import VirtualClock, VirtualSqlite, VirtualWakeup
 from sqlsem.values.locks import Ticket
 
 __all__ = ["FileServer", "files"]
@@ -38,10 +38,6 @@ BUSY_SECONDS = 0.02
 LOOK_SECONDS = 0.25
 #: A folder in memory, if the system has one.
 IN_MEMORY = "/dev/shm"  # noqa: S108
-ROWS = """
-SELECT q.resource_id, q.queue_position, m.host, q.requesting_id, q.granted_at IS NOT NULL, q.revoked_at IS NOT NULL
-FROM ProcessControl AS q LEFT JOIN sqlsem_member AS m USING (member_id) ORDER BY q.resource_id, q.queue_position
-"""
 
 
 class FileSession(Calling, SqliteSession):
@@ -98,7 +94,9 @@ class FileSession(Calling, SqliteSession):
                     raise Busy(f"{self.engine.label} has been locked for {self.options.gate_timeout:g} s") from exc
 
     def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
-        return super().upgrade(ticket, timeout, cast("threading.Event", _Wakeup(self._server, wakeup)))
+        return super().upgrade(
+            ticket, timeout, cast("threading.Event", VirtualWakeup(self._server, wakeup, LOOK_SECONDS))
+        )
 
     def register_member(self, host: str, pid: int, program: str) -> int:
         return super().register_member(self.owner, pid, program)
@@ -165,17 +163,6 @@ class CallersSession(FileSession):
         self.disconnect()
 
 
-class _Wakeup:
-    """A wakeup event that any write sets, too. The session waits for it in longer slices than in real time."""
-
-    def __init__(self, server: FileServer, wakeup: threading.Event) -> None:
-        self._server, self._event = server, wakeup
-        self.is_set, self.clear = wakeup.is_set, wakeup.clear
-
-    def wait(self, seconds: float) -> None:
-        self._server.wait_for(max(seconds, LOOK_SECONDS), self._event)
-
-
 class VirtualNotifier(UnixSocketNotifier):
     """A notifier in virtual time: a waiter sleeps until a write, a notification, a wakeup, or its timeout."""
 
@@ -199,10 +186,7 @@ class VirtualNotifier(UnixSocketNotifier):
             return True
         return False
 
-    def wake(self) -> None:
-        self._server.wake()
-
-    def ring(self, positions: Iterable[int]) -> None:
+    def notify(self, positions: Iterable[int]) -> None:
         self._server.notified_positions.update(positions)
         self._server.wake()
 
@@ -216,9 +200,7 @@ class FileEngine(SqliteEngine):
 
     def open(self) -> sqlite3.Connection:
         connection = super().open()
-        clock = _clock_of(self.server)
-        connection.execute("PRAGMA trusted_schema = ON")  # its defaults use our clock
-        connection.create_function("julianday", 1, clock)
+        VirtualClock(connection).server = self.server
         connection.execute("PRAGMA synchronous = OFF")  # nothing has to outlive this process
         return connection
 
@@ -227,21 +209,19 @@ class FileEngine(SqliteEngine):
         return FileSession(self)
 
 
-class FileServer(RealServer):
+class FileServer(VirtualSqlite):
     """A new SQLite file for each run."""
 
     name = "sqlite"
     faults = ("crash", "pause", "cut", "slow", "clock", "revoke", "hold", "cap", "reap")
 
     def __init__(self, fibers: Fibers, path: Path) -> None:
-        super().__init__(fibers)
+        super().__init__(fibers, sqlite3.connect(path, timeout=0, isolation_level=None))
         self.path = path
         self.notified_positions: set[int] = set()
         self.written = 0  # the number of writes that were noticed
-        self._waiting: dict[int, Any] = {}
         self._seen: Any = None
         self._noticed = -1
-        self._reader = sqlite3.connect(path, timeout=0, isolation_level=None)
         self._own = FileEngine(self, Options(), OURS).connect("look")
 
     def engine(self, options: Options, owner: str) -> FileEngine:
@@ -264,7 +244,7 @@ class FileServer(RealServer):
 
     def has_been_written(self) -> bool:
         """Return True if any session has written since the last call."""
-        version = self._reader.execute("PRAGMA data_version").fetchone()
+        version = self.reader.execute("PRAGMA data_version").fetchone()
         changed, self._seen = version != self._seen, version
         self.written += changed
         return bool(changed)
@@ -273,24 +253,6 @@ class FileServer(RealServer):
         self.has_been_written()
         changed, self._noticed = self.written != self._noticed, self.written
         return changed
-
-    def rows(self) -> list[Row]:
-        return [Row(*row[:4], *map(bool, row[4:])) for row in self._reader.execute(ROWS)]
-
-    def wait_for(self, seconds: float, wakeup: threading.Event | None = None) -> None:
-        """Wait until a session writes or ``wakeup`` is set, for ``seconds`` at most."""
-        changed = self.fibers.event() if wakeup is None else wakeup
-        key = id(changed)
-        self._waiting[key] = changed
-        try:
-            changed.wait(seconds)
-        finally:
-            self._waiting.pop(key, None)
-
-    def wake(self) -> None:
-        """Wake the waiters after a write."""
-        for event in list(self._waiting.values()):
-            event.set()
 
     def set_clock(self, seconds: float) -> None:
         if seconds > 0:
@@ -301,7 +263,7 @@ class FileServer(RealServer):
     def close(self) -> None:
         for session in list(self.sessions):
             session.end()
-        self._reader.close()
+        self.reader.close()
         folder = self.path.with_name(self.path.name + "-members")
         shutil.rmtree(folder, ignore_errors=True)
         for end in ("", "-wal", "-shm", "-journal"):
@@ -328,15 +290,6 @@ def files() -> Iterator[Any]:
             return FileServer(fibers, path)
 
         yield make
-
-
-def _clock_of(server: FileServer) -> Any:
-    def julianday(when: object) -> float:
-        if when != "now":
-            raise ValueError(f"only the time now is known here, not {when!r}")
-        return server.clock / 86400.0 + 2440587.5
-
-    return julianday
 
 
 def _described(statement: str, parameters: Any) -> str:

@@ -33,9 +33,8 @@ from sqlsem.engines.base import Engine, Options, Session
 from sqlsem.engines.postgresql.engine import PostgresEngine, PostgresSession
 from sqlsem.engines.postgresql.psycopg_connection import Connection
 from sqlsem.testing.calling import Calling
-from sqlsem.testing.faults import Trouble
 from sqlsem.testing.fibers import Fiber, Fibers
-from sqlsem.testing.real import RealServer, Row
+from sqlsem.testing.real import RealServer, Row, Trouble
 from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["PostgresServer", "servers"]

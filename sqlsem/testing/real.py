@@ -1,8 +1,8 @@
-"""Real databases in a simulation, in the place of `sqlsem.testing.server.Server`.
+"""The databases of simulations: SQLite's engine in memory and on files, and PostgreSQL.
 
-The actors' sessions are the shipped ones, with a step before each statement. So this searches the interleavings that
-the real SQL allows. The database reports nothing: after each step the simulation reads the tables in a session of its
-own, to see what has changed.
+The actors' sessions are the shipped ones, divided into steps. So this searches the interleavings that the real SQL
+allows. The database reports nothing: after each step the simulation reads the tables in a session of its own, to see
+what has changed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from typing import Any, ClassVar, Protocol
 
 from sqlsem.engines.base import Engine, Options, Session
 from sqlsem.insight.audit import Finding, audit
-from sqlsem.testing.faults import Trouble
 from sqlsem.testing.fibers import Fibers
 from sqlsem.values.errors import ConfigurationError, Unavailable
 
-__all__ = ["OURS", "Connected", "RealServer", "Row"]
+__all__ = ["OURS", "Connected", "RealServer", "Row", "Trouble"]
 
 #: Audit at most this many rows of the history at the end.
 MAX_PAST = 100_000
@@ -33,6 +32,10 @@ EVICTED = ("reaped", "revoked", "lost")
 AGAIN_SECONDS = 1.0
 #: The owner of the session with which the simulation reads the tables.
 OURS = "us"
+
+
+class Trouble(Exception):
+    """Raised if a fault cannot happen now."""
 
 
 class Connected(Protocol):
@@ -76,7 +79,7 @@ class _Operator:
 
 
 class RealServer(abc.ABC):
-    """The interface of a real database for `World`, with the attributes of `sqlsem.testing.server.Server`."""
+    """The interface of a database for `World` and `Faults`."""
 
     #: The faults that can happen there.
     faults: ClassVar[tuple[str, ...]]
@@ -138,12 +141,16 @@ class RealServer(abc.ABC):
         self._known_rows = now
         self.ever_granted.update(position for position, row in now.items() if row.granted)
         for row in gone:
-            ended = [hold for hold in self.own.history(row.resource, 100) if hold.position == row.position]
-            why = ended[0].outcome if ended else "removed without a trace"
-            if why in EVICTED or not ended:
-                self.removed(row, why)
+            outcome = self.outcome(row)
+            if outcome is None or outcome in EVICTED:
+                self.removed(row, outcome or "removed without a trace")
             else:
                 self.released.add(row.position)
+
+    def outcome(self, row: Row) -> str | None:
+        """Return the outcome of a row that is gone; None if the history lacks it."""
+        ended = (hold for hold in self.own.history(row.resource, 100) if hold.position == row.position)
+        return next((hold.outcome for hold in ended), None)
 
     def rows_on(self, resource: str) -> list[Row]:
         return [row for row in self.rows() if row.resource == resource]

@@ -33,8 +33,9 @@ from sqlsem.testing.beside import Part, search_beside
 from sqlsem.testing.faults import FAULTS
 from sqlsem.testing.fibers import Fibers
 from sqlsem.testing.files import FileServer, files
+from sqlsem.testing.server import in_memory
 from sqlsem.testing.workloads import departing, leading, periodic, queued, ranked
-from sqlsem.testing.world import Actor, Choice, MakeServer, Program, Settings, Violation, World, in_memory, log_to_trace
+from sqlsem.testing.world import Actor, Choice, MakeServer, Program, Settings, Violation, World, log_to_trace
 from sqlsem.util import runtime
 from sqlsem.values.errors import ConfigurationError, Deadlock, NotHeld, Timeout
 from sqlsem.values.locks import Duration, check_count, check_duration

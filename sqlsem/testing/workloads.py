@@ -11,7 +11,7 @@ from sqlsem.api.leader import Term
 from sqlsem.client.grants import Grant
 from sqlsem.engines.priorities import PRIORITY_QUEUE_PREFIX
 from sqlsem.tasks.queues import Queue
-from sqlsem.testing.real import RealServer, Row
+from sqlsem.testing.real import Row
 from sqlsem.testing.world import LEFT_SECONDS, Actor
 from sqlsem.values.errors import LockLost, NotHeld
 
@@ -84,8 +84,7 @@ def ranked(me: Actor) -> None:
 
 
 def _rows(me: Actor) -> list[Row]:
-    rows = [row for name in (PRIORITY_QUEUE_PREFIX + "p", "p") for row in me.world.server.rows_on(name)]
-    return [row for row in rows if isinstance(row, Row)]
+    return [row for name in (PRIORITY_QUEUE_PREFIX + "p", "p") for row in me.world.server.rows_on(name)]
 
 
 def _waiting(me: Actor) -> dict[int, int]:
@@ -188,7 +187,6 @@ def departing(me: Actor) -> None:
 
 
 def _require_not_released(me: Actor, grant: Grant, when: str) -> None:
-    assert isinstance(me.world.server, RealServer)
     gone = me.world.server.released.intersection(ticket.position for ticket in grant.state.tickets)
     assert not gone, f"{me} has released the lock at {sorted(gone)}, {when}"
 

@@ -23,12 +23,12 @@ from sqlsem.api.coordinator import coordinator_of
 from sqlsem.client import defaults
 from sqlsem.client.client import DatabaseClient
 from sqlsem.engines.base import Options
-from sqlsem.testing.faults import Faults, Trouble
+from sqlsem.testing.faults import Faults
 from sqlsem.testing.fibers import Fiber, Fibers
-from sqlsem.testing.real import RealServer, Row
-from sqlsem.testing.server import Server
-from sqlsem.values.errors import ConfigurationError, LockLost, Unavailable
-from sqlsem.values.locks import Entry, Request
+from sqlsem.testing.real import RealServer, Row, Trouble
+from sqlsem.testing.server import in_memory
+from sqlsem.values.errors import LockLost, Unavailable
+from sqlsem.values.locks import Request
 from sqlsem.values.names import RATE_PREFIX
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "Settings",
     "Violation",
     "World",
-    "in_memory",
     "log_to_trace",
     "together",
 ]
@@ -71,13 +70,7 @@ class Violation:
 
 
 #: A function that makes the database of a run.
-MakeServer = Callable[[Fibers], "Server | RealServer"]
-
-
-@contextlib.contextmanager
-def in_memory() -> Iterator[MakeServer]:
-    """Return a function that makes the simulated database."""
-    yield Server
+MakeServer = Callable[[Fibers], RealServer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +147,7 @@ class Actor:
         between its statements. Raises `Unavailable` if its connection breaks, and `ConfigurationError` in memory, where
         there are no transactions.
         """
-        server = self.world.server
-        if not isinstance(server, RealServer):
-            raise ConfigurationError(
-                "The simulated database in memory has no transactions; simulate with database='sqlite' or on PostgreSQL"
-            )
-        return server.transaction(self.client.engine)
+        return self.world.server.transaction(self.client.engine)
 
     def __repr__(self) -> str:
         return self.name
@@ -175,7 +163,7 @@ class World:
 
     settings: Settings
     fibers: Fibers
-    server: Server | RealServer
+    server: RealServer
     seed: int
     choices: Sequence[Choice] | None = None
     trace: list[str] | None = None
@@ -184,6 +172,7 @@ class World:
     def __post_init__(self) -> None:
         self.server.removed = self._removed
         self.server.seed = self.seed
+        self.fibers.traced = self.trace is not None
         self.violation: Violation | None = None
         self.actors: list[Actor] = []
         self.shared: dict[str, Any] = {}
@@ -279,7 +268,7 @@ class World:
         for session in [session for session in self.server.sessions if session.owner == actor.name]:
             session.end()
 
-    def _rows_of(self, actor: Actor) -> list[Entry | Row]:
+    def _rows_of(self, actor: Actor) -> list[Row]:
         # (A row in transit no longer belongs to the actor: another member removes it when its time is over.)
         return [
             row
@@ -430,7 +419,7 @@ class World:
                         if ticket.position not in self._revoked_in_transit:
                             yield request, ticket.position
 
-    def _removed(self, row: Entry | Row, why: str) -> None:
+    def _removed(self, row: Row, why: str) -> None:
         if why == "revoked" and row.requesting_id.startswith("in transit"):
             # The process that handed it over may not have the reply yet, but no longer relies on the lock.
             self._revoked_in_transit.add(row.position)

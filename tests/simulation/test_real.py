@@ -1,16 +1,13 @@
 """Run programs on a real SQLite file, in virtual time: the search finds nothing, except for seeded bugs."""
 
 import pytest
+from support import engine_bugs
 from support.searches import FOUND, found
 
 from sqlsem.client.connection.membership import Membership
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.locks import LAST, Admission, SqliteLocks
-from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.testing import simulate as simulation
 from sqlsem.testing.files import FileServer
 from sqlsem.testing.simulate import converting, mixed, rated, simulate, travelling
-from sqlsem.values.locks import Ticket
 
 KINDS = {
     "beacons": {},
@@ -20,7 +17,13 @@ KINDS = {
     "rates": {"program": rated},
     "threads": {"program": travelling, "threads": 2, "processes": 2},
 }
-BUGS = {}
+BUGS = {
+    "no_gate": (engine_bugs.no_gate, {}),
+    "barging": (engine_bugs.barging, {"seed": 300}),
+    "not_alone": (engine_bugs.not_alone, {"program": converting}),
+    "dead_without_a_look": (engine_bugs.dead_without_a_look, {}),
+    "token_good_twice": (engine_bugs.token_good_twice, {"program": travelling}),
+}
 
 
 def bug(**options):
@@ -74,104 +77,12 @@ def test_audit_counts_a_reader_revoked_during_its_upgrade():
 # -- seeded bugs -----------------------------------------------------------------------------------------------------
 
 
-@bug()
-def no_gate(patch):
-    """Read the queue before the transaction of the registration."""
-    real = SqliteLocks.register
-
-    def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
-        turns = {request.resource: self.admission(request, LAST).allowed for request in requests}
-        with pytest.MonkeyPatch.context() as patching:
-            patching.setattr(
-                self, "admission", lambda request, position: Admission(turns[request.resource], False, None)
-            )
-            return real(self, member_id, requesting_id, owner, uid, requests, only_if_free)
-
-    patch.setattr(SqliteLocks, "register", register)
-    run = SqliteMembers.run
-
-    def slow(self, name, parameters=()):
-        if name == "insert_first":  # as if there were other rows
-            return type("Nothing", (), {"rowcount": 0, "lastrowid": None})
-        return run(self, name, parameters)
-
-    patch.setattr(SqliteMembers, "run", slow)
-    rows = SqliteMembers.row
-    patch.setattr(
-        SqliteMembers,
-        "row",
-        lambda self, name, parameters=(): (
-            {**dict(rows(self, name, parameters)), "queued": True}
-            if name == "anybody"
-            else rows(self, name, parameters)
-        ),
-    )
-
-
-@bug(seed=240)
-def barging(patch):
-    """Overtake waiters while there is no holder."""
-    real = SqliteLocks.admission
-
-    def admission(self, request, position):
-        turn = real(self, request, position)
-        if turn.allowed or position != LAST:
-            return turn
-        inside = self.rows_of_text(
-            "SELECT 1 FROM ProcessControl WHERE resource_id = ? AND granted_at IS NOT NULL", (request.resource,)
-        )
-        return turn if inside else Admission(True, False, None)
-
-    patch.setattr(SqliteLocks, "admission", admission)
-
-
-@bug(program=converting)
-def not_alone(patch):
-    """Let a reader become the writer beside others."""
-    real = SqliteMembers.rows
-    patch.setattr(
-        SqliteMembers,
-        "rows",
-        lambda self, name, parameters=(): [] if name == "others_inside" else real(self, name, parameters),
-    )
-
-
-@bug()
-def dead_without_a_look(patch):
-    """Treat the members ahead of the request as dead."""
-
-    def check_owner(self, resource, position, member_id):
-        with fork.forks_blocked, self.writing():
-            return self.remove(resource, position, None, "reaped")
-
-    patch.setattr(SqliteMembers, "check_owner", check_owner)
-
-
 @bug(lease=2.0, seed=145)
 def no_watch(patch):
     """Let the watchdog ignore the clock."""
     patch.setattr(Membership, "_run_watchdog", lambda self, goes_on: None)
     patch.setattr(Membership, "is_uncertain", lambda self: False)
     patch.setattr(Membership, "record_heartbeat", lambda self, since: None)
-
-
-@bug(program=travelling)
-def token_good_twice(patch):
-    """Let every holder of the token adopt it."""
-    from sqlsem.engines.sqlite.handovers import SqliteHandovers
-
-    real = SqliteHandovers.adopt
-    adopted = {}
-
-    def adopt(self, member_id, requesting_id, owner, uid, token):
-        if (self._server, token) not in adopted:
-            adopted[self._server, token] = real(self, member_id, requesting_id, owner, uid, token)
-        return [
-            (request, Ticket(ticket.resource, ticket.position, requesting_id, True))
-            for request, ticket in adopted[self._server, token]
-        ]
-
-    patch.setattr(SqliteHandovers, "adopt", adopt)
 
 
 @pytest.mark.parametrize("name", BUGS)

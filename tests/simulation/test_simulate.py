@@ -10,7 +10,6 @@ from sqlsem.client.client import open_clients
 from sqlsem.client.grants import Grant
 from sqlsem.client.operations.acquire import Acquisition
 from sqlsem.testing import simulate as simulation
-from sqlsem.testing.server import Server
 from sqlsem.testing.simulate import FAULTS, SimulationFailed, converting, mixed, rated, simulate, travelling
 from sqlsem.util.threads import SupervisedThread, safe_logger
 from sqlsem.values.locks import Request
@@ -217,11 +216,12 @@ def test_several_processes_search_like_a_single_process():
 def test_schedule_repeats_alone_and_after_others():
     def traces(seeds):
         lines_of = {}
-        for seed in seeds:
-            trace = []
+        with simulation.in_memory() as make:
             settings = simulation.Settings(travelling, faults=FAULTS, most_faults=3)
-            simulation._run(settings, Server, seed, None, trace)
-            lines_of[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
+            for seed in seeds:
+                trace = []
+                simulation._run(settings, make, seed, None, trace)
+                lines_of[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
         return lines_of
 
     after_others = traces(range(120))
@@ -242,7 +242,8 @@ def test_log_of_vital_threads_is_written_in_virtual_time(caplog):
         until(lambda number=number: len(caplog.records) == number + 1, "it is written")
         trace = []
         settings = simulation.Settings(lambda me: say(), processes=1, faults=())
-        simulation._run(settings, Server, 1, None, trace)
+        with simulation.in_memory() as make:
+            simulation._run(settings, make, 1, None, trace)
         assert sum("This was said" in line for line in trace) == 1
     safe_logger.flush(PATIENCE)
 

@@ -11,7 +11,7 @@ from sqlsem.engines.sqlite.periodic import SqlitePeriods
 from sqlsem.engines.sqlite.priorities import SqlitePriorities
 from sqlsem.engines.sqlite.tasks import SqliteTasks
 from sqlsem.testing import simulate as simulation
-from sqlsem.testing.simulate import departing, leading, periodic, queued, ranked, simulate
+from sqlsem.testing.simulate import FAULTS, departing, leading, periodic, queued, ranked, simulate
 
 KINDS = {
     "departing": {"program": departing, "database": "sqlite", "schedules": 25},
@@ -19,6 +19,10 @@ KINDS = {
     "queued, leases": {"program": queued, "database": "sqlite", "lease": 6.0, "schedules": 8},
     "ranked": {"program": ranked, "database": "sqlite", "schedules": 8},
     "periodic": {"program": periodic, "database": "sqlite", "schedules": 25},
+    "queued, in memory": {"program": queued, "schedules": 40},
+    # (A request that comes after the clock was set back has a better rank.)
+    "ranked, in memory": {"program": ranked, "schedules": 20, "faults": [name for name in FAULTS if name != "clock"]},
+    "periodic, in memory": {"program": periodic, "schedules": 40},
     "leading": {"program": leading, "schedules": 40},
     "leading, leases": {"program": leading, "lease": 6.0, "schedules": 20},
     "leading, on a file": {"program": leading, "database": "sqlite", "schedules": 8},

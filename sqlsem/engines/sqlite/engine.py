@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlsem.engines import borrowed
 from sqlsem.engines.base import Session
@@ -59,7 +59,7 @@ class BorrowedSqliteSession(SqliteSession):
 class SqliteEngine(SqliteDatabase):
     """An SQLite file, and sessions on it."""
 
-    session_class = SqliteSession
+    session_class: ClassVar[type[SqliteSession]] = SqliteSession
 
     def open_session(self, purpose: str) -> SqliteSession:
         session = SqliteSession(self)
