@@ -11,7 +11,7 @@ from sqlsem import batches
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
 from sqlsem.cli.here import folders_to_import_from, require_own_database, same_database
-from sqlsem.cli.options import json_option, most_option, name_of, pass_url_option, shared_option
+from sqlsem.cli.options import json_option, most_option, name_of, one_name, pass_url_option, shared_option
 from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.batches import render_batches
 from sqlsem.util.printable import clean
@@ -27,12 +27,11 @@ _batch_name = name_of("The batch's name")
 @click.group(
     "batches", cls=Listing, invoke_without_command=True, short_help="Show batches and their parts; resume, abandon."
 )
-@click.argument("name", required=False, type=_batch_name)
-@click.option("--name", "also", type=_batch_name, metavar="NAME", help="The name, should it be that of a command.")
+@one_name("name", _batch_name, "batch", "The name, should it be that of a command.")
 @most_option(20)
 @json_option
 @connecting
-def batches_(options: Connecting, name: str | None, also: str | None, maximum: int, as_json: bool) -> None:
+def batches_(options: Connecting, name: str | None, maximum: int, as_json: bool) -> None:
     """Show batches, the newest first: their parts, how long each took, and what became of the callback.
 
     A part is expected, running, succeeded or failed; the one that was last is marked. A batch is open, succeeded,
@@ -45,16 +44,9 @@ def batches_(options: Connecting, name: str | None, also: str | None, maximum: i
       sqlsem batches resume nightly
       sqlsem batches abandon nightly
     """
-    if name is not None and also is not None:
-        raise click.UsageError("Name the batch once.")
-    name = name or also
     with options.coordinator(must_exist=True) as coordinator:
         entries = batches.list_batches(coordinator, name, maximum)
-    if as_json:
-        output.print_json([batch.as_dict() for batch in entries])
-        return
-    console = output.console()
-    output.show(console, render_batches(entries, console.width, name))
+    output.show_or_json(as_json, [row.as_dict() for row in entries], lambda width: render_batches(entries, width, name))
 
 
 @batches_.command("resume", short_help="Run the callback of a batch whose process died.")

@@ -6,7 +6,7 @@ import click
 
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.known import require_resource
-from sqlsem.cli.options import json_option, resource_name
+from sqlsem.cli.options import allow_new_option, json_option, resource_name
 from sqlsem.ops.terminal import output
 from sqlsem.util.printable import clean
 
@@ -16,7 +16,7 @@ __all__ = ["guard"]
 @click.command(short_help="Refuse writes into a table without its lock.")
 @click.argument("table", required=False)
 @click.option("--resource", type=resource_name, metavar="NAME", help="The lock that guards it.")
-@click.option("--allow-new", is_flag=True, help="Accept a name that has not been used before.")
+@allow_new_option
 @click.option("--list", "listed", is_flag=True, help="List the guarded tables; without TABLE.")
 @click.option("--remove", is_flag=True, help="Take the guard off TABLE.")
 @json_option

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -14,7 +15,7 @@ import sqlsem
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.kept import kept_lines
 from sqlsem.cli.known import require_resource
-from sqlsem.cli.options import age, duration, json_option, most_option, often, resource_name
+from sqlsem.cli.options import age, allow_new_option, duration, json_option, most_option, often, resource_name, setting
 from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.reasons import Reason, reasons
 from sqlsem.ops.poller import revoke_row
@@ -67,12 +68,9 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
 
         console = output.console()
         if watch is None:
-            if as_json:
-                queues, why = read_queues()
-                output.print_json([as_dict(queue, entries, why) for queue, entries in queues])
-            else:
-                queues, why = read_queues()
-                output.show(console, render_queues(queues, console.width, resource, why))
+            queues, why = read_queues()
+            plain = [as_dict(queue, entries, why) for queue, entries in queues]
+            output.show_or_json(as_json, plain, lambda width: render_queues(queues, width, resource, why))
             print_kept_locks()
         elif console.is_terminal and not as_json:
             _watch(read_queues, console, resource, watch)
@@ -146,60 +144,50 @@ def history(
     """
     if operations and outcome is not None:
         raise click.UsageError("--outcome filters requests; leave out --operations.")
-    console = output.console()
     with options.coordinator(must_exist=True) as coordinator:
         if operations:
             done = coordinator.admin.operations(resource, maximum=maximum, since=since, until=until, who=who)
-            plain, shown = [row.as_dict() for row in done], render_operations(done, console.width)
         else:
             past = coordinator.admin.history(
                 resource, maximum=maximum, since=since, until=until, outcome=outcome, who=who
             )
-            plain, shown = [row.as_dict() for row in past], render_history(past, console.width)
-    if as_json:
-        output.print_json(plain)
+    if operations:
+        output.show_or_json(as_json, [row.as_dict() for row in done], lambda width: render_operations(done, width))
     else:
-        output.show(console, shown)
+        output.show_or_json(as_json, [row.as_dict() for row in past], lambda width: render_history(past, width))
 
 
-allow_new_option = click.option("--allow-new", is_flag=True, help="Accept a name that has not been used before.")
+CONFLICT = "An option and its --no-… cannot be combined."
 
 
 @click.command("set", short_help="Set a resource's limit, or when rows are stale.")
 @click.argument("resource", type=resource_name)
-@click.option(
-    "--limit",
+@setting(
+    "limit",
+    "Remove the limit; refused while requests rely on it.",
+    CONFLICT,
     type=click.IntRange(1, locks.MAX_INT),
     help="At most N, whatever limit requests declare; N for requests that declare none.",
 )
-@click.option("--no-limit", is_flag=True, help="Remove the limit; refused while requests rely on it.")
-@click.option(
-    "--stale-after",
+@setting(
+    "stale_after",
+    "Never remove them.",
+    CONFLICT,
     type=duration,
     help="Remove rows that no process keeps alive (made by plain INSERTs) at this age: 90s, 5m, 2h, 1d.",
 )
-@click.option("--no-stale-after", is_flag=True, help="Never remove them.")
-@click.option(
-    "--priorities",
+@setting(
+    "priorities",
+    "First come, first served. Waiting requests with a priority fail.",
+    CONFLICT,
     type=duration,
     is_flag=False,
     flag_value="1m",
     help="Grant by priority; requests must name one. A step of priority is worth this much waiting time (1m).",
 )
-@click.option("--no-priorities", is_flag=True, help="First come, first served. Waiting requests with a priority fail.")
 @allow_new_option
 @connecting
-def set_(
-    options: Connecting,
-    resource: str,
-    limit: int | None,
-    no_limit: bool,
-    stale_after: float | None,
-    no_stale_after: bool,
-    priorities: float | None,
-    no_priorities: bool,
-    allow_new: bool,
-) -> None:
+def set_(options: Connecting, resource: str, changes: Mapping[str, Any], allow_new: bool) -> None:
     """Set a resource's limit, its priorities, or the age at which rows of bare participants are removed.
 
     A request that declares a higher limit gets this one; so does a request that declares none. A change applies at
@@ -213,29 +201,23 @@ def set_(
       sqlsem set etl --no-limit --stale-after 2h
       sqlsem set etl --priorities 5m
     """
-    pairs = ((limit, no_limit), (stale_after, no_stale_after), (priorities, no_priorities))
-    if any(value is not None and none for value, none in pairs):
-        raise click.UsageError("An option and its --no-… cannot be combined.")
-    if all(value is None and not none for value, none in pairs):
+    if not changes:
         raise click.UsageError(
             "Say what to set: --limit N, --stale-after 2h, --priorities 1m, or one of --no-limit, --no-stale-after and "
             "--no-priorities."
         )
-    if stale_after == 0:
+    if changes.get("stale_after") == 0:
         raise click.UsageError("--stale-after must be above 0; to never remove anything: --no-stale-after.")
-    if priorities == 0:
+    if changes.get("priorities") == 0:
         raise click.UsageError("--priorities must be above 0: the waiting time that a step of priority is worth.")
-    sets_pattern = is_pattern(resource) and stale_after is None and not no_stale_after
-    with options.coordinator(must_exist=True) as coordinator:
-        if not allow_new and not sets_pattern:
-            require_resource(coordinator, resource)
-        if limit is not None or no_limit:
-            coordinator.admin.set_limit(resource, limit)
-        if stale_after is not None or no_stale_after:
-            coordinator.admin.set_stale_after(resource, stale_after)
-        if priorities is not None or no_priorities:
-            coordinator.admin.set_priorities(resource, priorities)
-        _print_settings(coordinator, resource)
+    sets_pattern = is_pattern(resource) and "stale_after" not in changes
+
+    def change(admin: sqlsem.Admin) -> None:
+        calls = {"limit": admin.set_limit, "stale_after": admin.set_stale_after, "priorities": admin.set_priorities}
+        for name, value in changes.items():
+            calls[name](resource, value)
+
+    _change(options, resource, allow_new or sets_pattern, change)
 
 
 @click.command()
@@ -251,11 +233,7 @@ def pause(options: Connecting, resource: str, allow_new: bool) -> None:
     Example:
       sqlsem pause etl
     """
-    with options.coordinator(must_exist=True) as coordinator:
-        if not allow_new:
-            require_resource(coordinator, resource)
-        coordinator.admin.pause(resource)
-        _print_settings(coordinator, resource)
+    _change(options, resource, allow_new, lambda admin: admin.pause(resource))
 
 
 @click.command()
@@ -269,10 +247,15 @@ def resume(options: Connecting, resource: str, allow_new: bool) -> None:
     Example:
       sqlsem resume etl
     """
+    _change(options, resource, allow_new, lambda admin: admin.resume(resource))
+
+
+def _change(options: Connecting, resource: str, allow_new: bool, change: Callable[[sqlsem.Admin], object]) -> None:
+    """Change the settings of a resource, and print them."""
     with options.coordinator(must_exist=True) as coordinator:
         if not allow_new:
             require_resource(coordinator, resource)
-        coordinator.admin.resume(resource)
+        change(coordinator.admin)
         _print_settings(coordinator, resource)
 
 

@@ -13,7 +13,7 @@ import click
 
 import sqlsem
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.cli.options import age, json_option, resource_name
+from sqlsem.cli.options import age, json_option, most_option, resource_name
 from sqlsem.insight.audit import Ruling, rulings
 from sqlsem.insight.audit import audit as check
 from sqlsem.insight.patterns import is_pattern
@@ -145,11 +145,8 @@ def audit(options: Connecting, resource: str | None, since: float, as_json: bool
     with options.coordinator(must_exist=True) as coordinator:
         night = Night(coordinator, resource, since)
         result = check(night.past(), night.entries, night.rulings(), maximum=MAX_FINDINGS)
-    if as_json:
-        output.print_json({"taken_at": night.taken_at.isoformat(), **result.as_dict()})
-    else:
-        console = output.console()
-        output.show(console, render_audit(result, console.width))
+    plain = {"taken_at": night.taken_at.isoformat(), **result.as_dict()}
+    output.show_or_json(as_json, plain, lambda width: render_audit(result, width))
     if not result.ok:
         raise SystemExit(1)
 
@@ -174,16 +171,7 @@ def picture_file(value: str) -> Path:
     metavar="FILE",
     help="The file to write: a self-contained page (.html), or a picture (.svg, .png).",
 )
-@click.option(
-    "-n",
-    "--max",
-    "maximum",
-    type=click.IntRange(1, 100_000),
-    default=MAX_DRAWN,
-    show_default=True,
-    metavar="N",
-    help="Draw at most N requests, the longest ones.",
-)
+@most_option(MAX_DRAWN, "Draw at most N requests, the longest ones.")
 @connecting
 def timeline(options: Connecting, resource: str | None, since: float, file: Path, maximum: int) -> None:
     """Draw a timeline of each resource: its waiting and holding requests, and how much of the limit was in use.
@@ -231,16 +219,7 @@ def numbered(value: str) -> tuple[str, int]:
     help="Replay with this weight.",
 )
 @click.option("--order", type=click.Choice(ORDERS), default="asked", show_default=True, help="Replay in this order.")
-@click.option(
-    "-n",
-    "--max",
-    "maximum",
-    type=click.IntRange(1, 10_000_000),
-    default=MAX_REQUESTS,
-    show_default=True,
-    metavar="N",
-    help="Replay at most N finished requests, the newest ones.",
-)
+@most_option(MAX_REQUESTS, "Replay at most N finished requests, the newest ones.", largest=10_000_000)
 @json_option
 @connecting
 def replay(
@@ -275,11 +254,6 @@ def replay(
             raise ConfigurationError(f"There were no requests for {name!r} in that time; see: sqlsem history")
     result = run_again(past, night.entries, settings)
     first = past[-1].ended_at if past else None
-    if as_json:
-        beginning = None if first is None else first.isoformat()
-        output.print_json(
-            {"taken_at": night.taken_at.isoformat(), "first_end": beginning, "left_out": left_out, **result.as_dict()}
-        )
-        return
-    console = output.console()
-    output.show(console, render_replay(result, console.width, first if left_out else None))
+    beginning = None if first is None else first.isoformat()
+    plain = {"taken_at": night.taken_at.isoformat(), "first_end": beginning, "left_out": left_out, **result.as_dict()}
+    output.show_or_json(as_json, plain, lambda width: render_replay(result, width, first if left_out else None))

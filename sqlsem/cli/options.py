@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
 
 import click
 
@@ -17,17 +17,20 @@ from sqlsem.values.rates import RateRequest, Window, windows_of
 __all__ = [
     "a_lock",
     "age",
+    "allow_new_option",
     "duration",
     "json_option",
     "limited",
     "most_option",
     "name_of",
     "often",
+    "one_name",
     "pass_url_option",
     "rate_window",
     "rated",
     "refusing",
     "resource_name",
+    "setting",
     "shared_option",
     "staged",
     "whole_number",
@@ -142,21 +145,63 @@ def periodic(value: str) -> tuple[str | None, float]:
     return name if equals else None, locks.check_duration("A period", per, maximum=locks.MAX_INT)
 
 
-def most_option(default: int) -> Callable[[F], F]:
-    """Return the option for how many lines to list."""
+def most_option(
+    default: int, help_text: str = "List at most this many.", *, largest: int = 100_000
+) -> Callable[[F], F]:
+    """Return the option for how many rows to read or list."""
     return click.option(
         "-n",
         "--max",
         "maximum",
-        type=click.IntRange(1, 100_000),
+        type=click.IntRange(1, largest),
         default=default,
         show_default=True,
         metavar="N",
-        help="List at most this many.",
+        help=help_text,
     )
 
 
+def one_name(argument: str, convert: Callable[[str], str], kind: str, whose: str) -> Callable[[F], F]:
+    """Return the optional argument that names one ``kind`` of object, and an option for names that are subcommands.
+    ``whose`` is the help of that option.
+    """
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def named(*args: Any, also: str | None, **given: Any) -> Any:
+            if given[argument] is not None and also is not None:
+                raise click.UsageError(f"Name the {kind} once.")
+            return command(*args, **{**given, argument: given[argument] or also})
+
+        option = click.option(f"--{argument}", "also", type=convert, metavar=argument.upper(), help=whose)
+        return click.argument(argument, required=False, type=convert)(option(cast("F", named)))
+
+    return decorate
+
+
+def setting(name: str, no_help: str, conflict: str, **attributes: Any) -> Callable[[F], F]:
+    """Return the option of a setting, and ``--no-…`` for none. The command gets the chosen settings as ``changes``,
+    which are values by name; None for none. ``conflict``: the error if both are given.
+    """
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def changed(*args: Any, changes: Mapping[str, Any] | None = None, **given: Any) -> Any:
+            value, none = given.pop(name), given.pop(f"no_{name}")
+            if none and value is not None:
+                raise click.UsageError(conflict)
+            own = {name: value} if none or value is not None else {}
+            return command(*args, changes={**(changes or {}), **own}, **given)
+
+        flag = name.replace("_", "-")
+        no_option = click.option(f"--no-{flag}", is_flag=True, help=no_help)
+        return click.option(f"--{flag}", **attributes)(no_option(cast("F", changed)))
+
+    return decorate
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON for programs.")
+allow_new_option = click.option("--allow-new", is_flag=True, help="Accept a name that has not been used before.")
 pass_url_option = click.option(
     "--pass-url",
     is_flag=True,

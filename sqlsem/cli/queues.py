@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
-from sqlsem.cli.options import json_option, name_of, rate_window, whole_number
+from sqlsem.cli.options import json_option, name_of, one_name, rate_window, setting, whole_number
 from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.tasks import describe_limits, render_counts
 from sqlsem.util.printable import clean
@@ -22,13 +25,10 @@ _queue_name = name_of("The queue's name")
     invoke_without_command=True,
     short_help="Show the work queues: counts, the oldest, the rate, limits; set limits and rates.",
 )
-@click.argument("queue", required=False, type=_queue_name)
-@click.option(
-    "--queue", "also", type=_queue_name, metavar="QUEUE", help="The queue, should it be named like a command."
-)
+@one_name("queue", _queue_name, "queue", "The queue, should it be named like a command.")
 @json_option
 @connecting
-def queues(options: Connecting, queue: str | None, also: str | None, as_json: bool) -> None:
+def queues(options: Connecting, queue: str | None, as_json: bool) -> None:
     """Show the work queues, or one: how many tasks are in each state, and the task that holds it up.
 
     FINISHED, FAILED and CANCELLED count the tasks that the database keeps (setting history_days). RUNNING includes
@@ -43,20 +43,11 @@ def queues(options: Connecting, queue: str | None, also: str | None, as_json: bo
       sqlsem queues set mails --limit 10 --per-key 2
       sqlsem queues set mails --rate-per-key 100/1m
     """
-    if queue is not None and also is not None:
-        raise click.UsageError("Name the queue once.")
-    queue = queue or also
     with options.coordinator(must_exist=True) as coordinator:
         rows, limits = coordinator.admin.queues(queue), coordinator.admin.queue_limits(queue)
-    if as_json:
-        limits_by_queue = {
-            queue_row.queue: [limit.as_dict() for limit in limits if limit.queue == queue_row.queue]
-            for queue_row in rows
-        }
-        output.print_json([{**queue_row.as_dict(), "limits": limits_by_queue[queue_row.queue]} for queue_row in rows])
-    else:
-        console = output.console()
-        output.show(console, render_counts(rows, console.width, queue, limits))
+    limits_by_queue = {row.queue: [limit.as_dict() for limit in limits if limit.queue == row.queue] for row in rows}
+    plain = [{**row.as_dict(), "limits": limits_by_queue[row.queue]} for row in rows]
+    output.show_or_json(as_json, plain, lambda width: render_counts(rows, width, queue, limits))
 
 
 @queues.command(
@@ -64,21 +55,38 @@ def queues(options: Connecting, queue: str | None, also: str | None, as_json: bo
 )
 @click.argument("queue", type=_queue_name)
 @click.option("--key", type=name_of("The key"), metavar="KEY", help="Only for this key.")
-@click.option(
-    "--limit", type=whole_number(0, "a whole number from 0 on"), metavar="N", help="At most N run at a time. 0: none."
+@setting(
+    "limit",
+    "No limit (for a key: that of --per-key).",
+    "Set a limit, or none.",
+    type=whole_number(0, "a whole number from 0 on"),
+    metavar="N",
+    help="At most N run at a time. 0: none.",
 )
-@click.option("--no-limit", is_flag=True, help="No limit (for a key: that of --per-key).")
-@click.option(
-    "--per-key",
+@setting(
+    "per_key",
+    "No limit of each key.",
+    "Set a limit, or none.",
     type=whole_number(0, "a whole number from 0 on"),
     metavar="N",
     help="At most N of each key run at a time.",
 )
-@click.option("--no-per-key", is_flag=True, help="No limit of each key.")
-@click.option("--rate", type=rate_window, metavar="N/TIME", help="At most N start in any TIME.")
-@click.option("--no-rate", is_flag=True, help="No rate (for a key: that of --rate-per-key).")
-@click.option("--rate-per-key", type=rate_window, metavar="N/TIME", help="At most N of each key start in any TIME.")
-@click.option("--no-rate-per-key", is_flag=True, help="No rate of each key.")
+@setting(
+    "rate",
+    "No rate (for a key: that of --rate-per-key).",
+    "Set a rate, or none.",
+    type=rate_window,
+    metavar="N/TIME",
+    help="At most N start in any TIME.",
+)
+@setting(
+    "rate_per_key",
+    "No rate of each key.",
+    "Set a rate, or none.",
+    type=rate_window,
+    metavar="N/TIME",
+    help="At most N of each key start in any TIME.",
+)
 @click.option(
     "--weight",
     type=whole_number(1, "a whole number from 1 on"),
@@ -87,18 +95,7 @@ def queues(options: Connecting, queue: str | None, also: str | None, as_json: bo
 )
 @connecting
 def queues_set(
-    options: Connecting,
-    queue: str,
-    key: str | None,
-    limit: int | None,
-    no_limit: bool,
-    per_key: int | None,
-    no_per_key: bool,
-    rate: Window | None,
-    no_rate: bool,
-    rate_per_key: Window | None,
-    no_rate_per_key: bool,
-    weight: int | None,
+    options: Connecting, queue: str, key: str | None, changes: Mapping[str, Any], weight: int | None
 ) -> None:
     """Set how many tasks of a queue may run at a time, on all workers together, and how many may start in a time
     window: of all keys, of each key, or of one key; and the weight by which workers choose between keys. A change
@@ -112,32 +109,26 @@ def queues_set(
       sqlsem queues set mails --rate 1000/1m --rate-per-key 100/1m
       sqlsem queues set mails --no-per-key
     """
-    limits = ((limit, no_limit), (per_key, no_per_key))
-    rates = ((rate, no_rate), (rate_per_key, no_rate_per_key))
-    if any(value is not None and none for value, none in limits):
-        raise click.UsageError("Set a limit, or none.")
-    if any(value is not None and none for value, none in rates):
-        raise click.UsageError("Set a rate, or none.")
-    if weight is None and all(value is None and not none for value, none in (*limits, *rates)):
+    if weight is None and not changes:
         raise click.UsageError(
             "Say what to set: --limit, --per-key, --rate or --rate-per-key, each with or without --no-…, or --weight."
         )
     if key is None and weight is not None:
         raise click.UsageError("--weight goes with --key.")
-    if key is not None and (per_key is not None or no_per_key):
+    if key is not None and "per_key" in changes:
         raise click.UsageError("--per-key is of all keys of a queue; of one key it is --limit.")
-    if key is not None and (rate_per_key is not None or no_rate_per_key):
+    if key is not None and "rate_per_key" in changes:
         raise click.UsageError("--rate-per-key is of all keys of a queue; of one key it is --rate.")
     with options.coordinator(must_exist=True) as coordinator:
         target = coordinator.queue(queue)
-        if limit is not None or no_limit:
-            target.set_limit(limit, key=key)
-        if per_key is not None or no_per_key:
-            target.set_key_limit(per_key)
-        if rate is not None or no_rate:
-            target.set_rate(*_limit_and_window(rate), key=key)
-        if rate_per_key is not None or no_rate_per_key:
-            target.set_key_rate(*_limit_and_window(rate_per_key))
+        if "limit" in changes:
+            target.set_limit(changes["limit"], key=key)
+        if "per_key" in changes:
+            target.set_key_limit(changes["per_key"])
+        if "rate" in changes:
+            target.set_rate(*_limit_and_window(changes["rate"]), key=key)
+        if "rate_per_key" in changes:
+            target.set_key_rate(*_limit_and_window(changes["rate_per_key"]))
         if key is not None and weight is not None:
             target.set_weight(key, None if weight == 1 else weight)
         lines = list(describe_limits(target.limits()))

@@ -8,7 +8,7 @@ import click
 
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
-from sqlsem.cli.options import duration, json_option, name_of
+from sqlsem.cli.options import duration, json_option, name_of, one_name
 from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.rates import render_rates
 from sqlsem.util.printable import clean
@@ -21,11 +21,10 @@ _rate_name = name_of("The rate's name")
 @click.group(
     "rates", cls=Listing, invoke_without_command=True, short_help="Show rates: what is used of each window; set, reset."
 )
-@click.argument("name", required=False, type=_rate_name)
-@click.option("--name", "also", type=_rate_name, metavar="NAME", help="The name, should it be that of a command.")
+@one_name("name", _rate_name, "rate", "The name, should it be that of a command.")
 @json_option
 @connecting
-def rates(options: Connecting, name: str | None, also: str | None, as_json: bool) -> None:
+def rates(options: Connecting, name: str | None, as_json: bool) -> None:
     """Show rates, or one: each window, its limit, how much of it is used now, and the number of waiters.
 
     LIMIT is the lowest limit: of the programs that use the rate, and of an operator (`sqlsem rates set`). USED includes
@@ -39,19 +38,13 @@ def rates(options: Connecting, name: str | None, also: str | None, as_json: bool
       sqlsem rates set api 100 --per 1m
       sqlsem rates reset api
     """
-    if name is not None and also is not None:
-        raise click.UsageError("Name the rate once.")
-    name = name or also
     with options.coordinator(must_exist=True) as coordinator:
         windows = coordinator.admin.rates(name)
         waiting = {
             resource: len(coordinator.admin.entries(resource)) for resource in {rate.resource for rate in windows}
         }
-    if as_json:
-        output.print_json([{**rate.as_dict(), "waiting": waiting[rate.resource]} for rate in windows])
-    else:
-        console = output.console()
-        output.show(console, render_rates(windows, waiting, console.width, name))
+    plain = [{**rate.as_dict(), "waiting": waiting[rate.resource]} for rate in windows]
+    output.show_or_json(as_json, plain, lambda width: render_rates(windows, waiting, width, name))
 
 
 @rates.command("set", short_help="Set the limit of a rate, whatever programs declare.")

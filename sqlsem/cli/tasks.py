@@ -16,7 +16,7 @@ from sqlsem import tasks
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing, WithCommand
 from sqlsem.cli.known import unknown_queue
-from sqlsem.cli.options import a_lock, duration, json_option, most_option, name_of, whole_number
+from sqlsem.cli.options import a_lock, duration, json_option, most_option, name_of, one_name, whole_number
 from sqlsem.insight.reasons import TaskReason, task_reasons
 from sqlsem.insight.task_estimates import MAX_ENDED, MAX_OPEN
 from sqlsem.ops.terminal import output
@@ -24,7 +24,7 @@ from sqlsem.ops.terminal.tables import process_name, seconds_in_words
 from sqlsem.ops.terminal.tasks import STATES, counted, render_schedules, render_tasks
 from sqlsem.util.printable import clean
 from sqlsem.values import locks
-from sqlsem.values.errors import ConfigurationError, NotHeld, TaskFailed
+from sqlsem.values.errors import ConfigurationError, NotHeld
 from sqlsem.values.locks import Attempt, TaskEntry
 
 __all__ = ["put", "schedules", "tasks_"]
@@ -244,10 +244,7 @@ def _json_value(text: str) -> Any:
 @click.group(
     "tasks", cls=Listing, invoke_without_command=True, short_help="Show the tasks of work queues; log, retry, cancel."
 )
-@click.argument("queue", required=False, type=_queue_name)
-@click.option(
-    "--queue", "also", type=_queue_name, metavar="QUEUE", help="The queue, should it be named like a command."
-)
+@one_name("queue", _queue_name, "queue", "The queue, should it be named like a command.")
 @click.option("--status", type=click.Choice(STATES), help="Only tasks in this state.")
 @most_option(100)
 @click.option(
@@ -260,9 +257,7 @@ def _json_value(text: str) -> Any:
 )
 @json_option
 @connecting
-def tasks_(
-    options: Connecting, queue: str | None, also: str | None, status: str | None, maximum: int, page: int, as_json: bool
-) -> None:
+def tasks_(options: Connecting, queue: str | None, status: str | None, maximum: int, page: int, as_json: bool) -> None:
     """Show the tasks of one queue or all: open ones by queue, order, priority and number, then those that have ended,
     the newest first.
 
@@ -280,9 +275,6 @@ def tasks_(
       sqlsem tasks nightly --json | jq '.[] | select(.seconds > 60)'
       sqlsem tasks log 17
     """
-    if queue is not None and also is not None:
-        raise click.UsageError("Name the queue once.")
-    queue = queue or also
     with options.coordinator(must_exist=True) as coordinator:
         entries = coordinator.admin.tasks(queue, status, maximum=maximum + 1, skip=(page - 1) * maximum)
         why = _why(coordinator, entries, whole=status is None and page == 1, ended=len(entries) <= maximum)
@@ -339,28 +331,19 @@ def schedules(options: Connecting, as_json: bool) -> None:
     """
     with options.coordinator(must_exist=True) as coordinator:
         rows = coordinator.admin.schedules()
-    if as_json:
-        output.print_json([schedule.as_dict() for schedule in rows])
-    else:
-        console = output.console()
-        output.show(console, render_schedules(rows, console.width))
+    output.show_or_json(as_json, [row.as_dict() for row in rows], lambda width: render_schedules(rows, width))
 
 
-def _change_schedule(options: Connecting, name: str, action: str, done: str) -> int:
+def _change_schedule(options: Connecting, name: str, change: Callable[[sqlsem.Admin, str], object], done: str) -> None:
     with options.coordinator(must_exist=True) as coordinator:
-        try:
-            getattr(coordinator.admin, f"{action}_schedule")(name)
-        except NotHeld as exc:
-            output.print_error(exc)
-            return 1
+        change(coordinator.admin, name)
     output.echo(clean(f"Schedule {name} {done}."))
-    return 0
 
 
 @schedules.command("pause", short_help="Put no tasks of a schedule until it is resumed.")
 @click.argument("name")
 @connecting
-def schedules_pause(options: Connecting, name: str) -> int:
+def schedules_pause(options: Connecting, name: str) -> None:
     """Put no tasks of a schedule until it is resumed.
 
     \b
@@ -370,13 +353,13 @@ def schedules_pause(options: Connecting, name: str) -> int:
     \b
     Exit codes: 0 done, 1 there is no such schedule.
     """
-    return _change_schedule(options, name, "pause", "is paused")
+    _change_schedule(options, name, sqlsem.Admin.pause_schedule, "is paused")
 
 
 @schedules.command("resume", short_help="Resume a paused schedule.")
 @click.argument("name")
 @connecting
-def schedules_resume(options: Connecting, name: str) -> int:
+def schedules_resume(options: Connecting, name: str) -> None:
     """Resume a paused schedule. The due times since the pause are left out.
 
     \b
@@ -386,13 +369,13 @@ def schedules_resume(options: Connecting, name: str) -> int:
     \b
     Exit codes: 0 done, 1 there is no such schedule.
     """
-    return _change_schedule(options, name, "resume", "goes on")
+    _change_schedule(options, name, sqlsem.Admin.resume_schedule, "goes on")
 
 
 @schedules.command("remove", short_help="Remove a schedule.")
 @click.argument("name")
 @connecting
-def schedules_remove(options: Connecting, name: str) -> int:
+def schedules_remove(options: Connecting, name: str) -> None:
     """Remove a schedule. Its tasks that were put already stay.
 
     \b
@@ -402,7 +385,7 @@ def schedules_remove(options: Connecting, name: str) -> int:
     \b
     Exit codes: 0 done, 1 there is no such schedule.
     """
-    return _change_schedule(options, name, "remove", "was removed")
+    _change_schedule(options, name, sqlsem.Admin.remove_schedule, "was removed")
 
 
 @tasks_.command("log", short_help="Show every attempt at a task.")
@@ -510,7 +493,7 @@ def _each(options: Connecting, task_ids: Sequence[int], change: Callable[[sqlsem
 @click.option("--timeout", type=duration, help="Give up after this time.")
 @click.option("--allow-new", is_flag=True, help="Accept a queue that has never had a task.")
 @connecting
-def tasks_wait(options: Connecting, queue: str, timeout: float | None, allow_new: bool) -> int:
+def tasks_wait(options: Connecting, queue: str, timeout: float | None, allow_new: bool) -> None:
     """Wait until all tasks of a queue have ended, or a failed task holds up the others.
 
     \b
@@ -527,9 +510,4 @@ def tasks_wait(options: Connecting, queue: str, timeout: float | None, allow_new
             words = unknown_queue(coordinator, queue)
             if words is not None:
                 raise ConfigurationError(f"{words}; if the queue is new, add --allow-new")
-        try:
-            coordinator.queue(queue).join(timeout)
-        except TaskFailed as exc:
-            output.print_error(exc)
-            return 1
-    return 0
+        coordinator.queue(queue).join(timeout)

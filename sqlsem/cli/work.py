@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,7 +27,7 @@ from sqlsem.cli.here import folders_to_import_from, require_own_database, same_d
 from sqlsem.cli.known import unknown_queue
 from sqlsem.cli.options import duration, name_of, pass_url_option, shared_option
 from sqlsem.ops.terminal import output
-from sqlsem.ops.terminal.tables import fit, seconds_in_words, table
+from sqlsem.ops.terminal.tables import Column, seconds_in_words, table
 from sqlsem.ops.terminal.tasks import ready_in, shortened
 from sqlsem.util.printable import CleanFormatter, clean
 from sqlsem.util.threads import SupervisedThread, spawn
@@ -351,6 +352,16 @@ def _abort(crew: Crew, events: SimpleQueue[int | None], number: int, picture: Li
     os._exit(128 + number)
 
 
+#: The tasks of a worker, each as the texts of its cells.
+TASKS: tuple[Column[tuple[str, ...]], ...] = (
+    Column("ID", itemgetter(0), right=True),
+    Column("STATE", itemgetter(1)),
+    Column("FOR", itemgetter(2), right=True),
+    Column("THREAD", itemgetter(3), elastic=True),
+    Column("WHAT", itemgetter(4), elastic=True),
+)
+
+
 def render_worker(crew: Crew, width: int, leaving: bool = False) -> RenderableType:
     """Return the state of a worker for a terminal, at most ``width`` columns wide."""
     title = Text(no_wrap=True, overflow="ellipsis")
@@ -372,9 +383,7 @@ def render_worker(crew: Crew, width: int, leaving: bool = False) -> RenderableTy
         (str(e.task_id), "pending", ready_in(e), "", shortened(e.kind, e.body, e.note)) for e in view.pending[:SHOWN]
     ]
     if rows:
-        heads = ("ID", "STATE", "FOR", "THREAD", "WHAT")
-        widths = fit(heads, rows, width, elastic=(3, 4), indent=2)
-        parts.append(table(heads, rows, widths, right=(0, 2), state=1, indent=2))
+        parts.append(table(TASKS, rows, width, indent=2))
     for text in (view.held_up, view.error):
         if text:
             parts.append(Text(f"  {clean(text)}", style="red", no_wrap=True, overflow="ellipsis"))

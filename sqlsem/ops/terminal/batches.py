@@ -7,12 +7,30 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sqlsem.ops.terminal.tables import fit, local_time, process_name, seconds_in_words, table
+from sqlsem.ops.terminal.tables import Column, local_time, process_name, seconds_in_words, table
 from sqlsem.ops.terminal.tasks import shortened
 from sqlsem.util.printable import clean, first_line
-from sqlsem.values.locks import BatchEntry
+from sqlsem.values.locks import BatchEntry, PartEntry
 
 __all__ = ["render_batches"]
+
+
+def _note(part: PartEntry) -> str:
+    note = first_line(part.error)
+    if part.missing_for is not None:
+        note = f"[not found for {seconds_in_words(part.missing_for)}] {note}".rstrip()
+    return f"the last {note}".rstrip() if part.is_last else note
+
+
+PARTS: tuple[Column[PartEntry], ...] = (
+    Column("PART", lambda part: part.part, elastic=True),
+    Column("STATE", lambda part: part.status),
+    Column("TRIES", lambda part: str(part.attempt), right=True),
+    Column("FOR", lambda part: "" if part.seconds is None else seconds_in_words(part.seconds), right=True),
+    Column("STARTED", lambda part: local_time(part.started_at)),
+    Column("WHO", lambda part: process_name(part.host, part.pid), elastic=True),
+    Column("NOTE", _note, elastic=True),
+)
 
 
 def render_batches(batches: Sequence[BatchEntry], width: int, only: str | None = None) -> RenderableType:
@@ -33,19 +51,7 @@ def render_batches(batches: Sequence[BatchEntry], width: int, only: str | None =
         by = f" by {clean(batch.opened_by)}" if batch.opened_by else ""
         title.append(f"  opened {local_time(batch.opened_at)}{by}", style="dim")
         parts.append(title)
-        heads = ("PART", "STATE", "TRIES", "FOR", "STARTED", "WHO", "NOTE")
-        rows = []
-        for part in batch.parts:
-            note = first_line(part.error)
-            if part.missing_for is not None:
-                note = f"[not found for {seconds_in_words(part.missing_for)}] {note}".rstrip()
-            if part.is_last:
-                note = f"the last {note}".rstrip()
-            lasted = "" if part.seconds is None else seconds_in_words(part.seconds)
-            cells = (part.part, part.status, str(part.attempt), lasted, local_time(part.started_at))
-            rows.append((*cells, process_name(part.host, part.pid), note))
-        widths = fit(heads, rows, width, elastic=(0, 5, 6), indent=2)
-        parts.append(table(heads, rows, widths, right=(2, 3), state=1, indent=2))
+        parts.append(table(PARTS, batch.parts, width, indent=2))
         if batch.callback_status != "none":
             parts.append(_callback_in_words(batch))
     return Group(*parts)

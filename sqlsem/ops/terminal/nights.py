@@ -10,7 +10,7 @@ from rich.text import Text
 
 from sqlsem.insight.audit import Audit, Finding
 from sqlsem.insight.replay import Night, Replay
-from sqlsem.ops.terminal.tables import fit, process_name, seconds_in_words, table
+from sqlsem.ops.terminal.tables import Column, process_name, seconds_in_words, table
 from sqlsem.util.printable import clean
 from sqlsem.values.locks import Entry, Past
 from sqlsem.values.names import access_in_words
@@ -32,8 +32,16 @@ def _number(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _asked(row: Past | Entry) -> str:
-    return access_in_words(row.access, row.limit, row.weight)
+ROWS: tuple[Column[Past | Entry], ...] = (
+    Column("POS", lambda row: str(row.position), right=True),
+    Column("ASKED FOR", lambda row: access_in_words(row.access, row.limit, row.weight), elastic=True),
+    Column("ASKED", lambda row: _exact(row.requested_at)),
+    Column("LET IN", lambda row: _exact(row.granted_at)),
+    Column("ENDED", lambda row: _exact(row.ended_at if isinstance(row, Past) else None)),
+    Column("OUTCOME", lambda row: row.outcome if isinstance(row, Past) else row.state),
+    Column("WHO", lambda row: process_name(row.host, row.pid, row.requesting_id), elastic=True),
+    Column("NOTE", lambda row: row.note or row.program or "", elastic=True),
+)
 
 
 def _finding(finding: Finding, width: int) -> Iterable[RenderableType]:
@@ -41,21 +49,7 @@ def _finding(finding: Finding, width: int) -> Iterable[RenderableType]:
     title.append(f"{_exact(finding.at)}  {clean(finding.resource)}  position {finding.position}", style="bold red")
     yield title
     yield Text(f"  {clean(finding.words)}")
-    heads = ("POS", "ASKED FOR", "ASKED", "LET IN", "ENDED", "OUTCOME", "WHO", "NOTE")
-    rows = [
-        (
-            str(row.position),
-            _asked(row),
-            _exact(row.requested_at),
-            _exact(row.granted_at),
-            _exact(row.ended_at if isinstance(row, Past) else None),
-            row.outcome if isinstance(row, Past) else row.state,
-            process_name(row.host, row.pid, row.requesting_id),
-            row.note or row.program or "",
-        )
-        for row in finding.rows
-    ]
-    yield table(heads, rows, fit(heads, rows, width, elastic=(1, 6, 7), indent=2), right=(0,), indent=2)
+    yield table(ROWS, finding.rows, width, indent=2)
     yield Text("")
 
 
@@ -84,18 +78,18 @@ def render_audit(audit: Audit, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _cells(name: str, what: str, night: Night) -> tuple[str, ...]:
-    return (
-        name,
-        what,
-        f"{night.let_in:,}",
-        f"{night.gave_up:,}",
-        _moment(night.end),
-        seconds_in_words(night.wait_p50),
-        seconds_in_words(night.wait_p99),
-        seconds_in_words(night.wait_total),
-        "-" if night.use is None else f"{night.use:.0%}",
-    )
+#: The rows of a replay: the resource, "was" or "would be", and how it was then.
+NIGHTS: tuple[Column[tuple[str, str, Night]], ...] = (
+    Column("RESOURCE", lambda row: row[0], elastic=True),
+    Column("", lambda row: row[1]),
+    Column("LET IN", lambda row: f"{row[2].let_in:,}", right=True),
+    Column("GAVE UP", lambda row: f"{row[2].gave_up:,}", right=True),
+    Column("LAST LEFT", lambda row: _moment(row[2].end)),
+    Column("WAIT P50", lambda row: seconds_in_words(row[2].wait_p50), right=True),
+    Column("P99", lambda row: seconds_in_words(row[2].wait_p99), right=True),
+    Column("TOTAL", lambda row: seconds_in_words(row[2].wait_total), right=True),
+    Column("USE", lambda row: "-" if row[2].use is None else f"{row[2].use:.0%}", right=True),
+)
 
 
 def render_replay(replay: Replay, width: int, first: datetime | None) -> RenderableType:
@@ -108,18 +102,11 @@ def render_replay(replay: Replay, width: int, first: datetime | None) -> Rendera
     """
     if not replay.resources:
         return Text("Nobody has asked for anything in that time.")
-    heads = ("RESOURCE", "", "LET IN", "GAVE UP", "LAST LEFT", "WAIT P50", "P99", "TOTAL", "USE")
     nights = dict(replay.resources)
-    rows = [
-        cells
-        for name, night in nights.items()
-        for cells in (_cells(name, "was", night.was), _cells("", "would be", night.would))
-    ]
     if len(nights) > 1:
-        rows += [_cells("(all)", "was", replay.everything.was), _cells("", "would be", replay.everything.would)]
-    parts: list[RenderableType] = [
-        table(heads, rows, fit(heads, rows, width, elastic=(0,)), right=(2, 3, 5, 6, 7, 8)),
-    ]
+        nights["(all)"] = replay.everything
+    rows = [row for name, night in nights.items() for row in ((name, "was", night.was), ("", "would be", night.would))]
+    parts: list[RenderableType] = [table(NIGHTS, rows, width)]
     notes = [
         (replay.unfinished, "still hold or wait: taken to have ended now"),
         (replay.guessed, "had given up and would have got in: taken to hold as long as is usual there"),

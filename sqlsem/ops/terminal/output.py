@@ -10,7 +10,7 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -35,6 +35,7 @@ __all__ = [
     "print_usage",
     "say",
     "show",
+    "show_or_json",
     "write_error",
 ]
 
@@ -203,3 +204,12 @@ def show(target: Console, renderable: RenderableType) -> None:
     with target.capture() as captured:
         target.print(renderable)
     echo(*(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))
+
+
+def show_or_json(as_json: bool, plain: Any, render: Callable[[int], RenderableType]) -> None:
+    """Print a result: as JSON, or as ``render`` draws it within the width of the terminal."""
+    if as_json:
+        print_json(plain)
+    else:
+        target = console()
+        show(target, render(target.width))

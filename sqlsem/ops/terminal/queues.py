@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sqlsem.insight.reasons import Reason
 from sqlsem.insight.words import clock
-from sqlsem.ops.terminal.tables import fit, local_time, process_name, seconds_in_words, table
+from sqlsem.ops.terminal.tables import Column, local_time, process_name, seconds_in_words, table, tables
 from sqlsem.util.printable import clean
 from sqlsem.values.locks import Entry, Operation, Past, Resource
 from sqlsem.values.names import access_in_words
@@ -54,11 +54,6 @@ def as_dict(resource: Resource, entries: Iterable[Entry], reasons: Mapping[int, 
     }
 
 
-def _owner(owner: str | None) -> str:
-    """Return the thread's name, except for the main thread."""
-    return "" if owner in (None, "", "MainThread") else f" {owner}"
-
-
 def _why(reason: Reason | None) -> str:
     """Return a reason as short text, with the estimated time until the grant."""
     if reason is None:
@@ -66,24 +61,21 @@ def _why(reason: Reason | None) -> str:
     return reason.short if reason.enters is None else f"{reason.short}, ~{clock(reason.enters.likely)}"
 
 
-def _cells(entry: Entry) -> tuple[str, ...]:
-    process = process_name(entry.host, entry.pid, entry.requesting_id)
+def _program(entry: Entry) -> str:
+    """Return the program, and the thread's name, except for the main thread."""
+    owner = "" if entry.owner in (None, "", "MainThread") else f" {entry.owner}"
+    return f"{entry.program or ''}{owner}".strip()
+
+
+def _note(entry: Entry) -> str:
     note = entry.note or ""
     if entry.missing_for is not None:
         note = f"[not found for {seconds_in_words(entry.missing_for)}] {note}".rstrip()
-    return (
-        str(entry.position),
-        entry.state,
-        seconds_in_words(entry.seconds),
-        access_in_words(entry.access, entry.limit, entry.weight),
-        process,
-        f"{entry.program or ''}{_owner(entry.owner)}".strip(),
-        note,
-    )
+    return note
 
 
-def _without_program(row: tuple[str, ...]) -> tuple[str, ...]:
-    return row[:5] + row[6:]
+def _requester(row: Entry | Past) -> str:
+    return process_name(row.host, row.pid, row.requesting_id)
 
 
 def render_queues(
@@ -97,24 +89,19 @@ def render_queues(
     """
     if not queues:
         return Text("No request holds or waits." if only is None else f"Nobody holds or waits for {only!r}.")
-    heads: tuple[str, ...] = ("POS", "STATE", "FOR", "ACCESS", "WHO", "PROGRAM", "NOTE")
-    rows: dict[str, list[tuple[str, ...]]] = {
-        resource.resource: [_cells(entry) for entry in entries] for resource, entries in queues
-    }
-    if reasons:
-        heads = (*heads, "WHY")
-        for resource, entries in queues:
-            reason_texts = (_why(reasons.get(entry.position)) for entry in entries)
-            rows[resource.resource] = [
-                (*row, why) for row, why in zip(rows[resource.resource], reason_texts, strict=True)
-            ]
-        if width < NARROW:
-            heads = _without_program(heads)
-            rows = {name: [_without_program(row) for row in own] for name, own in rows.items()}
-    elastic = range(4, len(heads))
-    widths = fit(heads, [row for own in rows.values() for row in own], width, elastic=elastic, indent=2)
+    columns: tuple[Column[Entry], ...] = (
+        Column("POS", lambda entry: str(entry.position), right=True),
+        Column("STATE", lambda entry: entry.state),
+        Column("FOR", lambda entry: seconds_in_words(entry.seconds), right=True),
+        Column("ACCESS", lambda entry: access_in_words(entry.access, entry.limit, entry.weight)),
+        Column("WHO", _requester, elastic=True),
+        Column("PROGRAM", _program, elastic=True, shown=not reasons or width >= NARROW),
+        Column("NOTE", _note, elastic=True),
+        Column("WHY", lambda entry: _why((reasons or {}).get(entry.position)), elastic=True, shown=bool(reasons)),
+    )
     parts: list[RenderableType] = []
-    for resource, entries in queues:
+    drawn = tables(columns, [entries for _, entries in queues], width, indent=2)
+    for (resource, entries), rows in zip(queues, drawn, strict=True):
         title = Text(no_wrap=True, overflow="ellipsis")
         title.append(clean(resource.resource), style="bold")
         title.append(f"  {resource.holding} in, {resource.waiting} waiting")
@@ -132,8 +119,8 @@ def render_queues(
         if parts:
             parts.append(Text(""))
         parts.append(title)
-        if rows[resource.resource]:
-            parts.append(table(heads, rows[resource.resource], widths, right=(0, 2), state=1, indent=2))
+        if entries:
+            parts.append(rows)
     return Group(*parts)
 
 
@@ -148,22 +135,20 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
     """Return the output of ``sqlsem history``, at most ``width`` columns wide."""
     if not past:
         return Text("Nothing has finished yet.")
-    heads = ("POS", "RESOURCE", "ACCESS", "WAITED", "HELD", "ENDED", "OUTCOME", "WHO", "NOTE")
-    rows = [
-        (
-            str(row.position),
-            row.resource,
-            access_in_words(row.access, row.limit, row.weight),
-            seconds_in_words(row.waited),
-            "-" if row.held is None else seconds_in_words(row.held),
-            row.ended_at.astimezone().strftime("%m-%d %H:%M:%S"),
-            _ending(row),
-            process_name(row.host, row.pid, row.requesting_id),
-            row.note or row.program or "",
-        )
-        for row in past
-    ]
-    return table(heads, rows, fit(heads, rows, width, elastic=(1, 6, 7, 8)), right=(0, 3, 4))
+    return table(PAST, past, width)
+
+
+PAST: tuple[Column[Past], ...] = (
+    Column("POS", lambda row: str(row.position), right=True),
+    Column("RESOURCE", lambda row: row.resource, elastic=True),
+    Column("ACCESS", lambda row: access_in_words(row.access, row.limit, row.weight)),
+    Column("WAITED", lambda row: seconds_in_words(row.waited), right=True),
+    Column("HELD", lambda row: "-" if row.held is None else seconds_in_words(row.held), right=True),
+    Column("ENDED", lambda row: row.ended_at.astimezone().strftime("%m-%d %H:%M:%S")),
+    Column("OUTCOME", _ending, elastic=True),
+    Column("WHO", _requester, elastic=True),
+    Column("NOTE", lambda row: row.note or row.program or "", elastic=True),
+)
 
 
 def _done(operation: Operation) -> str:
@@ -186,20 +171,20 @@ def render_operations(operations: Sequence[Operation], width: int) -> Renderable
     """Return the output of ``sqlsem history --operations``, at most ``width`` columns wide."""
     if not operations:
         return Text("No operator has done anything yet.")
-    heads = ("WHEN", "LOGIN", "WHAT", "TO", "WHERE", "PROGRAM")
-    rows = [
-        (
-            operation.done_at.astimezone().strftime("%m-%d %H:%M:%S"),
-            operation.login or "",
-            _done(operation),
-            " ".join(
-                filter(
-                    None, (operation.resource or operation.queue, str(operation.position or operation.task_id or ""))
-                )
-            ),
-            process_name(operation.host, operation.pid),
-            operation.program or "",
-        )
-        for operation in operations
-    ]
-    return table(heads, rows, fit(heads, rows, width, elastic=(1, 2, 3, 4, 5)), right=())
+    return table(DONE, operations, width)
+
+
+def _object(operation: Operation) -> str:
+    """Return the resource or queue that an operator has changed, with the position or the task."""
+    name, number = operation.resource or operation.queue, operation.position or operation.task_id
+    return " ".join(filter(None, (name, str(number or ""))))
+
+
+DONE: tuple[Column[Operation], ...] = (
+    Column("WHEN", lambda operation: operation.done_at.astimezone().strftime("%m-%d %H:%M:%S")),
+    Column("LOGIN", lambda operation: operation.login or "", elastic=True),
+    Column("WHAT", _done, elastic=True),
+    Column("TO", _object, elastic=True),
+    Column("WHERE", lambda operation: process_name(operation.host, operation.pid), elastic=True),
+    Column("PROGRAM", lambda operation: operation.program or "", elastic=True),
+)

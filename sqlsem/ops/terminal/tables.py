@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
+from typing import Generic, TypeVar
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -12,7 +15,9 @@ from rich.segment import Segment
 from sqlsem.insight.words import process_name, seconds_in_words
 from sqlsem.util.printable import clean
 
-__all__ = ["fit", "line", "local_time", "process_name", "seconds_in_words", "table"]
+__all__ = ["Column", "fit", "line", "local_time", "process_name", "seconds_in_words", "table", "tables"]
+
+R = TypeVar("R")
 
 #: The least width of a column, in characters.
 MIN_COLUMN_WIDTH = 6
@@ -21,6 +26,25 @@ STYLES = {
     **{"waits": "yellow", "revoked": "red", "dead": "red"},
     **{"running": "green", "lost": "red", "failed": "red", "cancelled": "dim", "finished": "dim"},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[R]):
+    """A column of a table.
+
+    Attributes:
+        head: The text above it.
+        text: Returns the text of a row's cell.
+        right: Its cells are aligned to the right.
+        elastic: It is shortened if the table is too wide.
+        shown: False leaves it out.
+    """
+
+    head: str
+    text: Callable[[R], str]
+    right: bool = False
+    elastic: bool = False
+    shown: bool = True
 
 
 def local_time(moment: datetime | None) -> str:
@@ -81,25 +105,32 @@ def _cell(text: str, width: int, right: bool) -> str:
     return blanks + text if right else text + blanks
 
 
-def table(
-    heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    widths: Sequence[int],
-    *,
-    right: Collection[int],
-    state: int | None = None,
-    indent: int = 0,
-) -> RenderableType:
-    """Return a table without borders.
+def tables(
+    columns: Sequence[Column[R]], groups: Iterable[Iterable[R]], width: int, indent: int = 0
+) -> list[RenderableType]:
+    """Return a table without borders for each group of rows; all have columns of the same widths.
 
     Args:
-        heads: The heads of the columns.
-        rows: The cells of each row.
-        widths: The widths of the columns, in characters; see `fit`.
-        right: The columns that are aligned to the right.
-        state: The column that determines a row's colour.
+        columns: The columns. A column STATE decides the colour of each row.
+        groups: The rows.
+        width: The greatest width, in characters.
         indent: The number of blanks before every line.
     """
-    lines: list[tuple[str, Sequence[str]]] = [("dim", heads)]
-    lines += [("" if state is None else STYLES.get(row[state], ""), row) for row in rows]
-    return _Table(lines, widths, right, indent)
+    shown = [column for column in columns if column.shown]
+    heads = [column.head for column in shown]
+    texts = [[[column.text(row) for column in shown] for row in rows] for rows in groups]
+    elastic = [number for number, column in enumerate(shown) if column.elastic]
+    right = [number for number, column in enumerate(shown) if column.right]
+    widths = fit(heads, chain.from_iterable(texts), width, elastic=elastic, indent=indent)
+
+    def style(cells: Sequence[str]) -> str:
+        return STYLES.get(cells[heads.index("STATE")], "") if "STATE" in heads else ""
+
+    return [
+        _Table([("dim", heads), *((style(cells), cells) for cells in rows)], widths, right, indent) for rows in texts
+    ]
+
+
+def table(columns: Sequence[Column[R]], rows: Iterable[R], width: int, indent: int = 0) -> RenderableType:
+    """Return one table; see `tables`."""
+    return tables(columns, [rows], width, indent)[0]

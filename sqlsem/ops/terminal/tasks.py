@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sqlsem import bodies
 from sqlsem.insight.reasons import TaskReason
-from sqlsem.ops.terminal.tables import fit, local_time, process_name, seconds_in_words, table
+from sqlsem.ops.terminal.tables import Column, local_time, process_name, seconds_in_words, table
 from sqlsem.util.printable import clean, first_line
 from sqlsem.values.locks import QueueCounts, QueueLimit, Schedule, TaskEntry
 from sqlsem.values.rates import Window
@@ -105,38 +105,21 @@ def render_counts(
     """Return the output of ``sqlsem queues``, at most ``width`` columns wide."""
     if not queues:
         return Text("There are no tasks." if only is None else f"There are no tasks in {only!r}.")
-    heads = (
-        "QUEUE",
-        "PENDING",
-        "RUNNING",
-        "LOST",
-        "FINISHED",
-        "FAILED",
-        "CANCELLED",
-        "OLDEST",
-        "A MINUTE",
-        "HELD UP BY",
-        *(["LIMIT"] if limits else []),
-    )
     of_queue = {limit.queue: limit for limit in limits if limit.task_key is None}
-    rows = [
-        (
-            *(
-                counts.queue,
-                str(counts.pending),
-                str(counts.running),
-                str(counts.lost),
-                str(counts.finished),
-                str(counts.failed),
-            ),
-            *(str(counts.cancelled), "" if counts.oldest is None else seconds_in_words(counts.oldest)),
-            *(f"{counts.rate:.1f}", "" if counts.blocked_by is None else f"task {counts.blocked_by}"),
-            *([_limit(of_queue.get(counts.queue))] if limits else []),
-        )
-        for counts in queues
-    ]
-    widths = fit(heads, rows, width, elastic=(0, 4, 6, 8, 9, *([10] if limits else [])))
-    parts: list[RenderableType] = [table(heads, rows, widths, right=range(1, 9))]
+    columns: tuple[Column[QueueCounts], ...] = (
+        Column("QUEUE", lambda counts: counts.queue, elastic=True),
+        Column("PENDING", lambda counts: str(counts.pending), right=True),
+        Column("RUNNING", lambda counts: str(counts.running), right=True),
+        Column("LOST", lambda counts: str(counts.lost), right=True),
+        Column("FINISHED", lambda counts: str(counts.finished), right=True, elastic=True),
+        Column("FAILED", lambda counts: str(counts.failed), right=True),
+        Column("CANCELLED", lambda counts: str(counts.cancelled), right=True, elastic=True),
+        Column("OLDEST", lambda c: "" if c.oldest is None else seconds_in_words(c.oldest), right=True),
+        Column("A MINUTE", lambda counts: f"{counts.rate:.1f}", right=True, elastic=True),
+        Column("HELD UP BY", lambda c: "" if c.blocked_by is None else f"task {c.blocked_by}", elastic=True),
+        Column("LIMIT", lambda counts: _limit(of_queue.get(counts.queue)), elastic=True, shown=bool(limits)),
+    )
+    parts: list[RenderableType] = [table(columns, queues, width)]
     for counts in queues:
         if counts.blocked_by is not None:
             words = (
@@ -154,37 +137,35 @@ def render_schedules(schedules: Sequence[Schedule], width: int) -> RenderableTyp
     """Return the output of ``sqlsem schedules``, at most ``width`` columns wide."""
     if not schedules:
         return Text("There are no schedules.")
-    heads = ("NAME", "QUEUE", "EVERY", "ZONE", "NEXT", "LAST", "WHAT")
-    rows = [
-        (
-            *(schedule.name, schedule.queue, schedule.cron, schedule.time_zone),
-            f"paused by {schedule.paused_by}"
-            if schedule.paused_at is not None
-            else local_time(schedule.next_due) or "never",
-            *(local_time(schedule.last_due), shortened(schedule.kind, schedule.body, schedule.options.get("note"))),
-        )
-        for schedule in schedules
-    ]
-    return table(heads, rows, fit(heads, rows, width, elastic=(0, 1, 3, 4, 6)), right=())
+    return table(SCHEDULES, schedules, width)
 
 
-def _cells(
-    task: TaskEntry, why: TaskReason | None, *, with_priority: bool, with_queue: bool, with_key: bool
-) -> list[str]:
-    tries = str(task.attempt) if task.max_attempts == 1 else f"{task.attempt}/{task.max_attempts}"
-    when = task.ended_at or (task.claimed_at if task.status in ("running", "lost") else task.put_at)
-    lasted = "" if task.seconds is None else seconds_in_words(task.seconds)
-    return [
-        *(str(task.task_id), str(task.order), *([str(task.priority)] if with_priority else [])),
-        *("blocked" if task.blocked else task.status, tries, lasted, local_time(when)),
-        *([task.queue] if with_queue else []),
-        *([task.key or ""] if with_key else []),
-        *(
-            "" if why is None else why.short,
-            process_name(task.host, task.pid),
-            shortened(task.kind, task.body, task.note),
-        ),
-    ]
+def _next(schedule: Schedule) -> str:
+    paused = schedule.paused_at is not None
+    return f"paused by {schedule.paused_by}" if paused else local_time(schedule.next_due) or "never"
+
+
+def _scheduled(schedule: Schedule) -> str:
+    return shortened(schedule.kind, schedule.body, schedule.options.get("note"))
+
+
+SCHEDULES: tuple[Column[Schedule], ...] = (
+    Column("NAME", lambda schedule: schedule.name, elastic=True),
+    Column("QUEUE", lambda schedule: schedule.queue, elastic=True),
+    Column("EVERY", lambda schedule: schedule.cron),
+    Column("ZONE", lambda schedule: schedule.time_zone, elastic=True),
+    Column("NEXT", _next, elastic=True),
+    Column("LAST", lambda schedule: local_time(schedule.last_due)),
+    Column("WHAT", _scheduled, elastic=True),
+)
+
+
+def _tries(task: TaskEntry) -> str:
+    return str(task.attempt) if task.max_attempts == 1 else f"{task.attempt}/{task.max_attempts}"
+
+
+def _when(task: TaskEntry) -> str:
+    return local_time(task.ended_at or (task.claimed_at if task.status in ("running", "lost") else task.put_at))
 
 
 def render_tasks(
@@ -194,35 +175,26 @@ def render_tasks(
     if not tasks:
         return Text("There are no such tasks." if only is None else f"There are no such tasks in {only!r}.")
     reasons = why or {}
-    keyed = any(task.key is not None for task in tasks)
-    ranked = any(task.priority for task in tasks)
-    rows = [
-        _cells(task, reasons.get(task.task_id), with_priority=ranked, with_queue=only is None, with_key=keyed)
-        for task in tasks
-    ]
     held_up = Counter(
         reasons[task.task_id].behind[0].task_id
         for task in tasks
         if task.task_id in reasons and any(other.status == "failed" for other in reasons[task.task_id].behind)
     )
-    extra_heads = [*(["QUEUE"] if only is None else []), *(["KEY"] if keyed else [])]
-    heads = [
-        "ID",
-        "ORDER",
-        *(["PRIORITY"] if ranked else []),
-        "STATE",
-        "TRIES",
-        "FOR",
-        "WHEN",
-        *extra_heads,
-        "WHY",
-        "WHO",
-        "WHAT",
-    ]
-    state = heads.index("STATE")
-    widths = fit(heads, rows, width, elastic=range(state + 4, len(heads)))
-    right = (*range(state), heads.index("FOR"))
-    parts: list[RenderableType] = [table(heads, rows, widths, right=right, state=state)]
+    columns: tuple[Column[TaskEntry], ...] = (
+        Column("ID", lambda task: str(task.task_id), right=True),
+        Column("ORDER", lambda task: str(task.order), right=True),
+        Column("PRIORITY", lambda task: str(task.priority), right=True, shown=any(task.priority for task in tasks)),
+        Column("STATE", lambda task: "blocked" if task.blocked else task.status),
+        Column("TRIES", _tries),
+        Column("FOR", lambda task: "" if task.seconds is None else seconds_in_words(task.seconds), right=True),
+        Column("WHEN", _when),
+        Column("QUEUE", lambda task: task.queue, elastic=True, shown=only is None),
+        Column("KEY", lambda task: task.key or "", elastic=True, shown=any(task.key is not None for task in tasks)),
+        Column("WHY", lambda t: reasons[t.task_id].short if t.task_id in reasons else "", elastic=True),
+        Column("WHO", lambda task: process_name(task.host, task.pid), elastic=True),
+        Column("WHAT", lambda task: shortened(task.kind, task.body, task.note), elastic=True),
+    )
+    parts: list[RenderableType] = [table(columns, tasks, width)]
     failures = [task for task in tasks if task.status in ("failed", "pending", "cancelled") and task.error]
     if failures:
         parts.append(Text(""))
