@@ -15,11 +15,12 @@ from sqlsem.api.admin import Admin
 from sqlsem.api.coordinator import Coordinator, connect
 from sqlsem.api.default import configure, default, default_url
 from sqlsem.api.leader import Leader, Term, leader
-from sqlsem.api.locks import Lock, adopt, all_of, limit, mutex, read, stage, write
-from sqlsem.api.once import Once, Run, once
-from sqlsem.api.rates import Rate, RateGrant, rate
+from sqlsem.api.locks import Lock, adopt
+from sqlsem.api.once import Once, Run
+from sqlsem.api.rates import Rate, RateGrant
 from sqlsem.batches import Batch, batch
 from sqlsem.client.event_bus import Subscription, global_bus
+from sqlsem.client.factories import ModuleFactories
 from sqlsem.client.grants import Grant
 from sqlsem.engines import Database
 from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
@@ -100,6 +101,15 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 on = global_bus.on
+_functions = ModuleFactories(Lock, Rate, Once)
+mutex = _functions.mutex
+limit = _functions.limit
+read = _functions.read
+write = _functions.write
+stage = _functions.stage
+all_of = _functions.all_of
+rate = _functions.rate
+once = _functions.once
 logging.getLogger("sqlsem").addFilter(CleanFilter())
 
 

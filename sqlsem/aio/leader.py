@@ -9,9 +9,11 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sqlsem.aio.driver import awaited, call_in_thread, this_task
+from sqlsem.aio.grants import Grant
+from sqlsem.aio.locks import Lock
 from sqlsem.aio.wakeup import SignalWakeup
 from sqlsem.client.leader import (
     LONGEST_PAUSE_SECONDS,
@@ -23,12 +25,8 @@ from sqlsem.client.leader import (
     watch_sigterm,
 )
 from sqlsem.client.operations.backoff import backoff_delays
-from sqlsem.client.operations.terms import Terms
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.locks import check_call
-
-if TYPE_CHECKING:
-    from sqlsem import aio  # for types only: it imports this module
 
 __all__ = ["Callback", "Leader", "Term"]
 
@@ -51,13 +49,13 @@ class Term:
         self.ending = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._on_stopped = on_stopped
-        self._grant: aio.Grant | None = None
+        self._grant: Grant | None = None
         self._leads = False
         self._released = False
         self._stopping: asyncio.Task[None] | None = None
 
     @property
-    def grant(self) -> aio.Grant:
+    def grant(self) -> Grant:
         """The grant of the term's mutex."""
         assert self._grant is not None
         return self._grant
@@ -87,7 +85,7 @@ class Term:
             self._released = True
             await self.grant.release()
 
-    def _begin(self, grant: aio.Grant) -> None:
+    def _begin(self, grant: Grant) -> None:
         self._grant = grant
         grant.state.loss_callbacks.append(self._was_lost)
         self._leads = grant.state.why_lost is None
@@ -147,7 +145,7 @@ class Term:
 class _Block:
     """The block of one task: from the request for its term to the end of the term."""
 
-    def __init__(self, term: Term, lock: aio.Lock) -> None:
+    def __init__(self, term: Term, lock: Lock) -> None:
         self.term, self.lock = term, lock
         self._task = this_task()
         self._terminated = False
@@ -192,14 +190,12 @@ class Leader:
     def __init__(
         self,
         election: LeaderElection,
-        make_lock: Callable[[Terms], aio.Lock],
         on_started: Callback | None,
         on_stopped: Callback | None,
         handle_sigterm: bool,
         cancel_on_lost: bool,
     ) -> None:
         self._election = election
-        self._make_lock = make_lock
         for option, callback in (("on_started", on_started), ("on_stopped", on_stopped)):
             if callback is not None:
                 check_call(option, callback)
@@ -234,7 +230,7 @@ class Leader:
 
     async def __aenter__(self) -> Term:
         term = Term(self._election.name, self._on_stopped)
-        block = _Block(term, self._make_lock(self._election.terms(None, self._cancel_on_lost)))
+        block = _Block(term, Lock(self._election.terms(None, self._cancel_on_lost)))
         try:
             if self._handle_sigterm:
                 block.begin()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sqlsem.aio.driver import Driver, call_in_thread, run_generator, this_caller, this_task
+from sqlsem.aio.grants import Grant
+from sqlsem.aio.locks import Lock
 from sqlsem.client.once import Period, Periodic, release_after_interrupt
-from sqlsem.client.operations.terms import Terms
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Duration, OnceEntry
-
-if TYPE_CHECKING:
-    from sqlsem import aio  # for types only: it imports this module
 
 __all__ = ["Once", "Run"]
 
@@ -29,7 +27,7 @@ class Run:
         grant: The grant of the mutex ``once:<name>``, which the run holds until it ends.
     """
 
-    def __init__(self, driver: Driver, period: Period, lock: aio.Lock, grant: aio.Grant) -> None:
+    def __init__(self, driver: Driver, period: Period, lock: Lock, grant: Grant) -> None:
         self.name = period.name
         self.grant = grant
         self._driver = driver
@@ -74,9 +72,8 @@ class Run:
 class Once:
     """A job that runs once per period, as `sqlsem.Once`; made by `sqlsem.aio.once`."""
 
-    def __init__(self, periodic: Periodic, make_lock: Callable[[Terms], aio.Lock]) -> None:
+    def __init__(self, periodic: Periodic) -> None:
         self._periodic = periodic
-        self._make_lock = make_lock
         self._runs: weakref.WeakKeyDictionary[asyncio.Task[Any], list[Run | None]] = weakref.WeakKeyDictionary()
 
     async def begin(self, blocking: bool = True, timeout: Duration | None = -1) -> Run | None:
@@ -91,7 +88,7 @@ class Once:
         await driver.enter()
         if not await run_generator(period.due(client, None), driver.execute_effect):
             return None, False
-        lock = self._make_lock(self._periodic.terms)
+        lock = Lock(self._periodic.terms)
         try:
             if not await lock.acquire(timeout=timeout):
                 return None, True

@@ -13,19 +13,14 @@ from sqlsem.api.once import Once
 from sqlsem.api.rates import Rate
 from sqlsem.batches import Batch
 from sqlsem.client.client import DatabaseClient
+from sqlsem.client.factories import Factories
 from sqlsem.client.grants import Grant
 from sqlsem.client.held.registry import LostCallback
 from sqlsem.client.leader import LeaderElection
-from sqlsem.client.once import Period, Periodic
-from sqlsem.client.operations import terms
-from sqlsem.client.operations.terms import Name
 from sqlsem.client.options import (
     BatchOptions,
     ConnectOptions,
-    GroupOptions,
-    LockOptions,
     QueueOptions,
-    RateOptions,
     check_options,
     shows_options,
 )
@@ -34,7 +29,6 @@ from sqlsem.engines.protocol import Capability
 from sqlsem.tasks import Queue
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Duration, check_duration
-from sqlsem.values.rates import Windows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Coordinator", "connect", "coordinator_of"]
 
 
-class Coordinator:
+class Coordinator(Factories[Lock, Rate, Once]):
     """The locks, queues and batches of one database. `sqlsem.connect` makes it. Use it in a ``with`` block, or `close`
     it; at the end of the process it closes by itself.
 
@@ -52,6 +46,10 @@ class Coordinator:
     ...     with coordinator.mutex("nightly"):
     ...         load()
     """
+
+    _lock = Lock
+    _rate = Rate
+    _once = Once
 
     def __init__(
         self,
@@ -88,7 +86,6 @@ class Coordinator:
         self._begin(DatabaseClient(engine, retry))
 
     def _begin(self, client: DatabaseClient) -> None:
-        #: For the package; programs have no use for it.
         self.client = client
         #: The calls of operators: ``coordinator.admin.pause("etl")``; see `sqlsem.Admin`.
         self.admin = Admin(client)
@@ -112,50 +109,6 @@ class Coordinator:
 
     # -- locks, queues, batches ---------------------------------------------------------------------------------
 
-    @shows_options(LockOptions)
-    def mutex(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
-        """See `sqlsem.mutex`."""
-        return Lock(terms.mutex(name, options, self.client))
-
-    @shows_options(LockOptions)
-    def limit(self, name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
-        """See `sqlsem.limit`."""
-        return Lock(terms.limit(name, limit, weight, options, self.client))
-
-    @shows_options(LockOptions)
-    def read(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
-        """See `sqlsem.read`."""
-        return Lock(terms.read(name, options, self.client))
-
-    @shows_options(LockOptions)
-    def write(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
-        """See `sqlsem.write`."""
-        return Lock(terms.write(name, options, self.client))
-
-    @shows_options(LockOptions)
-    def stage(self, name: Name, order: int, **options: Unpack[LockOptions]) -> Lock:
-        """See `sqlsem.stage`."""
-        return Lock(terms.stage(name, order, options, self.client))
-
-    @shows_options(RateOptions)
-    def rate(
-        self,
-        name: Name,
-        limit: int | Windows | None = None,
-        per: Duration | None = None,
-        *,
-        cost: int = 1,
-        burst: int | None = None,
-        **options: Unpack[RateOptions],
-    ) -> Rate:
-        """See `sqlsem.rate`."""
-        return Rate(terms.rate(name, limit, per, cost, burst, options, self.client))
-
-    @shows_options(GroupOptions)
-    def all_of(self, *several: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
-        """See `sqlsem.all_of`. The locks must be made by this coordinator."""
-        return Lock(terms.all_of(several, options, self.client))
-
     def adopt(self, token: str, *, on_lost: LostCallback | None = None) -> Grant:
         """See `sqlsem.adopt`."""
         return adopt_in(self.client, token, on_lost)
@@ -172,19 +125,6 @@ class Coordinator:
     ) -> Leader:
         """See `sqlsem.leader`."""
         return Leader(LeaderElection(name, info, timeout, self.client), on_started, on_stopped, handle_sigterm)
-
-    def once(
-        self,
-        name: str,
-        per: Duration,
-        *,
-        offset: Duration = 0,
-        note: str | None = None,
-        timeout: Duration | None = None,
-        on_lost: LostCallback | None = None,
-    ) -> Once:
-        """See `sqlsem.once`."""
-        return Once(Periodic(Period(name, per, offset), note, timeout, on_lost, self.client))
 
     @shows_options(QueueOptions)
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:

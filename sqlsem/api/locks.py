@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.api.rates import Rate, RateGrant
+from sqlsem.api.rates import RateGrant
 from sqlsem.client import defaults
 from sqlsem.client.blocking import require_no_event_loop
 from sqlsem.client.callers import this_thread
@@ -22,13 +22,11 @@ from sqlsem.client.effects import run_generator, run_operation
 from sqlsem.client.grants import Grant, release_grant
 from sqlsem.client.held.lock_grants import HeldGrants, UnownedGrants
 from sqlsem.client.held.registry import GrantState, HeldGrant, LostCallback, ReleaseToken, release_later
-from sqlsem.client.operations import terms
 from sqlsem.client.operations.acquire import locked
 from sqlsem.client.operations.acquire_by_priority import acquisition_class
 from sqlsem.client.operations.acquire_rate import RateAcquisition, RateGroupAcquisition, split
 from sqlsem.client.operations.handover import Adoption
-from sqlsem.client.operations.terms import AnyRequest, Name, Terms
-from sqlsem.client.options import GroupOptions, ModuleLockOptions, shows_options
+from sqlsem.client.operations.terms import AnyRequest, Terms
 from sqlsem.util import runtime
 from sqlsem.util.permits import Permit
 from sqlsem.util.threads import safe_logger as log
@@ -37,11 +35,9 @@ from sqlsem.values.locks import Duration
 from sqlsem.values.rates import RateRequest
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from sqlsem import aio  # at run time when it is first used: programs without asyncio need not load it
 
-__all__ = ["Lock", "adopt", "adopt_in", "all_of", "limit", "mutex", "read", "stage", "write"]
+__all__ = ["Lock", "adopt", "adopt_in"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -315,93 +311,6 @@ class _Block:
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
         self._lock.__exit__(exc_type, exc, traceback)
-
-
-@shows_options(ModuleLockOptions)
-def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """Make a mutex: one holder at a time, in all processes, in the order of the requests.
-
-    Args:
-        name: The resource, 1 to 255 characters; for a decorator also a function that returns the name from the call's
-            arguments.
-        options: All are optional:
-
-            - ``note``: A text for readers of the queue (``sqlsem ls``).
-            - ``priority``: 0 to 99, if an operator has set priorities for the resource (``sqlsem set etl
-              --priorities``): waiters of higher priority go first. See the guide to priorities.
-            - ``timeout``: How long ``with`` waits before `Timeout`: seconds, ``"10m"``, a `timedelta`; None (the
-              default) for ever.
-            - ``reentrant``: The holding thread may acquire the lock again.
-            - ``on_lost``: Called with the grant, from another thread, when the lock is lost.
-            - ``cancel_on_lost``: With ``async with``: cancel the task when the lock is lost; its block then ends with
-              `LockLost`.
-            - ``coordinator``: The database; by default that of `sqlsem.configure`.
-
-    Raises:
-        Timeout: Not granted in time (``with`` and decorator; `Lock.acquire` returns False).
-        LockLost: At the end of the block, if the lock was lost inside it.
-        ConfigurationError: An invalid name or option.
-
-    >>> with sqlsem.mutex("nightly", timeout=60) as grant:  # doctest: +SKIP
-    ...     load(fence=grant.fence)
-    """
-    return Lock(terms.mutex(name, options))
-
-
-@shows_options(ModuleLockOptions)
-def limit(name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """Make a semaphore: at most ``limit`` holders at a time, in all processes; a holder of ``weight`` n counts as n. A
-    thread may hold several grants while there is room.
-
-    A heavy request at the head of the queue blocks lighter ones behind it, so it never starves. If programs declare
-    different limits for the same resource, the lowest of those in the queue ahead counts. Options as for `mutex`.
-
-    Without ``limit`` the operator's limit applies. The operator sets it (``sqlsem set etl --limit 5``, or for many
-    names: ``sqlsem set 'tenant:*' --limit 4``), and may change it while programs run. If none is set, a request raises
-    `ConfigurationError`, which names that command.
-
-    >>> @sqlsem.limit("etl", 3)  # doctest: +SKIP
-    ... def load(table): ...
-    """
-    return Lock(terms.limit(name, limit, weight, options))
-
-
-@shows_options(ModuleLockOptions)
-def read(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """Make a read lock: readers hold it together, but with no writer. A waiting writer blocks later readers. Options as
-    for `mutex`.
-    """
-    return Lock(terms.read(name, options))
-
-
-@shows_options(ModuleLockOptions)
-def write(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """Make a write lock: its holder excludes all readers and other writers. Options as for `mutex`."""
-    return Lock(terms.write(name, options))
-
-
-@shows_options(ModuleLockOptions)
-def stage(name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
-    """Make a stage lock: holders of the same order share it; a request waits for all earlier requests of other orders.
-    Options as for `mutex`.
-    """
-    return Lock(terms.stage(name, order, options))
-
-
-@shows_options(GroupOptions)
-def all_of(*locks: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
-    """Combine several locks into one. It gets all positions at once, so two such locks never wait for each other.
-
-    Rates may be among them. Their costs are taken when all locks are granted, and returned if the timeout passes before
-    everything is granted. `Grant.adjust` corrects a cost.
-
-    The locks must be on different resources of one database. Their own options ``timeout``, ``reentrant``, ``on_lost``
-    and ``cancel_on_lost`` are ignored: give these options to all_of.
-
-    >>> with sqlsem.all_of(sqlsem.mutex("a"), sqlsem.limit("b", 2)):  # doctest: +SKIP
-    ...     move()
-    """
-    return Lock(terms.all_of(locks, options))
 
 
 def adopt(token: str, *, on_lost: LostCallback | None = None, coordinator: Coordinated | None = None) -> Grant:

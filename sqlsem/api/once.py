@@ -11,17 +11,15 @@ from sqlsem.api.locks import Lock
 from sqlsem.client.blocking import require_no_event_loop
 from sqlsem.client.callers import this_thread
 from sqlsem.client.client import DatabaseClient
-from sqlsem.client.defaults import Coordinated
 from sqlsem.client.effects import run_generator
 from sqlsem.client.grants import Grant
-from sqlsem.client.held.registry import LostCallback
 from sqlsem.client.once import Period, Periodic, release_after_interrupt
 from sqlsem.values.locks import Duration, OnceEntry
 
 if TYPE_CHECKING:
     from sqlsem import aio  # for types only; `_aio` imports it at its first use, so that only asyncio programs load it
 
-__all__ = ["Once", "Run", "once"]
+__all__ = ["Once", "Run"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -147,7 +145,7 @@ class Once:
     def _aio(self) -> aio.Once:
         from sqlsem import aio  # at the first use only
 
-        aio_once: aio.Once = self.__dict__.setdefault("_awaited", aio.Once(self._periodic, aio.Lock))
+        aio_once: aio.Once = self.__dict__.setdefault("_awaited", aio.Once(self._periodic))
         return aio_once
 
     async def __aenter__(self) -> aio.Run | None:
@@ -170,48 +168,3 @@ class Once:
 
     def __repr__(self) -> str:
         return f"<Once {self._periodic}>"
-
-
-def once(
-    name: str,
-    per: Duration,
-    *,
-    offset: Duration = 0,
-    note: str | None = None,
-    timeout: Duration | None = None,
-    on_lost: LostCallback | None = None,
-    coordinator: Coordinated | None = None,
-) -> Once:
-    """Run a job once per period, for all processes together: one caller runs, and the others wait until it ends. If its
-    block ends without an error, the job is done, and they have nothing to do; after an error the next caller runs.
-
-    ``with`` gives the `Run`, or None if there is nothing to do.
-
-    Args:
-        name: The name of the job, 1 to 250 characters. A run holds the mutex ``once:<name>``, visible to all.
-        per: The length of a period, from 1 second to 366 days: ``"1h"``, ``"1d"``. Periods are its multiples since
-            1970 in UTC (of a week: from Thursday on), by the database's clock. A run counts for the period in which it
-            was granted, also if it ends later.
-        offset: Moves the beginning of the periods: ``per="1d", offset="6h"`` begins at 6:00 UTC.
-        note: A text for readers of the queue, while the job runs.
-        timeout: How long ``with`` waits for another run before `Timeout`; None (the default) for ever.
-        on_lost: Called with the grant, from another thread, when the lock is lost.
-        coordinator: The coordinator of the database; left out, the default one.
-
-    Raises:
-        Timeout: Another run did not end in time.
-        LockLost: At the end of the block, if the lock was lost inside it: the job is not done.
-        Deadlock: This thread runs the job already.
-        ConfigurationError: An invalid name, period or offset, or an engine without periodic runs.
-        Unavailable: The database is out of reach.
-
-    If a process dies during the job, the job is not done. If it dies after the work, but before the run is recorded as
-    done, the next caller does the work again: the work must tolerate that.
-
-    >>> with sqlsem.once("report", per="1d") as run:  # doctest: +SKIP
-    ...     if run:
-    ...         send_report()
-    >>> @sqlsem.once("report", per="1d")  # doctest: +SKIP
-    ... def send_report(): ...
-    """
-    return Once(Periodic(Period(name, per, offset), note, timeout, on_lost, None, coordinator))

@@ -11,20 +11,16 @@ from sqlsem.client.blocking import require_no_event_loop
 from sqlsem.client.callers import this_thread
 from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import run_generator, run_operation
-from sqlsem.client.operations import terms
 from sqlsem.client.operations.acquire_rate import RateAcquisition, split
 from sqlsem.client.operations.rate_grants import BaseRateGrant, adjusting
-from sqlsem.client.operations.terms import AnyRequest, Name, Terms
-from sqlsem.client.options import ModuleRateOptions, shows_options
+from sqlsem.client.operations.terms import AnyRequest, Terms
 from sqlsem.values.locks import Duration
-from sqlsem.values.rates import RateRequest, Windows
+from sqlsem.values.rates import RateRequest
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from sqlsem import aio  # for types only; `_aio` imports it at its first use, so that only asyncio programs load it
 
-__all__ = ["Rate", "RateGrant", "rate"]
+__all__ = ["Rate", "RateGrant"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -136,52 +132,3 @@ class Rate:
 
     def __repr__(self) -> str:
         return f"<Rate {self.terms}>"
-
-
-@shows_options(ModuleRateOptions)
-def rate(
-    name: Name,
-    limit: int | Windows | None = None,
-    per: Duration | None = None,
-    *,
-    cost: int = 1,
-    burst: int | None = None,
-    **options: Unpack[ModuleRateOptions],
-) -> Rate:
-    """Allow at most ``limit`` in any stretch of time as long as ``per``, for all processes together, in the order of
-    asking.
-
-    Only the database's clock counts. Waiters are in the queue of the resource ``rate:NAME``, visible to all (``sqlsem
-    ls``). Later requests do not overtake them, even if they cost less. If programs declare different limits for the
-    same rate, all of them apply: the lowest limit of a window counts, and windows of different lengths count together.
-    A declared limit counts until the last request that has declared it is out of its window. An operator's limit
-    (`Admin.set_rate`, ``sqlsem rates set``) always counts.
-
-    Args:
-        name: The name of the rate, 1 to 250 characters; for a decorator also a function that returns the name from the
-            call's arguments.
-        limit: How much may be used in the window; or several windows at once: ``{"1s": 10, "1h": 1000}``. Left out,
-            together with ``per``, the operator's limit applies.
-        per: The window: seconds, ``"1m"``, a `timedelta`; from a millisecond to 24 days.
-        cost: How much one block or call uses: from 1 to the limit.
-        burst: How much may be used at once; after that the limit comes back evenly (100 in a minute: 1 in 0.6 s). Left
-            out, the whole limit may be used at once. Needs a single window.
-        options: All of them may be left out:
-
-            - ``note``: A text for readers of the queue.
-            - ``timeout``: How long ``with`` waits before `Timeout`; None (the default) for ever.
-            - ``coordinator``: The coordinator of the database; left out, the default one.
-
-    Raises:
-        Timeout: Not granted in time (``with`` and decorator; `Rate.take` returns None).
-        LockLost: The request's position in the queue was lost.
-        ConfigurationError: An invalid name, number or option; an engine without rates.
-        Unavailable: The database is out of reach.
-
-    A window is kept in a hundred parts, each of which counts until all of it is over. So the limit is never exceeded,
-    and a request may wait a hundredth of the window too long.
-
-    >>> @sqlsem.rate("api", 100, per="1m")  # doctest: +SKIP
-    ... def ask(question): ...
-    """
-    return Rate(terms.rate(name, limit, per, cost, burst, options))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from sqlsem.client.client import DatabaseClient
-from sqlsem.client.defaults import Coordinated, client_of
+from sqlsem.client.defaults import client_of
 from sqlsem.client.effects import Call, Effects
 from sqlsem.client.held.registry import BaseGrant, LostCallback, ReleaseToken, release_later
 from sqlsem.client.operations import terms
@@ -85,16 +85,15 @@ class Periodic:
         note: str | None,
         timeout: Duration | None,
         on_lost: LostCallback | None,
+        cancel_on_lost: bool,
         client: DatabaseClient | None,
-        coordinator: Coordinated | None = None,
-        cancel_on_lost: bool = False,
     ) -> None:
         self.period = period
-        self._given = client if coordinator is None else client_of(coordinator)
+        self._given = client
         self.terms: Terms = terms.own_mutex(
             period.resource,
             {"note": note, "timeout": timeout, "on_lost": on_lost, "cancel_on_lost": cancel_on_lost},
-            self._given,
+            client,
         )
 
     @property

@@ -551,6 +551,21 @@ def test_cancel_on_lost(run, connect, database, name):
     run(main())
 
 
+def test_cancel_on_lost_of_a_periodic_run(run, connect, database, name):
+    coordinator = connect(grace=GRACE)
+
+    async def main():
+        for once in (coordinator.once, coordinator.aio.once):
+            with pytest.raises(sqlsem.LockLost):
+                async with once(name, per="1h", cancel_on_lost=True) as periodic_run:
+                    remove(database, periodic_run.grant.position)
+                    await asyncio.sleep(PATIENCE)
+
+    run(main())
+    with pytest.raises(sqlsem.ConfigurationError, match="cancel_on_lost"):
+        connect().once(name, per="1h", cancel_on_lost=True).begin()
+
+
 def test_cancel_on_lost_in_a_reentrant_block(run, connect, database, name):
     coordinator = connect(grace=GRACE)
 

@@ -20,7 +20,7 @@ def public_callables():
     for module in MODULES:
         for name in module.__all__:
             value = getattr(module, name)
-            if inspect.isfunction(value):
+            if inspect.isroutine(value):
                 yield pytest.param(value, id=f"{module.__name__}.{name}")
             if inspect.isclass(value) and not issubclass(value, BaseException):
                 for member, method in inspect.getmembers(value, inspect.isfunction):

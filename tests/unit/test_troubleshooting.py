@@ -18,7 +18,7 @@ ERRORS = {
 ABOUT_WHAT_IS_WRITTEN = (
     *(
         "adapters/",
-        "aio/__init__.py",
+        "aio/locks.py",
         "aio/once.py",
         "aio/rates.py",
         "bodies/",
