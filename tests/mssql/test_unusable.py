@@ -190,10 +190,14 @@ def test_doctor_names_the_role_that_a_login_lacks(tds, reach):
             "sqlsem: the compatibility level of this database is below 130; ALTER DATABASE CURRENT SET "
             "COMPATIBILITY_LEVEL = 130",
         ),
+        (
+            r"ProductBuild",
+            "sqlsem: this is SQL Server 2016 without a service pack; install Service Pack 1 or later",
+        ),
     ],
-    ids=["owner", "level"],
+    ids=["owner", "level", "build"],
 )
-def test_init_refuses_another_owner_and_an_old_level(tds, run, pattern, words):
+def test_init_refuses_another_owner_and_an_old_server(tds, run, pattern, words):
     server = tds(refusing(pattern, failure(50001, words)))
     code, output = run(server, "init")
     assert code == 78
@@ -216,3 +220,21 @@ def test_doctor_refuses_a_level_below_130(tds, reach, level, ok):
     if not ok:
         assert f"compatibility level is {level}" in check.detail
         assert "COMPATIBILITY_LEVEL = 130" in check.mend
+
+
+@pytest.mark.parametrize(
+    ("product", "edition", "ok"),
+    [
+        ("12.0.6024.0", 3, False),
+        ("13.0.1601.5", 3, False),
+        ("13.0.4001.0", 3, True),
+        ("16.0.1000.6", 3, True),
+        ("12.0.2000.8", 5, True),  # Azure SQL
+        (None, 3, False),
+    ],
+)
+def test_doctor_refuses_a_server_before_2016_sp1(tds, reach, product, edition, ok):
+    answer = result(("", "", "", ""), ("Microsoft SQL Server", product, edition, "READ_WRITE"))
+    check = SqlServerDoctor(reach(tds(lambda said: answer))).server()
+    assert check.ok == ok
+    assert ok or "2016 SP1" in check.mend
