@@ -38,7 +38,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,7 @@ pytest.register_assert_rewrite("support")
 
 import face as aio_face  # noqa: E402
 import microsoft  # noqa: E402
+import selection  # noqa: E402
 import support  # noqa: E402
 from support import dispositions  # noqa: E402
 
@@ -63,6 +63,7 @@ ENGINES = ("sqlite", "postgresql", "mssql")
 #: Fixtures that start other processes, or other servers.
 OTHERS = {"spawn", "agents", "make_database", "own_postgres_server", "start_postgres", "postgres_server"}
 SHARED = "SQLSEM_TEST_SHARED_DIRECTORY"
+OUTSIDE = pytest.StashKey[int]()  # the number of cases that the run leaves out
 MADE = pytest.StashKey[str]()  # that directory, in the run that has made it
 SHOWN = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mssql": "SQL Server", "memory": "memory"}
 
@@ -85,10 +86,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "engines(*names): run on these engines only")
     config.addinivalue_line("markers", "locks: run in the memory engine, too, but for what needs SQL or other roles")
     config.addinivalue_line("markers", "faces(*names): run with these faces: 'sync' (if left out), 'aio'")
-    config.addinivalue_line("markers", "sampled(number): the default run has one in number of the cases, --all has all")
+    config.addinivalue_line("markers", "sampled(number): the default run has one in number of the cases (selection.py)")
+    config.addinivalue_line("markers", "kept: the default run has all cases, however slow they are")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
     config.addinivalue_line("markers", "quiet: normal running, nothing logged at WARNING (False: may be)")
     dispositions.pass_on_no_ignored_signals()
+    if config.option.cases == "quick":
+        os.environ.setdefault("SQLSEM_TEST_ENGINES", "sqlite,memory")
+        if config.args == config.getini("testpaths"):
+            config.args[:] = selection.QUICK
+    if config.option.record and not is_worker(config):
+        config.pluginmanager.register(selection.Recorder())
     # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
     os.environ["SQLSEM_CONFIG"] = ""  # ignores the configuration files of the user who runs the tests
     # Bytecode is kept in any case, beside what pytest keeps: tests start many processes, each of which would spend most
@@ -133,27 +141,37 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run all cases of tables of which the default run has a sample")
+    for kind, description in selection.KINDS.items():
+        parser.addoption(f"--{kind}", dest="cases", action="store_const", const=kind, help=f"run {description}")
+    parser.addoption("--record", action="store_true", help="write the slow functions to tests/durations.txt")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Cases without an engine to run on; the last lines list the missing engines.
-    empty = [
+    left_out = {
         item
         for item in items
         if any("empty parameter set" in mark.kwargs.get("reason", "") for mark in item.iter_markers("skip"))
-    ]
-    if empty:
-        config.hook.pytest_deselected(items=empty)
-        items[:] = [item for item in items if item not in empty]
-    left_out = set()
+    }
     if not runs_soak(config):
         left_out |= {item for item in items if item.get_closest_marker("soak")}
-    if takes_samples(config):
-        left_out |= outside_samples(items)
+    cases = {item: selection.Case.of(item) for item in items if item not in left_out}
+    chosen = selection.chosen(kind_of_run(config), list(cases.values()), selection.read_durations())
+    outside = {item for item, case in cases.items() if case.id not in chosen}
+    if is_worker(config):
+        config.workeroutput["outside"] = len(outside)  # type: ignore[attr-defined]
+    config.stash[OUTSIDE] = len(outside)
+    left_out |= outside
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep the number of cases that a worker left out; all workers leave out the same ones."""
+    node.config.stash[OUTSIDE] = getattr(node, "workeroutput", {}).get("outside", 0)
 
 
 def runs_soak(config: pytest.Config) -> bool:
@@ -161,23 +179,11 @@ def runs_soak(config: pytest.Config) -> bool:
     return "soak" in (config.option.markexpr or "")
 
 
-def takes_samples(config: pytest.Config) -> bool:
-    """Return True if the run takes samples of large tables of cases: without --all, and without a test by name."""
-    return not (config.option.all or config.option.keyword or any("::" in argument for argument in config.args))
-
-
-def outside_samples(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the cases of ``sampled(number)`` functions that the default run leaves out: the first case of a function
-    and about one in ``number`` of the others stay, the same ones each time.
-    """
-    seen, outside = set(), set()
-    for item in items:
-        if marker := item.get_closest_marker("sampled"):
-            function = (item.path, getattr(item, "originalname", item.name))
-            if function in seen and zlib.crc32(item.nodeid.encode()) % marker.args[0]:
-                outside.add(item)
-            seen.add(function)
-    return outside
+def kind_of_run(config: pytest.Config) -> str:
+    """Return the kind of cases that the run has: all of them if they are chosen by file, name or marker."""
+    paths = any("::" in argument or argument.endswith(".py") for argument in config.args)
+    named = paths or config.option.keyword or config.option.markexpr
+    return config.option.cases or ("all" if named else "default")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -205,8 +211,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     engines = available()
     config = terminalreporter.config
-    if takes_samples(config):
-        terminalreporter.write_line("sqlsem: of large tables of cases a sample ran (./test.sh --all runs all of them)")
+    if outside := config.stash.get(OUTSIDE, 0):
+        line = f"sqlsem: left out {outside} cases (./test.sh --rest runs those, --all everything; tests/selection.py)"
+        terminalreporter.write_line(line)
     if not runs_soak(config):
         terminalreporter.write_line("sqlsem: not run: tests that take minutes (./test.sh -m soak)")
     terminalreporter.write_line(f"sqlsem: ran on {', '.join(SHOWN[name] for name in engines) or 'no engine'}")

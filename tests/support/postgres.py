@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import secrets
@@ -20,6 +21,7 @@ import psutil
 from support.patience import PATIENCE
 
 
+@functools.cache
 def have_postgres() -> bool:
     """Return True if psycopg is installed, and a server can be started or is named by $SQLSEM_TEST_POSTGRES."""
     if importlib.util.find_spec("psycopg") is None:

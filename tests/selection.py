@@ -1,0 +1,160 @@
+"""Chooses the cases of a run. The default run takes minutes on two cores, so it has a part of the full product.
+
+`durations.txt` lists the slow functions with the seconds of their cases, as ``./test.sh --all --record`` measured them.
+
+    --default   what `./test.sh` runs: see `is_in_default_run`
+    --rest      what the default run leaves out
+    --all       both; also when tests are chosen by file, name (``file::test``, ``-k``) or marker (``-m``)
+    --quick     while one edits: of each fast function one case, in this process's databases only
+
+All choices are the same in each run and on each machine.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+DURATIONS = Path(__file__).with_name("durations.txt")
+KINDS = {
+    "default": "the cases that ./test.sh runs",
+    "rest": "the cases that the default run leaves out",
+    "all": "all cases of all tables, on all engines and with all faces",
+    "quick": "of each fast function one case, in SQLite and memory",
+}
+#: Where `--quick` looks.
+QUICK = ("tests/unit", "tests/conformance")
+#: From so many seconds a case on, a function has one case in the default run; from the other number on, none.
+SLOW, NIGHTLY = 0.5, 5.0
+#: Of a table with more cases, one in so many is taken.
+SMALL, SAMPLE = 4, 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case of a test function.
+
+    Attributes:
+        id: The node's id.
+        function: That id without parameters.
+        engine, face: The parameters of these names, if it has them.
+        variant: All other parameters, as pytest writes them.
+        sample: The number of `sampled`, if the function has that marker.
+        kept: True for a function with the marker `kept`.
+    """
+
+    id: str
+    function: str
+    engine: str | None = None
+    face: str | None = None
+    variant: str = ""
+    sample: int | None = None
+    kept: bool = False
+
+    @classmethod
+    def of(cls, item: pytest.Item) -> Case:
+        function = item.nodeid.split("[", 1)[0]
+        parameters = getattr(item, "callspec", None)
+        engine = parameters.params.get("engine_name") if parameters else None
+        face = parameters.params.get("face") if parameters else None
+        words = [word for word in (parameters.id if parameters else "").split("-") if word not in (engine, face)]
+        marker = item.get_closest_marker("sampled")
+        return cls(
+            item.nodeid,
+            function,
+            engine,
+            face,
+            "-".join(words),
+            marker.args[0] if marker else None,
+            item.get_closest_marker("kept") is not None,
+        )
+
+
+def read_durations(path: Path = DURATIONS) -> dict[str, float]:
+    """Return the seconds of a case, by function, for the slow functions."""
+    lines = (line.split(" ", 1) for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return {function: float(seconds) for seconds, function in lines}
+
+
+def _number(text: str) -> int:
+    return zlib.crc32(text.encode())
+
+
+def chosen(kind: str, cases: Sequence[Case], seconds: Mapping[str, float]) -> set[str]:
+    """Return the ids of the cases that a run of this kind has."""
+    if kind == "all":
+        return {case.id for case in cases}
+    functions = defaultdict(list)
+    for case in cases:
+        functions[case.function].append(case)
+    if kind == "quick":
+        return {
+            several[0].id
+            for function, several in functions.items()
+            if function not in seconds and function.startswith(QUICK)
+        }
+    default = {
+        case.id for function, several in functions.items() for case in _of_function(several, seconds.get(function, 0.0))
+    }
+    return default if kind == "default" else {case.id for case in cases} - default
+
+
+def _of_function(cases: Sequence[Case], seconds: float) -> Iterable[Case]:
+    """Return the cases of one function in the default run.
+
+    A slow function has one case. Of the others, SQLite has both faces, or another engine if SQLite is none of its
+    engines; each other engine has the first variant and a sample, with the first face, and of the second one a sample.
+    """
+    first = cases[0]
+    if first.kept:
+        return cases
+    if seconds >= NIGHTLY:
+        return []
+    if seconds >= SLOW and first.sample is None:
+        return [cases[_number(first.function) % len(cases)]]
+    engines = list(dict.fromkeys(case.engine for case in cases))
+    home = "sqlite" if "sqlite" in engines else engines[0]
+    faces = list(dict.fromkeys(case.face for case in cases))
+    variants = {variant: number for number, variant in enumerate(dict.fromkeys(case.variant for case in cases))}
+    sample = first.sample or SAMPLE
+
+    def is_taken(case: Case) -> bool:
+        number = variants[case.variant]
+        typical = number == 0 or _number(case.function + case.variant) % sample == 0
+        if case.engine == home:
+            return typical or (first.sample is None and len(variants) <= SMALL)
+        if case.engine == "memory" or case.face != faces[0]:
+            return typical and _number(case.id) % SAMPLE == 0
+        return typical
+
+    return filter(is_taken, cases)
+
+
+class Recorder:
+    """Writes `durations.txt` after a run: of each slow function the median of its cases."""
+
+    def __init__(self, path: Path = DURATIONS) -> None:
+        self.path = path
+        self._seconds: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid.split("[", 1)[0]][report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        write_durations({name: list(cases.values()) for name, cases in self._seconds.items()}, self.path)
+
+
+def write_durations(seconds: Mapping[str, Sequence[float]], path: Path = DURATIONS) -> None:
+    """Write the slow ones of these functions, and keep the entries of functions that did not run."""
+    known = read_durations(path) if path.exists() else {}
+    known.update({name: sorted(times)[len(times) // 2] for name, times in seconds.items()})
+    lines = [f"{time:.1f} {name}\n" for name, time in sorted(known.items()) if time >= SLOW]
+    head = (
+        "# Seconds of a case, by function: the slow ones, as `./test.sh --all --record` measured them (selection.py).\n"
+    )
+    path.write_text(head + "".join(lines), encoding="utf-8")
