@@ -3,11 +3,14 @@
     python proof/run_mutants.py                     all that can be run here
     python proof/run_mutants.py sqlite-no-gate …    these
     python proof/run_mutants.py --table             … and print the table of docs/guarantees.md
+    python proof/run_mutants.py --default           with those cases only that ./test.sh has (tests/selection.py)
 
 A mutant is a patch with a head: which ``bug`` it is, where such a bug was ``seen``, which tests must ``find`` it
-(arguments for pytest), and what it ``needs`` ("mssql": a server in $SQLSEM_TEST_MSSQL). It is applied to a copy of the
-project, never to the project itself. The tests get 60 seconds; they must pass without the patch, or a failure would
-prove nothing (``--quick``: not checked). A mutant that is not found is a gap in the tests: the exit code is 1.
+(arguments for pytest), and what it ``needs`` ("mssql": a server in $SQLSEM_TEST_MSSQL). ``by: rest`` says that it is
+found only by cases that the default run leaves out; the default run must find all others. A mutant is applied to a
+copy of the project, never to the project itself. The tests get 60 seconds; they must pass without the patch, or a
+failure would prove nothing (``--quick``: not checked). A mutant that is not found is a gap in the tests: the exit
+code is 1.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ class Mutant:
     seen: str
     find: str
     needs: str
+    by: str
     hunks: tuple[Hunk, ...]
 
     @property
@@ -97,7 +101,9 @@ def parse(path: Path) -> Mutant:
         elif text.startswith(("-", "+", " ")) and not text.startswith("--- a/"):
             before += "" if text[0] == "+" else text[1:]
             after += "" if text[0] == "-" else text[1:]
-    return Mutant(path.stem, words["bug"], words["seen"], words["find"], words.get("needs", ""), tuple(hunks))
+    return Mutant(
+        path.stem, words["bug"], words["seen"], words["find"], words.get("needs", ""), words.get("by", ""), tuple(hunks)
+    )
 
 
 def all_mutants() -> list[Mutant]:
@@ -220,6 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="of patches; all if left out")
     parser.add_argument("--table", action="store_true", help="print the table of docs/guarantees.md at the end")
     parser.add_argument("--quick", action="store_true", help="do not ask whether the tests hold without a mutant")
+    parser.add_argument("--default", action="store_true", help="run the cases only that ./test.sh runs")
     options = parser.parse_args(arguments)
     mutants = [mutant for mutant in all_mutants() if not options.names or mutant.name in options.names]
     unknown = set(options.names) - {mutant.name for mutant in mutants}
@@ -230,21 +237,22 @@ def main(arguments: list[str] | None = None) -> int:
         copy = Copy(Path(place), variables)
         holds: dict[str, bool] = {}
         for mutant in mutants:
-            reason = lacks(mutant, variables)
+            reason = lacks(mutant, variables) or ("is found by the rest" if options.default and mutant.by else "")
             if reason:
                 print(f"{mutant.name}: not run ({reason})", flush=True)
                 continue
             limit = SECONDS_ON_A_SERVER if mutant.needs else SECONDS
+            find = mutant.find + " --default" * options.default
             if options.quick:
-                holds[mutant.find] = True
-            elif mutant.find not in holds:
-                code, _, words = copy.run(mutant.find, limit)
-                holds[mutant.find] = code == 0
+                holds[find] = True
+            elif find not in holds:
+                code, _, words = copy.run(find, limit)
+                holds[find] = code == 0
                 if code != 0:
-                    print(f"{mutant.find}: does not hold without a mutant (pytest: {code})\n{words}", flush=True)
+                    print(f"{find}: does not hold without a mutant (pytest: {code})\n{words}", flush=True)
             with copy.with_bug(mutant):
-                code, seconds, words = copy.run(mutant.find, limit)
-            detected = code == 1 and holds[mutant.find]
+                code, seconds, words = copy.run(find, limit)
+            detected = code == 1 and holds[find]
             bad += not detected
             print(f"{mutant.name}: {'found' if detected else 'NOT FOUND'} after {seconds:.0f} s: {words}", flush=True)
             test = shown(words) if detected else "-"
