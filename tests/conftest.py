@@ -53,7 +53,7 @@ import face as aio_face  # noqa: E402
 import microsoft  # noqa: E402
 import selection  # noqa: E402
 import support  # noqa: E402
-from support import dispositions  # noqa: E402
+from support import environment  # noqa: E402
 
 import sqlsem  # noqa: E402
 from clients.mixed import dotnet  # noqa: E402
@@ -82,6 +82,7 @@ def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
+@pytest.hookimpl(trylast=True)  # pytest's own output depends on the environment that the user has
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "engines(*names): run on these engines only")
     config.addinivalue_line("markers", "locks: run in the memory engine, too, but for what needs SQL or other roles")
@@ -90,22 +91,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "kept: the default run has all cases, however slow they are")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
     config.addinivalue_line("markers", "quiet: normal running, nothing logged at WARNING (False: may be)")
-    dispositions.pass_on_no_ignored_signals()
     if config.option.cases == "quick":
         os.environ.setdefault("SQLSEM_TEST_ENGINES", "sqlite,memory")
         if config.args == config.getini("testpaths"):
             config.args[:] = selection.QUICK
     if config.option.record and not is_worker(config):
         config.pluginmanager.register(selection.Recorder())
-    # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
-    os.environ["SQLSEM_CONFIG"] = ""  # ignores the configuration files of the user who runs the tests
     # Bytecode is kept in any case, beside what pytest keeps: tests start many processes, each of which would spend most
     # of its time on compiling.
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(config.rootpath / ".pytest_cache" / "bytecode"))
+    # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
     if not is_worker(config) and SHARED not in os.environ:
         os.environ[SHARED] = config.stash[MADE] = tempfile.mkdtemp(prefix="sqlsem-test-")
         os.chmod(os.environ[SHARED], 0o755)
+    home = Path(os.environ[SHARED], "home")
+    home.mkdir(exist_ok=True)
+    environment.fix(home)
 
 
 @pytest.hookimpl(trylast=True)
