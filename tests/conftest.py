@@ -14,6 +14,8 @@
     postgres_server  the PostgreSQL server shared by all workers: ``url(database)``, ``address``; leave it running
     own_postgres_server  a throwaway server that may be restarted (``restart('fast' | 'immediate')``) or killed
     start_postgres   makes such servers: ``start_postgres(settings={"max_connections": "20"})``
+    timing           ``timing(0.2, slice=4.0)``: clients made from now on, also in ``spawn``, poll by a fifth of the
+                     default times, and by a slice of 4 s (`sqlsem.util.timing`)
     in_utc           local time is UTC while the test runs
     make_database    a fresh database on a PostgreSQL server: ``make_database(server)``
     table            ``table()`` makes a user's table with a column ``a``; its name in SQL (quoted where needed)
@@ -29,6 +31,7 @@ a server of our own is started), ``SQLSEM_TEST_MSSQL`` (an ODBC string or a URL;
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
@@ -58,6 +61,7 @@ from support import environment  # noqa: E402
 import sqlsem  # noqa: E402
 from clients.mixed import dotnet  # noqa: E402
 from proof import tlc  # noqa: E402
+from sqlsem.util.timing import current, use  # noqa: E402
 
 ENGINES = ("sqlite", "postgresql", "mssql")
 #: Fixtures that start other processes, or other servers.
@@ -430,6 +434,16 @@ def name() -> Name:
 @pytest.fixture(scope="session")
 def face() -> str:
     return "sync"
+
+
+@pytest.fixture
+def timing() -> Iterator[Callable[..., None]]:
+    with contextlib.ExitStack() as stack:
+
+        def timing(scale: float = 1.0, **times: float) -> None:
+            stack.enter_context(use(dataclasses.replace(current().scaled(scale), **times)))
+
+        yield timing
 
 
 @pytest.fixture

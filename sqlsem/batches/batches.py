@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -21,8 +22,6 @@ __all__ = ["Batch", "abandon", "batch", "list_batches", "resume"]
 
 log = logging.getLogger("sqlsem")
 
-#: The pause between two checks whether the processes that run parts are alive.
-RECOVER_SECONDS = 1.0
 #: How many batches are listed by default.
 LIST_LENGTH = 20
 
@@ -74,9 +73,9 @@ class Batch:
         whether the processes that run its parts are alive, and takes over a callback whose process died.
         """
         pause_lengths = backoff_delays(None if timeout is None else check_duration("timeout", timeout))
-        batch_id, recovered_at = None, -RECOVER_SECONDS
+        batch_id, recovered_at = None, -math.inf
         while True:
-            if monotonic() >= recovered_at + RECOVER_SECONDS:
+            if monotonic() >= recovered_at + self._declaration.client.timing.batch_recovery:
                 self._declaration.recover()
                 recovered_at = monotonic()
             entry = self._declaration.entry(batch_id)

@@ -91,6 +91,7 @@ class DatabaseClient:
 
     def __init__(self, engine: Engine, retry: float) -> None:
         self.engine = engine
+        self.timing = engine.options.timing
         self.retry = retry
         self.event_bus = EventBus(engine.label, global_bus)
         self._finalizer: weakref.finalize[Any, DatabaseClient] | None = None
@@ -113,7 +114,7 @@ class DatabaseClient:
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.parent_locks = parent_locks.ParentLocks()
         self.queue_cache: dict[str, tuple[float, list[Entry]]] = {}
-        self.waiter_queues = WaiterQueues(self.state_lock)
+        self.waiter_queues = WaiterQueues(self.state_lock, self.timing.longest_poll)
         self.priority_waiters = PriorityWaiters(self.state_lock)
         self.wait_pool = WaitConnectionPool(self.member)
         self.deadlock_monitor = DeadlockMonitor(self.member, self.registry, self.wait_pool, self.parent_locks)

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +25,8 @@ from sqlsem.engines.optional import Session
 from sqlsem.engines.protocol import AsyncSession, Capability, Check, EngineConnection, Plan
 from sqlsem.sql.features import CORE, from_setting
 from sqlsem.util import runtime
+from sqlsem.util.timing import Timing
+from sqlsem.util.timing import current as current_timing
 from sqlsem.values.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.values.locks import Ticket, monotonic
 
@@ -127,6 +129,8 @@ class Options:
     gate_timeout: float = 1.0
     #: Seconds to wait for a server that does not answer a connection attempt.
     connect_timeout: float = 10.0
+    #: The times by which the client polls.
+    timing: Timing = field(default_factory=current_timing)
 
 
 #: The features that `sqlsem init` installs without an option: the features that the database has; in a new one, all.
@@ -147,8 +151,6 @@ class Engine(abc.ABC):
     async_sessions: ClassVar[int] = 3
     #: Seconds for all statements that prepare a new connection. None: no limit, because a file always answers.
     setup_timeout: ClassVar[float | None] = 5.0
-    #: Seconds between two heartbeats of a member that holds nothing and waits for nothing.
-    idle_heartbeat_seconds: ClassVar[float] = 60.0
     #: A hint for the operator who has guarded a table.
     guard_hint: ClassVar[str] = ""
     #: True if a missing database file is created (SQLite). Callers that only read set it to False.
@@ -172,6 +174,11 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def label(self) -> str:
         """The database's name for messages, without a password."""
+
+    @property
+    def idle_heartbeat(self) -> float:
+        """Seconds between two heartbeats of a member that holds nothing and waits for nothing."""
+        return self.options.timing.idle_heartbeat
 
     @property
     def schema_label(self) -> str:

@@ -28,12 +28,10 @@ __all__ = ["Claiming"]
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 
-#: The pause between two searches for dead workers: this part of the grace, but within these bounds.
-RECOVER_PART, RECOVER_SECONDS = 2 / 5, (0.25, 2.0)
-#: The longest pause between two polls: without notifications from other processes; and with them, if none has come.
-UNNOTIFIED_SECONDS, UNCHANGED_SECONDS = 1.0, 4.0
-#: The pause between two checks of blocked tasks: the least seconds, and the least multiple of a check's duration.
-BLOCKED_SECONDS, BLOCKED_FACTOR = 0.2, 20
+#: The pause between two searches for dead workers: this part of the grace, but within the bounds of `Timing`.
+RECOVER_PART = 2 / 5
+#: The pause between two checks of blocked tasks is at least this multiple of a check's duration.
+BLOCKED_FACTOR = 20
 #: The pause before another poll if a task became ready just after a poll.
 RECHECK_SECONDS = 0.01
 
@@ -84,14 +82,14 @@ class Claiming:
                 else:
                     polled_version, unchanged = version, False
                     result = poll()
-                    poll_at = monotonic() + UNCHANGED_SECONDS
+                    poll_at = monotonic() + client.timing.unchanged_poll
                 if result is not None:
                     return result
                 pause = next(pause_lengths, None)
                 if pause is None:
                     return poll() if unchanged else None
                 if not client.notifications.heard:
-                    pause = min(pause, UNNOTIFIED_SECONDS)
+                    pause = min(pause, client.timing.unnotified_poll)
                 elif version != ready_version or monotonic() >= ready_at:
                     recheck, ready_version = recheck or version != ready_version, version
                     seconds = client.member.call("look at a queue", lambda session, _: session.next_ready(self.queue))
@@ -147,7 +145,7 @@ class Claiming:
                 with_locks[:] = [claimed]
                 member.add(tickets_of(claimed, requesting_id))
             blocked_checked, now = True, monotonic()  # (Not again in a retry: the next claim has the same uid.)
-            self._check_blocked_at = now if with_locks else now + max(BLOCKED_SECONDS, BLOCKED_FACTOR * (now - began))
+            self._check_blocked_at = now if with_locks else now + self._blocked_pause(now - began)
             return with_locks
 
         def claim(
@@ -236,9 +234,14 @@ class Claiming:
             return session.maintain_queue(self.queue, me)
         return session.recover_tasks(self.queue, me), False
 
+    def _blocked_pause(self, took: float) -> float:
+        """Return the pause after a check of the tasks that wait for their locks."""
+        return max(self.client.timing.blocked_task_check, BLOCKED_FACTOR * took)
+
     def _recover_every(self) -> float:
-        minimum, maximum = RECOVER_SECONDS
-        return max(minimum, min(maximum, self.client.engine.options.grace * RECOVER_PART))
+        options = self.client.engine.options
+        timing = options.timing
+        return max(timing.shortest_recovery, min(timing.longest_recovery, options.grace * RECOVER_PART))
 
 
 def _recorded(session: Session, ends: Sequence[End], statuses: Sequence[str | None]) -> list[str | None]:

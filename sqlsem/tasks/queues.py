@@ -57,8 +57,6 @@ __all__ = ["Queue", "check_put", "queue"]
 MAX_TASKS, MAX_CHARACTERS = 500, 4_000_000
 #: The greatest number of locks of a task.
 MAX_LOCKS = 100
-#: The longest pause between two checks whether a queue is done, as no notification tells of that.
-WAIT_SECONDS = 0.5
 #: The longest delay of a task, and the longest wait for a queue: ten years.
 LONGEST_SECONDS = TASK_BOUNDS["after_ms"][1] / 1000
 
@@ -263,7 +261,8 @@ class Queue:
             state = self.state()
             return True if state.done or state.stuck else None
 
-        result = self.claiming.poll_until(poll, seconds, between=self.claiming.recover, longest=WAIT_SECONDS)
+        longest = self.claiming.client.timing.join_poll
+        result = self.claiming.poll_until(poll, seconds, between=self.claiming.recover, longest=longest)
         return result is not None
 
     def join(self, timeout: Duration | None = None) -> None:

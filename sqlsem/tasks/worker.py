@@ -40,13 +40,9 @@ log = logging.getLogger("sqlsem")
 MAX_THREADS = 1000
 #: The pause between two checks whether a group is late.
 GROUP_CHECK_SECONDS = 0.01
-#: The pause between two rounds of maintenance of the queue (dead workers, schedules) while all threads are busy.
-MAINTENANCE_SECONDS = 2.0
 #: The claiming thread loses its role when one task has taken this long. The thread that waits for the role checks that;
 #: the second number is its longest pause between two checks, while each check sees another task.
 CLAIMING_SECONDS, MAX_PAUSE_SECONDS = 0.005, 0.02
-#: The pause between two attempts to reach a database that is down. (Each attempt takes its own time, too.)
-RECONNECT_SECONDS = 0.5
 #: How long `abort` waits for running tasks to end, and the pause after which it stops them again.
 ABORT_SECONDS, ABORT_RETRY_SECONDS = 2.5 * END_SECONDS, 0.25
 #: How long a worker waits at its end for the heartbeat to record ends that could not be recorded before.
@@ -384,7 +380,7 @@ class Worker:
             raise exc
         if is_new:
             log.warning("%s; going on as soon as the database is back", exc)
-        self._stopping.wait(RECONNECT_SECONDS)
+        self._stopping.wait(self._claiming.client.timing.reconnect)
 
     def _end_outage(self) -> None:
         with self._lock:
@@ -504,7 +500,7 @@ class Worker:
             with self._changed:
                 has_work = self._changed.wait_for(
                     lambda: self._ended.is_set() or self._buffer.has_any() or self._unrecorded.answered(),
-                    MAINTENANCE_SECONDS,
+                    self._claiming.client.timing.maintenance,
                 )
             self._report(self._unrecorded.take())
             if not has_work and not self._stopping.is_set():

@@ -302,7 +302,7 @@ class ServerEngine(SqliteEngine):
 
     session_class = ServerSession
     beacon_may_fail = True
-    idle_heartbeat_seconds = Engine.idle_heartbeat_seconds
+    idle_heartbeat = Engine.idle_heartbeat
 
     def __init__(self, server: Server, options: Options, owner: str) -> None:
         Engine.__init__(self, "sqlite://", options)  # (There is no file to examine.)

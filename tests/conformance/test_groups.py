@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from support import PATIENCE, until
@@ -37,9 +38,9 @@ def fail(number):
 
 
 @pytest.fixture(autouse=True)
-def no_blocked_tasks(monkeypatch):
+def no_blocked_tasks(timing):
     """Keep workers from checking for blocked tasks: these tests count calls, and the checks go by the clock."""
-    monkeypatch.setattr(claiming, "BLOCKED_SECONDS", 3600.0)
+    timing(blocked_task_check=3600.0)
 
 
 @pytest.fixture(autouse=True)
@@ -290,10 +291,12 @@ def test_the_next_thread_goes_on_with_the_group(queue, eager, unhurried):
     assert [outcomes(queue, number) for number in numbers] == [["finished"]] * 10
 
 
-def test_result_is_recorded_while_other_threads_are_idle(queue, monkeypatch):
+def test_result_is_recorded_while_other_threads_are_idle(queue):
     """A client that waits for the task sees its end at once, not at the end of the worker's idle time."""
-    monkeypatch.setattr(worker_module, "MAINTENANCE_SECONDS", 4 * PATIENCE)
-    monkeypatch.setattr(claiming, "RECOVER_SECONDS", (4 * PATIENCE, 4 * PATIENCE))
+    client = queue.claiming.client
+    client.timing = replace(
+        client.timing, maintenance=4 * PATIENCE, shortest_recovery=4 * PATIENCE, longest_recovery=4 * PATIENCE
+    )
     queue.put(sqlsem.Call(hold, 1))
     queue.put(sqlsem.Call(note, 2), order=1)
     thread = working(Worker(queue, threads=3, idle_exit=0))
@@ -525,7 +528,7 @@ def test_task_with_locks_is_not_prefetched(queue, eager, unhurried):
 
 @postgresql
 def test_tasks_with_locks_are_claimed_beside_a_backlog(queue, unhurried, monkeypatch):
-    monkeypatch.setattr(claiming, "BLOCKED_SECONDS", 0.01)
+    queue.claiming.client.timing = replace(queue.claiming.client.timing, blocked_task_check=0.01)
     monkeypatch.setattr(claiming, "BLOCKED_FACTOR", 0)
     looks = polls_for_blocked_tasks(queue)
     put(queue, 3000)

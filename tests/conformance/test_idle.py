@@ -33,9 +33,9 @@ def fail_once(number):
 
 
 @pytest.fixture
-def seldom(monkeypatch):
+def seldom(timing, monkeypatch):
     """Make polls so rare that a worker that starts a task was notified, or knew the time."""
-    monkeypatch.setattr(claiming, "RECOVER_SECONDS", (4 * PATIENCE, 4 * PATIENCE))
+    timing(shortest_recovery=4 * PATIENCE, longest_recovery=4 * PATIENCE)
     monkeypatch.setattr(claiming, "backoff_delays", partial(backoff_delays, first=4 * PATIENCE))
 
 

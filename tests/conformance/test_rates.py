@@ -23,9 +23,9 @@ LONG = "1h"
 
 
 @pytest.fixture
-def looks_often(monkeypatch):
+def looks_often(timing):
     """Make the first waiter of a rate poll often, so that it sees a refund at once."""
-    monkeypatch.setattr(acquire_rate, "LOOK_SECONDS", 0.2)
+    timing(rate_poll=0.2)
 
 
 def used(coordinator, name):

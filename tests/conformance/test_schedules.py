@@ -2,6 +2,7 @@
 
 import re
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -9,6 +10,7 @@ from support import PATIENCE, until
 
 import sqlsem
 from sqlsem.tasks import Json, Worker, check_cron, next_due
+from sqlsem.util.timing import DEFAULT, use
 
 
 @pytest.fixture
@@ -45,10 +47,8 @@ def make_due(database, name, ago=0.0):
 
 def watch(channel, url, options, name):
     """A process that works on the queue without pauses."""
-    from sqlsem.tasks import claiming
-
-    claiming.RECOVER_SECONDS = (0.0, 0.0)
-    queue = sqlsem.connect(url, **options, grace=0.5).queue(name)
+    with use(replace(DEFAULT, shortest_recovery=0.0, longest_recovery=0.0)):
+        queue = sqlsem.connect(url, **options, grace=0.5).queue(name)
     channel.tell("ready")
     for task in queue.claim():
         task.finish()

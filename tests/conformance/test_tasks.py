@@ -16,7 +16,6 @@ from support import PATIENCE, remains, until
 import sqlsem
 from sqlsem.api.admin import Admin
 from sqlsem.bodies import END_SECONDS as ENDING
-from sqlsem.client.monitors import cancellation
 from sqlsem.tasks import Json, Task, Worker
 from sqlsem.values.locks import End, NewTask
 
@@ -293,7 +292,7 @@ def test_interrupted_claim_is_returned(connect, name):
     queue.put(1)
     task = queue.try_claim()
     assert queue.try_claim() is None
-    time.sleep(2 * cancellation.READ_SECONDS)  # the cancellation monitor must keep no reference
+    time.sleep(2 * queue.claiming.client.timing.cancellation_check)  # the cancellation monitor must keep no reference
     del task
     attempts = []
     for again in queue.claim(wait=PATIENCE):

@@ -172,7 +172,7 @@ class Machine(RuleBasedStateMachine):
         engine = SimpleNamespace(
             options=Options(grace=self.life, lease=self.life if self.leased else None),
             beacon_may_fail=True,
-            idle_heartbeat_seconds=60.0,
+            idle_heartbeat=60.0,
             has=lambda role: False,
             setup=None,
             label="the model",

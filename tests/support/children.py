@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import importlib.util
 import inspect
 import json
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import sqlsem
+from sqlsem.util.timing import Timing, current, use
 from support import forks
 from support.patience import PATIENCE
 
@@ -68,7 +70,8 @@ def child_main() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules["child_code"] = module
     spec.loader.exec_module(module)
-    getattr(module, order["function"])(channel, **order["arguments"])
+    with use(Timing(**order["timing"])):
+        getattr(module, order["function"])(channel, **order["arguments"])
     channel.tell("end")
 
 
@@ -83,7 +86,8 @@ class Child:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         file = inspect.getsourcefile(function)
-        self.send(file=str(Path(str(file)).resolve()), function=function.__name__, arguments=arguments)
+        times = dataclasses.asdict(current())
+        self.send(file=str(Path(str(file)).resolve()), function=function.__name__, arguments=arguments, timing=times)
 
     @property
     def pid(self) -> int:

@@ -25,9 +25,9 @@ from sqlsem.client.grants import Grant
 from sqlsem.client.held.registry import release_later
 from sqlsem.client.operations import acquire, waiting
 from sqlsem.client.operations.acquire import Acquisition
-from sqlsem.client.operations.waiting import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.protocol import LockSession
+from sqlsem.util.timing import DEFAULT
 from sqlsem.values.locks import Request, Ticket
 
 
@@ -122,14 +122,14 @@ class Table:
             answer = operation.call(self, 1)
             return False if answer == "no room" else answer
         if isinstance(operation, effects.WaitFor):
-            assert 0 < operation.timeout <= SLICE_SECONDS
+            assert 0 < operation.timeout <= DEFAULT.slice
             answer = self.wait(operation.ticket, operation.timeout)
             if answer == "no room":
                 return effects.NO_CONNECTION
             self.clock += operation.timeout
             return answer
         if isinstance(operation, effects.Sleep):
-            assert 0 < operation.timeout <= SLICE_SECONDS
+            assert 0 < operation.timeout <= DEFAULT.slice
             self.clock += operation.timeout
         return False
 
@@ -175,7 +175,7 @@ def test_waiter_is_granted_by_a_later_poll():
     grant = had(table)
     assert list(table.rows) == [grant.position]
     assert [type(operation) for operation in table.done] == [effects.Call, *[effects.WaitFor] * 3]
-    assert {operation.timeout for operation in table.done[1:]} == {SLICE_SECONDS}
+    assert {operation.timeout for operation in table.done[1:]} == {DEFAULT.slice}
 
 
 def test_timed_out_acquire_leaves_no_row():

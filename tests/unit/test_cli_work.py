@@ -32,7 +32,6 @@ from sqlsem.cli.work import Crew, render_worker
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.ops.terminal.batches import render_batches
 from sqlsem.ops.terminal.tasks import counted, render_counts, render_tasks, shortened
-from sqlsem.tasks import worker as worker_module
 from sqlsem.tasks.claiming import Claiming
 from sqlsem.values.locks import BatchEntry, PartEntry, TaskEntry
 
@@ -1110,7 +1109,8 @@ def test_worker_survives_an_outage(
         return reach(self, ends, maximum, **given)
 
     monkeypatch.setattr(Claiming, "end_and_claim", unreachable)
-    monkeypatch.setattr(worker_module, "RECONNECT_SECONDS", 0.01)
+    client = queue.claiming.client
+    monkeypatch.setattr(client, "timing", replace(client.timing, reconnect=0.01))
     with caplog.at_level("INFO", "sqlsem"):
         # A queue that never had a task is a mistake, and reported at once.
         away.set()

@@ -15,8 +15,8 @@ from sqlsem.client.callers import this_thread
 from sqlsem.client.held.registry import BaseGrant, GrantState
 from sqlsem.client.operations import waiting
 from sqlsem.client.operations.convert import Upgrade
-from sqlsem.client.operations.waiting import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.util.timing import DEFAULT
 from sqlsem.values.locks import READ, WRITE, Request, Ticket, Upgrading
 
 TICKET = Ticket("prices", 7, "me", True)
@@ -81,7 +81,7 @@ class World:
     def effect(self, operation):
         if isinstance(operation, effects.Call):
             return operation.call(self, 1)
-        assert 0 < operation.timeout <= SLICE_SECONDS
+        assert 0 < operation.timeout <= DEFAULT.slice
         if isinstance(operation, effects.WaitFor):
             assert operation.upgrade
             return self.upgrade(operation.ticket, operation.timeout, None)

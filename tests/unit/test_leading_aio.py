@@ -126,7 +126,7 @@ def test_sigterm_wakes_the_leader_left_of_two(coordinator, selector, loop):
 
 
 def test_loops_own_signal_handlers_are_called(coordinator, loop):
-    """One of the program's signals is handled before the block, one from within the block on, and one behind it."""
+    """The loop handles one signal before the block begins, and another one from within the block on."""
 
     async def main():
         events = {number: asyncio.Event() for number in (signal.SIGUSR1, signal.SIGUSR2)}

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -16,10 +17,10 @@ from support import PATIENCE, until
 import sqlsem
 import sqlsem.testing
 from sqlsem.client import effects
-from sqlsem.client.operations import acquire
 from sqlsem.client.waiters import queues
 from sqlsem.client.waiters.queues import Waiter, WaiterQueues, WaiterState
 from sqlsem.engines.memory import MemorySession
+from sqlsem.util.timing import DEFAULT
 from sqlsem.values.locks import Request, Ticket
 
 
@@ -75,8 +76,9 @@ def crowd(locks):
 @pytest.mark.parametrize(("holder", "kind"), [("mutex", "mutex"), ("write", "read"), ("read", "write")])
 def test_waiter_behind_a_local_waiter_sleeps(pair, looks, monkeypatch, holder, kind):
     """Thousands may wait behind the first one; each poll would be a statement."""
-    monkeypatch.setattr(acquire, "BLOCKED_LOCALLY_SECONDS", 0.05)  # each waiter polls again and again
     first, other = pair
+    for coordinator in pair:  # each waiter polls again and again
+        monkeypatch.setattr(coordinator.client, "timing", replace(DEFAULT, blocked_locally=0.05))
     assert getattr(first, holder)("a").acquire()
     with crowd([getattr(other, kind)("a") for _ in range(6)]):
         until(lambda: waiters(other) == 6, "all wait")
@@ -259,7 +261,7 @@ def test_poll_leader_polls_for_all_at_the_needed_rate(room):
         waiter, room.now = min(sleeps.items(), key=lambda item: item[1])
         looks += bool(room.looks_for(waiter))
         sleeps[waiter] = room.now + room.lines.poll_delay(waiter)
-    assert looks - before <= 100 / queues.LONGEST_SECONDS * 2.1, "one statement a slice, or little more"
+    assert looks - before <= 100 / DEFAULT.longest_poll * 2.1, "one statement a slice, or little more"
 
 
 def test_poll_leader_is_replaced_when_it_leaves(room):
@@ -284,9 +286,9 @@ def test_poll_leader_is_replaced_when_it_is_lost(room):
     room.now += 1
     assert room.lines.begin_poll(several[0])
     assert room.lines.begin_poll(several[1]) == [], "one poll at a time"
-    room.now += 3 * queues.LONGEST_SECONDS
+    room.now += 3 * DEFAULT.longest_poll
     assert len(room.looks_for(several[1])) == 3
-    room.now += 10 * queues.LONGEST_SECONDS
+    room.now += 10 * DEFAULT.longest_poll
     room.lines.wake_missed()
     assert len(woken(*several)) == 3, "the heartbeat finds waiters that no one polls for"
 
@@ -529,7 +531,7 @@ def test_poll_interval_grows_with_the_wait(room):
     for stood in (0.05, 1.0, 20.0, 70.0, 1000.0):
         room.now = began + stood
         assert room.looks_for(waiter) == [1]
-        expected = min(max(queues.FIRST_SECONDS, stood * queues.SHARE), queues.LONGEST_SECONDS)
+        expected = min(max(queues.FIRST_SECONDS, stood * queues.SHARE), DEFAULT.longest_poll)
         assert room.lines.poll_delay(waiter) == pytest.approx(expected)
 
 
@@ -575,7 +577,7 @@ def test_heartbeat_wakes_unpolled_heads(room):
     assert room.lines.should_wait_locally(at_home, [Request("r3")])
     room.lines.wake_missed()
     assert woken(in_session, standing, at_home, behind) == [1]
-    room.now += pause + queues.LONGEST_SECONDS - 0.001
+    room.now += pause + DEFAULT.longest_poll - 0.001
     room.lines.wake_missed()
     assert woken(in_session, standing, at_home, behind) == [1]
     room.now += 0.002

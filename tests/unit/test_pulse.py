@@ -9,7 +9,8 @@ from support import until
 
 import sqlsem.testing
 from sqlsem.engines.base import Busy
-from sqlsem.engines.memory import MemoryEngine, MemorySession
+from sqlsem.engines.memory import MemorySession
+from sqlsem.util.timing import DEFAULT
 from sqlsem.values.locks import monotonic
 
 #: The grace or lease of the members here, in seconds: they send three heartbeats in that time.
@@ -17,9 +18,9 @@ GRACE, LEASE = 0.6, 1.0
 
 
 @pytest.fixture
-def pings(monkeypatch):
+def pings(timing, monkeypatch):
     """Give one item for each heartbeat. An idle heartbeat pauses for longer than any test takes."""
-    monkeypatch.setattr(MemoryEngine, "idle_heartbeat_seconds", 1e6)
+    timing(idle_heartbeat=1e6)
     members, ping = [], MemorySession.heartbeat
 
     def counted(self, member_id):
@@ -31,7 +32,8 @@ def pings(monkeypatch):
 
 
 @pytest.fixture
-def locks():
+def locks(timing):
+    timing(idle_heartbeat=1e6)
     with sqlsem.testing.memory("pulse", grace=GRACE) as locks:
         yield locks
 
@@ -132,9 +134,9 @@ def test_heartbeat_with_a_lease_never_idles(pings):
 @pytest.mark.parametrize(
     ("options", "every", "rest"),
     [
-        ({"grace": 6.0}, 2.0, MemoryEngine.idle_heartbeat_seconds),
-        ({"grace": 0.3}, 0.2, MemoryEngine.idle_heartbeat_seconds),
-        ({"grace": 0.0}, 0.5, MemoryEngine.idle_heartbeat_seconds),
+        ({"grace": 6.0}, 2.0, DEFAULT.idle_heartbeat),
+        ({"grace": 0.3}, 0.2, DEFAULT.idle_heartbeat),
+        ({"grace": 0.0}, 0.5, DEFAULT.idle_heartbeat),
         ({"grace": 6.0, "lease": 30.0}, 10.0, 10.0),
         ({"lease": 3.0}, 1.0, 1.0),
     ],

@@ -54,8 +54,6 @@ T = TypeVar("T")
 CLOSE_JOIN_SECONDS = 10.0
 #: If a thread wakes this many seconds late, the whole process was probably paused.
 PAUSED_SECONDS = 0.25
-#: The pause between two checks of a thread that may be stuck, and the least delay that counts as late.
-SUSPECT_SECONDS, LATE_SECONDS = 0.1, 0.5
 #: After this many requests of the process, check that the threads run.
 CHECK_EVERY = 32
 #: Seconds to wait for the database's answer after a pause, before everything is marked lost.
@@ -139,6 +137,7 @@ class Membership:
         self.retry = retry
         self._owner = _WeakOwner(owner)
         options = engine.options
+        self.timing = options.timing
         life = self._life = options.grace if options.lease is None else options.lease
         # The age of the last heartbeat at which the watchdog acts; 0: never. SQLite needs no watchdog, because nothing
         # can be lost while we live. With grace=0 a loss could not be noticed in time.
@@ -146,12 +145,12 @@ class Membership:
         # An operator may revoke a row while we live. After this time without a heartbeat we may not know of it.
         self._certain_seconds = life - min(1.0, life / 5)
         self.trust = self._certain_seconds if watched else 0.0
-        self._heartbeat_interval = max(0.2, life / 3) if life else 0.5
+        self._heartbeat_interval = max(self.timing.shortest_heartbeat, life / 3) if life else 0.5
         self._heartbeat_timeout = min(retry, self._heartbeat_interval)
         # A heartbeat costs the server a little. While nothing is held or requested, send one only at this interval, to
         # keep the connection open. (A lease needs the usual interval.)
         self._leased = options.lease is not None
-        self._idle_interval = self._heartbeat_interval if self._leased else engine.idle_heartbeat_seconds
+        self._idle_interval = self._heartbeat_interval if self._leased else engine.idle_heartbeat
 
         self.state_lock = threading.Lock()
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
@@ -170,7 +169,7 @@ class Membership:
             "sqlsem-heartbeat", self._run_heartbeat, self.closing, vital=True, blocked_at=self.main.stuck_location
         )
         self.watchdog = SupervisedThread("sqlsem-watchdog", self._run_watchdog, self.closing, vital=True)
-        self._tolerance = max(LATE_SECONDS, self._heartbeat_interval * 0.75)  # how late a thread may be
+        self._tolerance = max(self.timing.late_thread, self._heartbeat_interval * 0.75)  # how late a thread may be
         self._releasing: set[int] = set()  # revoked rows that wait for the callbacks of their loss before their release
         self._wakeup = runtime.event()  # wakes the heartbeat thread
         self._resting = False  # True: the heartbeat thread sleeps long, so wake it when there are rows
@@ -456,7 +455,7 @@ class Membership:
         while should_continue():
             pause = max(0.01, min(self._seconds_until_uncertain(), self._heartbeat_interval))
             if self.heartbeat_thread.is_suspect:
-                pause = min(pause, SUSPECT_SECONDS)
+                pause = min(pause, self.timing.suspect_thread)
             self.watchdog.due = monotonic() + pause + self._tolerance
             if self.closing.wait(pause):
                 return

@@ -21,8 +21,6 @@ __all__ = ["Cancellable", "CancellationMonitor"]
 
 log = safe_logger
 
-#: Seconds between two reads, and the seconds that a task must have run before the reads include it.
-READ_SECONDS, MIN_RUN_SECONDS = 1.0, 0.5
 #: Seconds that closing a coordinator waits for the thread.
 CLOSE_SECONDS = 2.0
 
@@ -139,9 +137,8 @@ class CancellationMonitor:
             try:
                 if monotonic() >= next_read:
                     last_read = monotonic()
-                    self._read_requests(
-                        [task for task in self._running() if task.is_open and last_read - task.began >= MIN_RUN_SECONDS]
-                    )
+                    began_by = last_read - self._member.timing.uncancelled_run
+                    self._read_requests([task for task in self._running() if task.is_open and task.began <= began_by])
                 self._enforce_time_limits()
             except SqlsemError as exc:
                 log.debug("Cannot read cancel requests and time limits of running tasks: %s", exc)
@@ -159,7 +156,9 @@ class CancellationMonitor:
         tasks = self._running()
         if not tasks:
             return None
-        next_read = max(last_read + READ_SECONDS, min(task.began for task in tasks) + MIN_RUN_SECONDS)
+        timing = self._member.timing
+        first_due = min(task.began for task in tasks) + timing.uncancelled_run
+        next_read = max(last_read + timing.cancellation_check, first_due)
         deadlines = [task.deadline for task in tasks if task.deadline is not None and task.why_stopped is None]
         return next_read, min([next_read, *deadlines])
 

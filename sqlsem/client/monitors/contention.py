@@ -57,12 +57,14 @@ class ContentionMonitor(Monitor):
     """
 
     name = "sqlsem-contention"
-    interval = 1.0
     purpose = "requests behind this process"
 
     def __init__(self, member: Membership, wait_pool: WaitConnectionPool) -> None:
         super().__init__(member, wait_pool)
         self._watched: list[_Watched] = []
+
+    def interval(self) -> float:
+        return self.member.timing.contention_check
 
     def add(self, state: GrantState, is_set: Callable[[], bool], set_: Callable[[], object]) -> None:
         """Watch a grant from now on."""

@@ -21,9 +21,6 @@ from sqlsem.values.locks import Ticket, monotonic
 
 __all__ = ["DeadlockCandidate", "DeadlockMonitor"]
 
-#: Seconds for which one check goes on: after a victim has withdrawn its request, it searches for a further deadlock.
-CHECK_SECONDS = 0.5
-
 
 class DeadlockCandidate(Protocol):
     """An operation of this process that waits, and for which other requests may wait."""
@@ -36,7 +33,6 @@ class DeadlockMonitor(Monitor):
     """The operations that may be in a deadlock, and a thread that searches while there are any."""
 
     name = "sqlsem-deadlocks"
-    interval = 0.75
     purpose = "deadlocks"
 
     def __init__(
@@ -68,6 +64,9 @@ class DeadlockMonitor(Monitor):
             for ticket in tickets:
                 self._candidates.pop(ticket.position, None)
 
+    def interval(self) -> float:
+        return self.member.timing.deadlock_check
+
     def is_needed(self) -> bool:
         """Return True while an operation may be in a deadlock."""
         return bool(self._candidates)
@@ -75,7 +74,7 @@ class DeadlockMonitor(Monitor):
     def check(self, session: Session) -> None:
         """Search for deadlocks in which our member made the youngest request, and choose that request as the victim."""
         member = self.member
-        deadline = monotonic() + CHECK_SECONDS
+        deadline = monotonic() + member.timing.deadlock_recheck
         chosen: set[int] = set()
         while self._candidates and member.member_id is not None and monotonic() < deadline:
             found = session.find_deadlock(member.member_id) if member.engine.has(Capability.DEADLOCKS) else None

@@ -27,9 +27,8 @@ class Monitor(abc.ABC):
     The state lock guards the objects that a monitor watches. Call `begin` and `is_needed` with the lock held.
     """
 
-    #: The thread's name, the seconds between two checks, and what it checks for (``deadlocks``).
+    #: The thread's name, and what it checks for (``deadlocks``).
     name: ClassVar[str]
-    interval: ClassVar[float]
     purpose: ClassVar[str]
 
     def __init__(self, member: Membership, wait_pool: WaitConnectionPool) -> None:
@@ -38,6 +37,10 @@ class Monitor(abc.ABC):
         self.state_lock = member.state_lock
         self.thread = SupervisedThread(self.name, self.run, member.closing)
         self._session: Session | None = None
+
+    @abc.abstractmethod
+    def interval(self) -> float:
+        """Return the seconds between two checks."""
 
     @abc.abstractmethod
     def is_needed(self) -> bool:
@@ -58,7 +61,7 @@ class Monitor(abc.ABC):
     def run(self, should_continue: ShouldContinue) -> None:
         """Check at each interval until the monitor is no longer needed. Runs in the thread."""
         while True:
-            self.member.closing.wait(self.interval)
+            self.member.closing.wait(self.interval())
             with self.state_lock:
                 if not should_continue() or not self.is_needed():
                     # Under the lock, so that the next `begin` sees that it must start a thread.

@@ -19,8 +19,8 @@ __all__ = ["NotificationListener"]
 
 log = safe_logger
 
-#: Seconds between two attempts to listen, and the seconds for which one call listens.
-RETRY_SECONDS, LISTEN_SECONDS = 1.0, 5.0
+#: Seconds for which one call listens.
+LISTEN_SECONDS = 5.0
 #: Seconds that closing a coordinator waits for the thread.
 CLOSE_SECONDS = 2.0
 
@@ -88,4 +88,4 @@ class NotificationListener:
                     log.info("Cannot listen for tasks of other processes, retrying: %s", exc)
             except Exception:
                 log.exception("Listening for tasks failed")
-            self._closing.wait(RETRY_SECONDS)
+            self._closing.wait(self._engine.options.timing.notification_retry)

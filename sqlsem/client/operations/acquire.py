@@ -18,7 +18,7 @@ from sqlsem.client.event_bus import TraceContext
 from sqlsem.client.held.registry import BaseGrant, GrantState, HeldGrant, release_later
 from sqlsem.client.monitors import lock_order, parent_locks
 from sqlsem.client.operations.terms import Terms
-from sqlsem.client.operations.waiting import SUSPECT_SLICE_SECONDS, WaitingOperation
+from sqlsem.client.operations.waiting import WaitingOperation
 from sqlsem.client.waiters.queues import Waiter, WaiterState
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.priorities import is_priority_entry, priority_queue
@@ -33,10 +33,6 @@ __all__ = ["Acquisition", "locked"]
 
 log = safe_logger
 G = TypeVar("G", bound=BaseGrant)
-
-#: The longest sleep of a waiter that an earlier waiter of this process blocks. It is woken when that waiter leaves, and
-#: when its own row is removed.
-BLOCKED_LOCALLY_SECONDS = 30.0
 
 
 class Acquisition(WaitingOperation, Generic[G]):
@@ -308,7 +304,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         elif self.deadlock is not None:
             queues.set_answer(waiter, (yield from self.poll_or_give_up(waiter)))
         elif state is WaiterState.BLOCKED_LOCALLY:
-            yield Sleep(waiter, self.remaining(BLOCKED_LOCALLY_SECONDS))
+            yield Sleep(waiter, self.remaining(self.client.timing.blocked_locally))
         elif state is WaiterState.HEAD and queues.should_wait_locally(
             waiter, self.client.registry.requests_ahead(ticket)
         ):
@@ -325,8 +321,8 @@ class Acquisition(WaitingOperation, Generic[G]):
         """Wait on a connection of the pool. Return False if none was free."""
         queues = self.client.waiter_queues
         queues.mark_blocking(waiter)
-        timeout = self.remaining()
-        answer = yield from self.wait(waiter, min(timeout, SUSPECT_SLICE_SECONDS) if self._suspected else timeout)
+        timeout = self.remaining(self.client.timing.suspect_slice if self._suspected else None)
+        answer = yield from self.wait(waiter, timeout)
         if answer is NO_CONNECTION:
             return False
         if answer is not False:

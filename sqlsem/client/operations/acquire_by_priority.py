@@ -34,8 +34,6 @@ SHARE, SHORTEST, LONGEST = 0.05, 0.002, 0.25
 FAR = 8
 #: A position behind all requests.
 LAST = 2**63 - 1
-#: The longest sleep of a waiter behind another waiter of this process, which notifies it when it leaves the queue.
-BEHIND_SECONDS = 30.0
 
 
 class PriorityAcquisition(Acquisition[G]):
@@ -88,7 +86,8 @@ class PriorityAcquisition(Acquisition[G]):
                 yield from self.rollback("timeout")
                 return False
             is_notified = self.client.priority_waiters.is_behind_local(waiter, answer.before)
-            yield Sleep(waiter, max(0.0, self.remaining(BEHIND_SECONDS if is_notified else self._pause(answer.ahead))))
+            pause = self.client.timing.blocked_locally if is_notified else self._pause(answer.ahead)
+            yield Sleep(waiter, max(0.0, self.remaining(pause)))
             polled = (yield from self._ask(entry)) if self.member.has_ticket(entry) else PriorityAnswer(None, False)
             if polled is None:
                 return False

@@ -35,10 +35,8 @@ log = safe_logger
 G = TypeVar("G", bound=BaseGrant)
 R = TypeVar("R", bound=BaseRateGrant)
 
-#: The longest pause of the first waiter between two calls: another process may have returned some use.
-LOOK_SECONDS = 4.0
-#: The pause while the rate is paused or other requests come first, and the shortest pause.
-PAUSED_SECONDS, LEAST_SECONDS = 0.5, 0.001
+#: The shortest pause between two calls.
+LEAST_SECONDS = 0.001
 
 
 class _Sleeper:
@@ -235,7 +233,7 @@ class RateAcquisition(Generic[R]):
         return taken_ms
 
     def _remaining(self) -> float:
-        return LOOK_SECONDS if self._timeout is None else self._timeout - (monotonic() - self._began)
+        return self._client.timing.rate_poll if self._timeout is None else self._timeout - (monotonic() - self._began)
 
     # -- members and leaders of batches -------------------------------------------------------------------------
 
@@ -255,7 +253,7 @@ class RateAcquisition(Generic[R]):
                     self._has_left = left <= 0
                     self._batch_ended = False
                     return False
-            yield Sleep(self._sleeper, min(left, LOOK_SECONDS))
+            yield Sleep(self._sleeper, min(left, self._client.timing.rate_poll))
         assert self._queue_grant is not None
         yield from self._take_as_first(batch, self._queue_grant)
         return self._taken_ms is not None
@@ -419,8 +417,9 @@ class RateAcquisition(Generic[R]):
             if left <= 0 and self._queue_acquisition is not None:
                 yield from self._queue_acquisition.rollback("timeout")
                 return
-            pause = answer.seconds if answer.status is not RateStatus.OTHERS_FIRST else PAUSED_SECONDS
-            yield Sleep(self._sleeper, min(max(pause, LEAST_SECONDS), left, LOOK_SECONDS))
+            timing = self._client.timing
+            pause = answer.seconds if answer.status is not RateStatus.OTHERS_FIRST else timing.paused_rate_poll
+            yield Sleep(self._sleeper, min(max(pause, LEAST_SECONDS), left, timing.rate_poll))
 
 
 def _takes_batches(client: DatabaseClient) -> bool:

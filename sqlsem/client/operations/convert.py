@@ -17,7 +17,7 @@ from sqlsem.client.effects import NO_CONNECTION, Call, Effects, Sleep
 from sqlsem.client.held.registry import GrantState
 from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.client.operations.timeout_details import blockers
-from sqlsem.client.operations.waiting import SUSPECT_SLICE_SECONDS, WaitingOperation
+from sqlsem.client.operations.waiting import WaitingOperation
 from sqlsem.client.waiters.queues import Waiter
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.protocol import Capability
@@ -183,7 +183,7 @@ class Upgrade(WaitingOperation):
             return None  # lost while we waited
         if self.deadlock is not None:
             return (yield from self.poll_or_give_up(self._waiter))
-        answer = yield from self.wait(self._waiter, min(timeout, SUSPECT_SLICE_SECONDS))
+        answer = yield from self.wait(self._waiter, min(timeout, self.client.timing.suspect_slice))
         if answer is NO_CONNECTION:
             yield Sleep(self._waiter, min(timeout, next(self._pauses)))
             answer = yield from self.poll_once(self._waiter)

@@ -18,15 +18,9 @@ from sqlsem.values import deadlocks
 from sqlsem.values.errors import Deadlock
 from sqlsem.values.locks import monotonic
 
-__all__ = ["SLICE_SECONDS", "SUSPECT_SLICE_SECONDS", "WaitingOperation"]
+__all__ = ["WaitingOperation"]
 
 log = safe_logger
-
-#: The longest single wait in the database, a *slice*. With 4 s a waiter costs less than one statement a second,
-#: heartbeats included. With a longer one, an operator's new limit, which no notification announces, would count later.
-SLICE_SECONDS = 4.0
-#: The longest single wait of an operation that may be in a deadlock: a victim cannot be interrupted while it waits.
-SUSPECT_SLICE_SECONDS = 0.5
 
 
 class WaitingOperation:
@@ -44,8 +38,9 @@ class WaitingOperation:
         self.began = monotonic()
         self.deadlock: deadlocks.Found | None = None
 
-    def remaining(self, limit: float = SLICE_SECONDS) -> float:
-        """Return the seconds until the timeout, at most ``limit``; 0 or less when the time is up."""
+    def remaining(self, limit: float | None = None) -> float:
+        """Return the seconds until the timeout, at most ``limit`` (None: a slice); 0 or less when the time is up."""
+        limit = self.client.timing.slice if limit is None else limit
         return limit if self.timeout is None else min(limit, self.timeout - (monotonic() - self.began))
 
     def waited(self) -> float:

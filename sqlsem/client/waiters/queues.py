@@ -29,6 +29,7 @@ from operator import attrgetter
 
 from sqlsem.client.callers import ours
 from sqlsem.engines.base import Session
+from sqlsem.util import timing
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.events import Behind, meets
@@ -38,8 +39,6 @@ __all__ = ["Waiter", "WaiterQueues", "WaiterState"]
 
 log = safe_logger
 
-#: The longest pause between two polls of a waiter, and the sleep of polled waiters that do not lead.
-LONGEST_SECONDS = 4.0
 #: The first pause between polls. Each further pause is this share of the time since the first poll.
 FIRST_SECONDS, SHARE = 0.005, 0.05
 #: Polls take at most this share of the time: a slow poll is followed by a longer rest.
@@ -193,8 +192,9 @@ def _remove(waiters: list[Waiter], waiter: Waiter) -> bool:
 class WaiterQueues:
     """All waiters of this process, except readers that upgrade: these hold their lock already."""
 
-    def __init__(self, state_lock: threading.Lock) -> None:
+    def __init__(self, state_lock: threading.Lock, longest_poll: float = timing.DEFAULT.longest_poll) -> None:
         self._state_lock = state_lock
+        self._longest_poll = longest_poll
         self._queues: dict[str, _WaiterQueue] = {}
         self._polled: dict[Waiter, float] = {}  # polled waiters, and when each is due
         self._leader: Waiter | None = None
@@ -283,7 +283,7 @@ class WaiterQueues:
             heads = [queue.waiters[0] for queue in self._queues.values() if queue.waiters]
         self.remove([head for head in heads if head.answer is not False])
         with self._state_lock:
-            late = bool(self._polled) and monotonic() > self._poll_at + LONGEST_SECONDS
+            late = bool(self._polled) and monotonic() > self._poll_at + self._longest_poll
             woken = [head for head in heads if late or not (head in self._polled or head.waits_locally)]
         _wake(woken)
 
@@ -408,7 +408,7 @@ class WaiterQueues:
             elif self._leader is None or max(self._polled[waiter], self._rest_until) < self._poll_at:
                 self._leader, self._poll_at = waiter, max(self._polled[waiter], self._rest_until)
             else:
-                return LONGEST_SECONDS * random.uniform(0.8, 1.2)
+                return self._longest_poll * random.uniform(0.8, 1.2)
             return max(0.0, self._poll_at - now)
 
     def is_poll_leader(self, waiter: Waiter) -> bool:
@@ -439,9 +439,9 @@ class WaiterQueues:
             if not due:
                 return []
             # Include waiters that are due soon: each at most half a pause too early.
-            chosen = [other for other, at in self._polled.items() if at <= now + _pause(other, now) / 2]
+            chosen = [other for other, at in self._polled.items() if at <= now + self._pause(other, now) / 2]
             chosen = [other for *_, other in due] + [other for other in chosen if self._polled[other] > now]
-            self._polling_until = now + 2 * LONGEST_SECONDS
+            self._polling_until = now + 2 * self._longest_poll
             return chosen[:MAX_POLLED]
 
     def poll_call(self, waiters: Sequence[Waiter]) -> Callable[[Session, int], None]:
@@ -463,13 +463,13 @@ class WaiterQueues:
         with self._state_lock:
             now = monotonic()
             if self._polling_until > now:
-                self._rest_until = now + min((now - began) / BUSY, LONGEST_SECONDS)
+                self._rest_until = now + min((now - began) / BUSY, self._longest_poll)
             for waiter in waiters:
                 answer = answers.get(waiter.position, False)
                 if answer is not False:
                     woken += self._answer(waiter, answer)
                 elif waiter in self._polled:
-                    self._polled[waiter] = now + _pause(waiter, now)
+                    self._polled[waiter] = now + self._pause(waiter, now)
         _wake(woken)
 
     def end_poll(self) -> None:
@@ -477,10 +477,9 @@ class WaiterQueues:
         with self._state_lock:
             self._polling_until = -math.inf
 
-
-def _pause(waiter: Waiter, now: float) -> float:
-    """Return the seconds until the next poll of a waiter, by the time since its first poll."""
-    return min(max(FIRST_SECONDS, (now - waiter.since) * SHARE), LONGEST_SECONDS)
+    def _pause(self, waiter: Waiter, now: float) -> float:
+        """Return the seconds until the next poll of a waiter, by the time since its first poll."""
+        return min(max(FIRST_SECONDS, (now - waiter.since) * SHARE), self._longest_poll)
 
 
 def _wake(waiters: Iterable[Waiter]) -> None:

@@ -31,7 +31,6 @@ class SqliteDatabase(Engine):
     name = "sqlite"
     beacon_may_fail = False
     setup_timeout = None
-    idle_heartbeat_seconds = 5.0  # (so that a deleted file is noticed soon; see `SqliteAdministration.install`)
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
@@ -60,6 +59,11 @@ class SqliteDatabase(Engine):
     @property
     def label(self) -> str:
         return f"SQLite file {self.path}"
+
+    @property
+    def idle_heartbeat(self) -> float:
+        """Shorter than that of a server, so that a deleted file is noticed soon (`SqliteAdministration.install`)."""
+        return self.options.timing.idle_file_heartbeat
 
     @property
     def local_file(self) -> Path | None:
