@@ -14,13 +14,13 @@ from typing import Any
 from sqlsem.insight.patterns import with_settings
 from sqlsem.values.locks import BatchEntry, Entry, QueueCounts, Resource
 from sqlsem.values.rates import RateEntry
-from sqlsem.values.tasks import plain
+from sqlsem.values.tasks import AsDict, plain
 
 __all__ = ["Hold", "HoldTimes", "MemberEntry", "Overview", "Percentiles", "percentile"]
 
 
 @dataclass(frozen=True, slots=True)
-class MemberEntry:
+class MemberEntry(AsDict):
     """A process or session that takes part. Durations are seconds by the database's clock."""
 
     member_id: int
@@ -43,10 +43,6 @@ class MemberEntry:
         """
         dead = self.grace_left is not None and self.grace_left <= 0
         return self.missing_for is not None and (not dead or self.holding + self.waiting > 0)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from sqlsem.values.names import access_in_words
 from sqlsem.values.tasks import (
     MAX_NESTED,
     TASK_BOUNDS,
+    AsDict,
     Attempt,
     Claimed,
     End,
@@ -256,7 +257,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(AsDict):
     """One row of the queue, for displays (``sqlsem ls``). Durations are in seconds, by the database's clock."""
 
     resource: str
@@ -283,13 +284,9 @@ class Entry:
         """True if the lock was handed over, and not adopted yet."""
         return self.requesting_id.startswith("in transit ") and (self.owner or "").startswith("handed over by ")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class Past(AsDict):
     """One finished request (``sqlsem history``)."""
 
     resource: str
@@ -314,23 +311,15 @@ class Past:
     login: str | None = None
     ended_by: str | None = None  # the login that ended the request, if that was not its owner
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
-
 
 @dataclass(frozen=True, slots=True)
-class GuardedTable:
+class GuardedTable(AsDict):
     """A table that only transactions which have asserted a grant of ``resource`` can write."""
 
     schema: str
     table: str
     resource: str
     problem: str | None = None  # why the guard can be bypassed
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +346,7 @@ class OnceEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(AsDict):
     """One action of an operator (``sqlsem history --operations``)."""
 
     operation_id: int
@@ -378,13 +367,9 @@ class Operation:
     old: str | None
     new: str | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(AsDict):
     """The operators' settings of a resource (``sqlsem set``, ``pause``), and the numbers of its holders and waiters."""
 
     resource: str
@@ -404,10 +389,6 @@ class Resource:
         """The text after the cap, such as ``" by anna, for tenant:*"``."""
         by = f" by {self.cap_by}" if self.cap_by else ""
         return by if self.pattern is None else f"{by}, for {self.pattern}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)

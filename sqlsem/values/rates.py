@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import (
@@ -19,6 +18,7 @@ from sqlsem.values.locks import (
     check_name,
 )
 from sqlsem.values.names import RATE_PREFIX
+from sqlsem.values.tasks import AsDict
 
 __all__ = [
     "AHEAD_MS",
@@ -208,7 +208,7 @@ class RateAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class RateEntry:
+class RateEntry(AsDict):
     """One window of a rate, for displays.
 
     Attributes:
@@ -259,10 +259,6 @@ class RateEntry:
         """Return the entry from a row of routine `rates`."""
         name = str(resource).removeprefix(RATE_PREFIX)
         return cls(name, window_ms / 1000, limit, used, float(idle), taken, returned, waits, float(free_in), cap)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return asdict(self)
 
 
 #: The windows of a rate, as programs write them: durations and their limits.

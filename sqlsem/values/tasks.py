@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 __all__ = [
     "MAX_NESTED",
     "TASK_BOUNDS",
+    "AsDict",
     "Attempt",
     "Claimed",
     "End",
@@ -46,6 +47,16 @@ def plain(value: Any) -> dict[str, Any]:
         name: item.isoformat() if isinstance(item, datetime) else item
         for name, item in dataclasses.asdict(value).items()
     }
+
+
+class AsDict:
+    """A dataclass whose fields are ready for JSON."""
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-ready values."""
+        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +205,7 @@ class QueueState:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueCounts:
+class QueueCounts(AsDict):
     """One work queue, for displays (``sqlsem queues``)."""
 
     queue: str
@@ -208,13 +219,9 @@ class QueueCounts:
     rate: float  # ended attempts a minute, over the last five minutes
     blocked_by: int | None  # the failed task that blocks the others
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
-
 
 @dataclass(frozen=True, slots=True)
-class QueueLimit:
+class QueueLimit(AsDict):
     """The operators' settings of a work queue, or of one of its keys (``sqlsem queues limits``)."""
 
     queue: str
@@ -229,10 +236,6 @@ class QueueLimit:
     key_rate: int | None = None  # the same for each key without a rate of its own, in ``key_per`` seconds
     key_per: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
-
 
 @dataclass(frozen=True, slots=True)
 class QueueWait:
@@ -244,7 +247,7 @@ class QueueWait:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskEntry:
+class TaskEntry(AsDict):
     """One task, for displays (``sqlsem tasks``). Durations are in seconds, by the database's clock."""
 
     task_id: int
@@ -285,13 +288,9 @@ class TaskEntry:
         """True if the task waits for its locks, or will wait for them."""
         return self.status == "pending" and bool(self.locks)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(AsDict):
     """A schedule: it puts a task at each time of a cron expression (``sqlsem schedules``)."""
 
     name: str
@@ -309,13 +308,9 @@ class Schedule:
     paused_by: str | None
     taken_at: datetime  # the time of this answer, by the database's clock
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(AsDict):
     """One attempt at a task (``sqlsem tasks log``)."""
 
     task_id: int
@@ -332,7 +327,3 @@ class Attempt:
     error: str | None
     result: str | None
     login: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
