@@ -18,10 +18,10 @@ from sqlsem.cli.known import require_resource
 from sqlsem.cli.options import age, allow_new_option, duration, json_option, most_option, often, resource_name, setting
 from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.reasons import Reason, reasons
+from sqlsem.insight.words import by_login, counted, requester, seconds_in_words
 from sqlsem.ops.poller import revoke_row
 from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.queues import as_dict, by_resource, render_history, render_operations, render_queues
-from sqlsem.ops.terminal.tables import process_name, seconds_in_words
 from sqlsem.util.printable import clean
 from sqlsem.values import locks
 from sqlsem.values.errors import Unavailable
@@ -263,17 +263,13 @@ def _print_settings(coordinator: sqlsem.Coordinator, resource: str) -> None:
     found = next((row for row in coordinator.admin.resources() if row.resource == resource), None)
     row = found or Resource(resource, None, False, None, 0, 0)
     parts = [
-        f"paused{_by(row.paused_by)}" if row.paused else "not paused",
+        f"paused{by_login(row.paused_by)}" if row.paused else "not paused",
         "no cap" if row.cap is None else f"capped at {row.cap}{clean(row.whose_cap)}",
         "rows never stale" if row.stale_after is None else f"rows stale after {seconds_in_words(row.stale_after)}",
     ]
     if row.ageing is not None:
         parts.append(f"by priority (a step is worth {seconds_in_words(row.ageing)} of waiting)")
     output.echo(f"{clean(resource)}: {', '.join(parts)}; {row.holding} in, {row.waiting} waiting")
-
-
-def _by(login: str | None) -> str:
-    return f" by {login}" if login else ""
 
 
 @click.command(short_help="Revoke a lock, or a request that waits.")
@@ -315,7 +311,7 @@ def revoke(options: Connecting, position: int | None, member: int | None, login:
         entry, gone = revoke_row(coordinator, position, force=force)
     subject = f"Position {position}"
     if entry is not None:
-        process = process_name(entry.host, entry.pid, entry.requesting_id)
+        process = requester(entry)
         subject += f" of {clean(entry.resource)} ({clean(process)})"
     if gone:
         output.echo(f"{subject} is gone.")
@@ -345,10 +341,6 @@ def reap(options: Connecting) -> None:
         after = coordinator.admin.overview().members
     gone = len(before - {row.member_id for row in after})
     missing = sum(row.missing_for is not None for row in after)
-    output.echo(f"{_number(gone, 'dead member')} and {_number(rows, 'row')} removed.")
+    output.echo(f"{counted(gone, 'dead member')} and {counted(rows, 'row')} removed.")
     if missing:
-        output.echo(f"{_number(missing, 'more member')} cannot be found, with a grace to return. Then: sqlsem reap")
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+        output.echo(f"{counted(missing, 'more member')} cannot be found, with a grace to return. Then: sqlsem reap")

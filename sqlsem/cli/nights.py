@@ -20,6 +20,7 @@ from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.replay import ORDERS, ReplaySettings
 from sqlsem.insight.replay import replay as run_again
 from sqlsem.insight.timeline import timeline as lay_out
+from sqlsem.insight.words import counted
 from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.nights import render_audit, render_replay
 from sqlsem.ops.terminal.timeline import FORMATS, library, picture
@@ -195,7 +196,7 @@ def timeline(options: Connecting, resource: str | None, since: float, file: Path
     except OSError as exc:
         raise ConfigurationError(f"The picture cannot be written to {str(file)!r}: {exc.strerror}") from exc
     words = drawn.left_out() or f"all {drawn.requests:,} requests are drawn"
-    output.echo(f"{file}: {words}, of {len(drawn.panels)} resource{'' if len(drawn.panels) == 1 else 's'}")
+    output.echo(f"{file}: {words}, of {counted(len(drawn.panels), 'resource')}")
 
 
 def numbered(value: str) -> tuple[str, int]:

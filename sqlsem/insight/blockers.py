@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlsem.insight.kept import KeptLock
 from sqlsem.insight.reasons import described
-from sqlsem.insight.words import process_name, seconds_in_words
+from sqlsem.insight.words import by_login, process_name, seconds_in_words
 from sqlsem.values.locks import Entry, Resource, TaskEntry
 from sqlsem.values.names import RATE_PREFIX
 
@@ -44,7 +44,7 @@ class Blockers:
             held = f" (for {seconds_in_words(first.seconds)})"
             return f"{self.resource!r} is held by {described(first)}{since}{held}{revoked}{more}"
         if self.paused is not None:
-            by = f" by {self.paused.paused_by}" if self.paused.paused_by else ""
+            by = by_login(self.paused.paused_by)
             at = self.paused.paused_at
             since = "" if at is None else f" since {at.astimezone():%Y-%m-%d %H:%M:%S}"
             return f"{self.resource!r} is paused{by}{since}"

@@ -13,10 +13,18 @@ from sqlsem.insight.consequences import INSIDE, Kind
 from sqlsem.insight.overview import MemberEntry, Overview, Percentiles
 from sqlsem.insight.rates import rate_words, seconds_until_granted, used_words
 from sqlsem.insight.reasons import Reason
-from sqlsem.insight.words import clock, process_name, seconds_in_words
+from sqlsem.insight.words import (
+    access_of,
+    by_login,
+    clock,
+    counted,
+    process_name,
+    program_of,
+    requester,
+    seconds_in_words,
+)
 from sqlsem.util.printable import clean
 from sqlsem.values.locks import BatchEntry, Entry, QueueCounts, Resource
-from sqlsem.values.names import access_in_words
 from sqlsem.values.rates import RateEntry
 
 __all__ = ["ORDER", "VIEWS", "Column", "Listing", "Row", "View", "listing", "offered_views", "summary"]
@@ -158,7 +166,7 @@ def summary(overview: Overview) -> str:
     states = [entry.state for entry in overview.entries]
     holding = sum(state in INSIDE for state in states)
     parts = [
-        _several(len({entry.resource for entry in overview.entries}), "resource"),
+        counted(len({entry.resource for entry in overview.entries}), "resource"),
         f"{holding} in",
         f"{states.count('waits')} waiting",
     ]
@@ -174,20 +182,7 @@ def summary(overview: Overview) -> str:
     return ", ".join(parts)
 
 
-def _several(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 # -- queues ---------------------------------------------------------------------------------------------------------
-
-
-def _access(entry: Entry) -> str:
-    return access_in_words(entry.access, entry.limit, entry.weight)
-
-
-def _owner(entry: Entry) -> str:
-    thread = "" if entry.owner in (None, "", "MainThread") else entry.owner
-    return f"{entry.program or ''} {thread or ''}".strip()
 
 
 def _missing(missing_for: float | None, grace: float | None) -> str:
@@ -228,21 +223,21 @@ def _request(
     """Lay out one request. For a request of a rate: ``windows`` of that rate, and the number of requests ``before`` it.
     (A rate has no holders, so its first request waits, too.)
     """
-    process = process_name(entry.host, entry.pid, entry.requesting_id)
+    process = requester(entry)
     enters = None if reason is None or reason.enters is None else reason.enters.likely
     short, words = ("", "") if reason is None else (reason.short, reason.words)
     if windows and not paused:
         enters = seconds_until_granted(before, windows)
         short, words = short or used_words(windows), rate_words(before, windows)
     cells = (
-        *(entry.resource, str(entry.position), entry.state, seconds_in_words(entry.seconds), _access(entry), process),
+        *(entry.resource, str(entry.position), entry.state, seconds_in_words(entry.seconds), access_of(entry), process),
         *(_why(entry, short), "" if enters is None else clock(enters)),
-        *(_owner(entry), entry.note or ""),
+        *(program_of(entry), entry.note or ""),
     )
     why = _why(entry, words)
     details = [
-        f"{entry.position} {entry.state} {entry.resource} for {cells[3]}: {_access(entry)}, {process}"
-        + "".join(f", {text}" for text in (_owner(entry),) if text),
+        f"{entry.position} {entry.state} {entry.resource} for {cells[3]}: {access_of(entry)}, {process}"
+        + "".join(f", {text}" for text in (program_of(entry),) if text),
         *([f"Why: {why}"] if why else []),
         *([f"Note: {entry.note}"] if entry.note else []),
     ]
@@ -291,7 +286,7 @@ def _heading(resource: Resource, states: dict[str, int], windows: Sequence[RateE
     if states.get("dead"):
         parts[0] += f", {states['dead']} dead"
     if resource.paused:
-        parts.append(f"PAUSED{_by(resource.paused_by)}")
+        parts.append(f"PAUSED{by_login(resource.paused_by)}")
     if resource.cap is not None:
         parts.append(f"capped at {resource.cap}{resource.whose_cap}")
     if resource.stale_after is not None:
@@ -304,19 +299,15 @@ def _in_line(states: Mapping[str, int]) -> int:
     return sum(number for state, number in states.items() if state != "dead")
 
 
-def _by(login: str | None) -> str:
-    return "" if login is None else f" by {login}"
-
-
 def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
     paused = {resource.resource: resource.paused for resource in overview.resources}
     for blocker in root_blockers(overview):
         entry = blocker.entry
-        process = process_name(entry.host, entry.pid, entry.requesting_id)
+        process = requester(entry)
         cells = (
             *(str(entry.position), entry.resource, str(blocker.waiters), seconds_in_words(blocker.waiting_seconds)),
             *(seconds_in_words(entry.seconds), process, _missing(entry.missing_for, entry.grace)),
-            *(_owner(entry), entry.note or ""),
+            *(program_of(entry), entry.note or ""),
         )
         by = _by_column(
             *(LEADERS, cells),
@@ -326,7 +317,7 @@ def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableR
             position=entry.position,
         )
         details = (
-            f"{_several(blocker.waiters, 'request')} waiting for {process}, together for {cells[3]}; "
+            f"{counted(blocker.waiters, 'request')} waiting for {process}, together for {cells[3]}; "
             f"it {'holds' if entry.state in INSIDE else 'waits for'} {entry.resource}, at {entry.position}",
             *([f"Note: {entry.note}"] if entry.note else []),
         )
@@ -424,7 +415,7 @@ def _batches(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableR
         )
         by = _by_column(BATCHES, cells, batch=batch.batch_id, seconds=batch.seconds, left=left, parts=done)
         details = [
-            f"Batch {batch.batch_id} of {batch.name}: {state}, {done} of {_several(len(batch.parts), 'part')} succeeded"
+            f"Batch {batch.batch_id} of {batch.name}: {state}, {done} of {counted(len(batch.parts), 'part')} succeeded"
         ]
         details += [f"{part.part}: {part.error}" for part in batch.parts if part.error][:2]
         yield _SortableRow(Row(f"o{batch.batch_id}", _clean(cells), state, _clean(details)), by)
@@ -443,7 +434,7 @@ def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow
         cells = (name, str(count), *map(_seconds, values))
         by = _by_column(TIMES, (name, count, *values))
         details = (
-            f"{name}, its newest {_several(count, 'hold')}: half of them lasted up to {_seconds(times.held.p50)}, "
+            f"{name}, its newest {counted(count, 'hold')}: half of them lasted up to {_seconds(times.held.p50)}, "
             f"nine of ten up to {_seconds(times.held.p90)}; half waited up to {_seconds(times.waited.p50)}",
         )
         yield _SortableRow(Row(f"t{name}", _clean(cells), "", _clean(details), resource=name), by)

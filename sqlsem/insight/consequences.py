@@ -9,7 +9,7 @@ from typing import Literal
 
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.totals import QueueTotals
-from sqlsem.insight.words import process_name, seconds_in_words
+from sqlsem.insight.words import counted, requester, seconds_in_words
 from sqlsem.util.printable import clean
 from sqlsem.values.locks import Entry, Resource
 
@@ -174,7 +174,7 @@ def _revoke(overview: Overview, action: Action) -> Consequence:
     remaining = [row for row in queue if row.position != entry.position]
     before = _positions(grantable(queue, cap, paused))
     after = [row for row in grantable(remaining, cap, paused) if row.position not in before]
-    process = clean(process_name(entry.host, entry.pid, entry.requesting_id))
+    process = clean(requester(entry))
     verb = "Revoke at once" if action.kind == "revoke_now" else "Revoke"
     question = f"{verb} {entry.position} of {clean(entry.resource)!r} ({process})?"
     lines = [*_effects_on(entry, force=action.kind == "revoke_now")]
@@ -209,7 +209,7 @@ def _retry(overview: Overview, action: Action) -> Consequence:
     question = f"Retry task {action.task_id}?"
     lines = ["It is pending again, and the next free worker takes it."]
     if queue is not None:
-        waits = f"{queue.pending} pending task{'' if queue.pending == 1 else 's'}"
+        waits = counted(queue.pending, "pending task")
         lines.append(f"It has failed, and blocks later orders of {clean(queue.queue)!r} ({waits} there).")
         lines.append("If it succeeds, they start; if it fails again, they stay blocked.")
     return Consequence(action, question, tuple(lines))
@@ -223,7 +223,7 @@ def _positions(entries: Iterable[Entry]) -> tuple[int, ...]:
 
 
 def _name(entry: Entry) -> str:
-    return clean(f"{entry.position} ({process_name(entry.host, entry.pid, entry.requesting_id)})")
+    return clean(f"{entry.position} ({requester(entry)})")
 
 
 def _names(entries: Sequence[Entry]) -> str:

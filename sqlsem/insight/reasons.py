@@ -13,7 +13,7 @@ from sqlsem.insight.estimates import Estimate, estimates
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.task_estimates import task_estimates
 from sqlsem.insight.totals import number
-from sqlsem.insight.words import clock, process_name, seconds_in_words, span_in_words
+from sqlsem.insight.words import by_login, clock, process_name, requester, seconds_in_words, span_in_words
 from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, QueueLimit, QueueWait, TaskEntry
 from sqlsem.values.names import access_in_words
 from sqlsem.values.rates import Window
@@ -51,11 +51,6 @@ class Reason:
             "head": None if self.head is None else self.head.position,
             "enters": None if self.enters is None else self.enters.as_dict(),
         }
-
-
-def requester(entry: Entry) -> str:
-    """Return the requester as ``etl1:4711``."""
-    return process_name(entry.host, entry.pid, entry.requesting_id)
 
 
 def described(entry: Entry) -> str:
@@ -141,7 +136,7 @@ def _phrases(code: str, blocked: Blocked) -> tuple[str, str]:
             return "it is alone and becomes the writer in a moment", "its turn"
         return f"it becomes the writer when the others have left: {_several(behind)}", f"readers: {first}{others}"
     if code == "paused":
-        by = f" by {setting.paused_by}" if setting.paused_by else ""
+        by = by_login(setting.paused_by)
         since = "" if setting.paused_at is None else f" since {setting.paused_at.astimezone():%Y-%m-%d %H:%M:%S}"
         also = f"; then it is still behind {_several(behind)}" if behind else ""
         return f"the resource is paused{by}{since}: nothing is granted until: sqlsem resume{also}", f"paused{by}"

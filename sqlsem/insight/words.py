@@ -1,10 +1,23 @@
-"""Write durations and processes in a few words."""
+"""Write durations, numbers, processes and requests in a few words."""
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["clock", "process_name", "seconds_in_words", "span_in_words"]
+from sqlsem.values.locks import Entry, Past
+from sqlsem.values.names import access_in_words
+
+__all__ = [
+    "access_of",
+    "by_login",
+    "clock",
+    "counted",
+    "process_name",
+    "program_of",
+    "requester",
+    "seconds_in_words",
+    "span_in_words",
+]
 
 
 def seconds_in_words(seconds: float) -> str:
@@ -43,3 +56,33 @@ def _number(value: float) -> str:
 def process_name(host: str | None, pid: int | None, otherwise: str = "") -> str:
     """Return the host and process, as far as they are known."""
     return otherwise if host is None else host if pid is None else f"{host}:{pid}"
+
+
+def requester(row: Entry | Past) -> str:
+    """Return the requester as ``etl1:4711``."""
+    return process_name(row.host, row.pid, row.requesting_id)
+
+
+def access_of(row: Entry | Past) -> str:
+    """Return the kind of lock that a request is for."""
+    return access_in_words(row.access, row.limit, row.weight)
+
+
+def program_of(entry: Entry) -> str:
+    """Return the program of a request, and its thread, except for the main thread."""
+    thread = "" if entry.owner in (None, "", "MainThread") else entry.owner
+    return f"{entry.program or ''} {thread or ''}".strip()
+
+
+def by_login(login: str | None) -> str:
+    """Return `` by anna``; an empty text if the login is not known."""
+    return f" by {login}" if login else ""
+
+
+def counted(number: int, noun: str, form: str = "") -> str:
+    """Return a number of objects, as ``1 row`` or ``2 rows``. ``form``: how the number is written.
+
+    >>> counted(1, "row"), counted(2000, "row", ",")
+    ('1 row', '2,000 rows')
+    """
+    return f"{number:{form}} {noun}{'' if number == 1 else 's'}"

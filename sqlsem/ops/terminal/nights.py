@@ -10,10 +10,10 @@ from rich.text import Text
 
 from sqlsem.insight.audit import Audit, Finding
 from sqlsem.insight.replay import Night, Replay
-from sqlsem.ops.terminal.tables import Column, process_name, seconds_in_words, table
+from sqlsem.insight.words import access_of, counted, requester, seconds_in_words
+from sqlsem.ops.terminal.tables import Column, table
 from sqlsem.util.printable import clean
 from sqlsem.values.locks import Entry, Past
-from sqlsem.values.names import access_in_words
 
 __all__ = ["render_audit", "render_replay"]
 
@@ -28,18 +28,14 @@ def _exact(moment: datetime | None) -> str:
     return "-" if moment is None else moment.astimezone().strftime("%m-%d %H:%M:%S.%f")
 
 
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 ROWS: tuple[Column[Past | Entry], ...] = (
     Column("POS", lambda row: str(row.position), right=True),
-    Column("ASKED FOR", lambda row: access_in_words(row.access, row.limit, row.weight), elastic=True),
+    Column("ASKED FOR", access_of, elastic=True),
     Column("ASKED", lambda row: _exact(row.requested_at)),
     Column("LET IN", lambda row: _exact(row.granted_at)),
     Column("ENDED", lambda row: _exact(row.ended_at if isinstance(row, Past) else None)),
     Column("OUTCOME", lambda row: row.outcome if isinstance(row, Past) else row.state),
-    Column("WHO", lambda row: process_name(row.host, row.pid, row.requesting_id), elastic=True),
+    Column("WHO", requester, elastic=True),
     Column("NOTE", lambda row: row.note or row.program or "", elastic=True),
 )
 
@@ -59,11 +55,13 @@ def render_audit(audit: Audit, width: int) -> RenderableType:
     for finding in audit.findings:
         parts += _finding(finding, width)
     if audit.found > len(audit.findings):
-        parts.append(Text(f"… and {_number(audit.found - len(audit.findings), 'finding')} more, of an earlier time"))
+        parts.append(
+            Text(f"… and {counted(audit.found - len(audit.findings), 'finding', ',')} more, of an earlier time")
+        )
     parts.append(
         Text(
-            f"Looked at {_number(audit.finished, 'finished request')} and {audit.present:,} that hold or wait, of "
-            f"{_number(audit.resources, 'resource')}: let in {_number(audit.grants, 'time')}."
+            f"Looked at {counted(audit.finished, 'finished request', ',')} and {audit.present:,} that hold or wait, of "
+            f"{counted(audit.resources, 'resource', ',')}: let in {counted(audit.grants, 'time', ',')}."
         )
     )
     if audit.first_end is not None:
@@ -74,7 +72,7 @@ def render_audit(audit: Audit, width: int) -> RenderableType:
     if audit.ok:
         parts.append(Text("No limit was passed, and nobody was overtaken.", style="bold green"))
     else:
-        parts.append(Text(f"Not in order: {_number(audit.found, 'finding')}.", style="bold red"))
+        parts.append(Text(f"Not in order: {counted(audit.found, 'finding', ',')}.", style="bold red"))
     return Group(*parts)
 
 

@@ -10,11 +10,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sqlsem.insight.reasons import Reason
-from sqlsem.insight.words import clock
+from sqlsem.insight.words import access_of, by_login, clock, program_of, requester
 from sqlsem.ops.terminal.tables import Column, local_time, process_name, seconds_in_words, table, tables
 from sqlsem.util.printable import clean
 from sqlsem.values.locks import Entry, Operation, Past, Resource
-from sqlsem.values.names import access_in_words
 
 __all__ = ["as_dict", "by_resource", "render_history", "render_operations", "render_queues"]
 
@@ -61,21 +60,11 @@ def _why(reason: Reason | None) -> str:
     return reason.short if reason.enters is None else f"{reason.short}, ~{clock(reason.enters.likely)}"
 
 
-def _program(entry: Entry) -> str:
-    """Return the program, and the thread's name, except for the main thread."""
-    owner = "" if entry.owner in (None, "", "MainThread") else f" {entry.owner}"
-    return f"{entry.program or ''}{owner}".strip()
-
-
 def _note(entry: Entry) -> str:
     note = entry.note or ""
     if entry.missing_for is not None:
         note = f"[not found for {seconds_in_words(entry.missing_for)}] {note}".rstrip()
     return note
-
-
-def _requester(row: Entry | Past) -> str:
-    return process_name(row.host, row.pid, row.requesting_id)
 
 
 def render_queues(
@@ -93,9 +82,9 @@ def render_queues(
         Column("POS", lambda entry: str(entry.position), right=True),
         Column("STATE", lambda entry: entry.state),
         Column("FOR", lambda entry: seconds_in_words(entry.seconds), right=True),
-        Column("ACCESS", lambda entry: access_in_words(entry.access, entry.limit, entry.weight)),
-        Column("WHO", _requester, elastic=True),
-        Column("PROGRAM", _program, elastic=True, shown=not reasons or width >= NARROW),
+        Column("ACCESS", access_of),
+        Column("WHO", requester, elastic=True),
+        Column("PROGRAM", program_of, elastic=True, shown=not reasons or width >= NARROW),
         Column("NOTE", _note, elastic=True),
         Column("WHY", lambda entry: _why((reasons or {}).get(entry.position)), elastic=True, shown=bool(reasons)),
     )
@@ -109,7 +98,7 @@ def render_queues(
         if dead:
             title.append(f", {dead} dead", style="bold red")
         if resource.paused:
-            by = f" by {resource.paused_by}" if resource.paused_by else ""
+            by = by_login(resource.paused_by)
             since = f" since {local_time(resource.paused_at)}" if resource.paused_at else ""
             title.append(clean(f"  PAUSED{by}{since}"), style="bold red")
         if resource.cap is not None:
@@ -141,12 +130,12 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
 PAST: tuple[Column[Past], ...] = (
     Column("POS", lambda row: str(row.position), right=True),
     Column("RESOURCE", lambda row: row.resource, elastic=True),
-    Column("ACCESS", lambda row: access_in_words(row.access, row.limit, row.weight)),
+    Column("ACCESS", access_of),
     Column("WAITED", lambda row: seconds_in_words(row.waited), right=True),
     Column("HELD", lambda row: "-" if row.held is None else seconds_in_words(row.held), right=True),
     Column("ENDED", lambda row: row.ended_at.astimezone().strftime("%m-%d %H:%M:%S")),
     Column("OUTCOME", _ending, elastic=True),
-    Column("WHO", _requester, elastic=True),
+    Column("WHO", requester, elastic=True),
     Column("NOTE", lambda row: row.note or row.program or "", elastic=True),
 )
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlsem.insight.timeline import Bar, Panel, Timeline
-from sqlsem.ops.terminal.tables import process_name, seconds_in_words
+from sqlsem.insight.words import counted, requester, seconds_in_words
 from sqlsem.util.printable import clean, clean_json
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Past
@@ -123,7 +123,7 @@ def _short(text: str) -> str:
 
 def _heading(panel: Panel) -> str:
     limits = " and ".join(map(str, panel.limits)) or "none"
-    count = f"{panel.requests:,} request{'' if panel.requests == 1 else 's'}"
+    count = counted(panel.requests, "request", ",")
     return f"{_short(panel.resource)}: {count}; limit {limits}, most in use {panel.most_use}"
 
 
@@ -131,7 +131,7 @@ def _stretches(bar: Bar) -> list[dict[str, Any]]:
     """Return the parts of a bar, one or two: the wait, and the hold."""
     row = bar.source
     outcome = row.outcome if isinstance(row, Past) else row.state
-    who = process_name(row.host, row.pid, row.requesting_id)
+    who = requester(row)
     inside = row.granted_at
     fields = {
         "lane": bar.lane,

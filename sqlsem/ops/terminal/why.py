@@ -7,20 +7,16 @@ from typing import Any
 
 from sqlsem.insight.chains import Chain
 from sqlsem.insight.reasons import Reason, TaskReason
-from sqlsem.ops.terminal.tables import process_name, seconds_in_words
+from sqlsem.insight.words import requester, seconds_in_words
 from sqlsem.ops.terminal.tasks import shortened
 from sqlsem.values.locks import Entry, TaskEntry
 
 __all__ = ["entry_as_dict", "explain_entry", "explain_task", "task_as_dict"]
 
 
-def _who(entry: Entry) -> str:
-    return process_name(entry.host, entry.pid, entry.requesting_id)
-
-
 def explain_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Iterable[Entry] = ()) -> Iterator[str]:
     """Yield lines about a request: why it waits, and the chain up to the root blocker. ``behind``: its waiters."""
-    head = f"{entry.position}  {_who(entry)}"
+    head = f"{entry.position}  {requester(entry)}"
     since = seconds_in_words(entry.seconds)
     if reason is None:
         if entry.in_transit:
@@ -41,8 +37,8 @@ def explain_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Ite
     for step, (waiter, its) in enumerate(chain.links, 1):
         if len(chain.links) > 1:
             state = "waits itself" if its.state == "waits" else f"has held it for {seconds_in_words(its.seconds)}"
-            link = f"{waiter.position} {_who(waiter)} waits for {waiter.resource!r}: {its.position} {_who(its)} {state}"
-            yield f"  {'  ' * step}{link}"
+            blocker = f"{its.position} {requester(its)} {state}"
+            yield f"  {'  ' * step}{waiter.position} {requester(waiter)} waits for {waiter.resource!r}: {blocker}"
     if chain.deadlock:
         yield "  They wait for each other: a deadlock, of which one request is told to give up"
 
