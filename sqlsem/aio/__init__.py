@@ -23,9 +23,8 @@ from sqlsem.aio.leader import Callback, Leader, Term
 from sqlsem.aio.locks import Lock
 from sqlsem.aio.once import Once, Run
 from sqlsem.aio.rates import Rate, RateGrant
-from sqlsem.client import defaults
 from sqlsem.client.client import DatabaseClient
-from sqlsem.client.defaults import Coordinated
+from sqlsem.client.defaults import Coordinated, client_of
 from sqlsem.client.factories import Factories, ModuleFactories
 from sqlsem.client.held.registry import GrantState, LostCallback
 from sqlsem.client.leader import LeaderElection
@@ -67,7 +66,7 @@ async def adopt(
     >>> async with await sqlsem.aio.adopt(token) as grant:  # doctest: +SKIP
     ...     await load(fence=grant.fence)
     """
-    client = defaults.client_of(coordinator)
+    client = client_of(coordinator)
     return await _adopt(client, token, on_lost, cancel_on_lost)
 
 
@@ -117,8 +116,8 @@ def leader(
     >>> async with sqlsem.aio.leader("scheduler") as term:  # doctest: +SKIP
     ...     await schedule(term.fence)
     """
-    election = LeaderElection(name, info, timeout, None, coordinator)
-    return Leader(election, on_started, on_stopped, handle_sigterm, cancel_on_lost)
+    client = None if coordinator is None else client_of(coordinator)
+    return Leader(LeaderElection(name, info, timeout, on_started, on_stopped, handle_sigterm, cancel_on_lost, client))
 
 
 class AsyncLocks(Factories[Lock, Rate, Once]):
@@ -143,8 +142,10 @@ class AsyncLocks(Factories[Lock, Rate, Once]):
         cancel_on_lost: bool = True,
     ) -> Leader:
         """See `sqlsem.aio.leader`."""
-        election = LeaderElection(name, info, timeout, self.client)
-        return Leader(election, on_started, on_stopped, handle_sigterm, cancel_on_lost)
+        election = LeaderElection(
+            *(name, info, timeout, on_started, on_stopped, handle_sigterm, cancel_on_lost, self.client)
+        )
+        return Leader(election)
 
     async def close(self) -> None:
         """Close the coordinator, as `sqlsem.Coordinator.close`, without blocking the event loop."""

@@ -16,15 +16,13 @@ from sqlsem.aio.grants import Grant
 from sqlsem.aio.locks import Lock
 from sqlsem.aio.wakeup import SignalWakeup
 from sqlsem.client.leader import (
-    LONGEST_PAUSE_SECONDS,
     TERMINATED,
+    ElectionRetries,
     LeaderElection,
     LeaderEntry,
     SigtermScope,
-    may_go_on,
     watch_sigterm,
 )
-from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.locks import check_call
 
@@ -187,22 +185,8 @@ class _Block:
 class Leader:
     """A candidate for leadership, as `sqlsem.Leader`; made by `leader`. Each task is a candidate of its own."""
 
-    def __init__(
-        self,
-        election: LeaderElection,
-        on_started: Callback | None,
-        on_stopped: Callback | None,
-        handle_sigterm: bool,
-        cancel_on_lost: bool,
-    ) -> None:
+    def __init__(self, election: LeaderElection) -> None:
         self._election = election
-        for option, callback in (("on_started", on_started), ("on_stopped", on_stopped)):
-            if callback is not None:
-                check_call(option, callback)
-        self._on_started = on_started
-        self._on_stopped = on_stopped
-        self._handle_sigterm = handle_sigterm
-        self._cancel_on_lost = cancel_on_lost
         self._blocks: weakref.WeakKeyDictionary[asyncio.Task[Any], list[_Block]] = weakref.WeakKeyDictionary()
 
     async def current(self) -> LeaderEntry | None:
@@ -213,32 +197,29 @@ class Leader:
         """See `sqlsem.Leader.run`. ``function`` is a coroutine function; it is cancelled when the term is lost."""
         check_call("The function of a leader", function)
         await self.current()
-        pauses = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+        retries = ElectionRetries(self._election.name)
         while True:
             term = None
             try:
                 async with self as term:
                     return await function(term)
             except SqlsemError as exc:
-                lost = term is not None and term.grant.state.why_lost is not None
-                if not may_go_on(exc, had_term=term is not None, lost=lost):
+                pause = retries.pause_after(exc, None if term is None else term.grant)
+                if pause is None:
                     raise
-                log.warning("Takes part again in the election of %r: %s", self._election.name, exc)
-            if lost:
-                pauses = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(pause)
 
     async def __aenter__(self) -> Term:
-        term = Term(self._election.name, self._on_stopped)
-        block = _Block(term, Lock(self._election.terms(None, self._cancel_on_lost)))
+        term = Term(self._election.name, self._election.on_stopped)
+        block = _Block(term, Lock(self._election.terms(None)))
         try:
-            if self._handle_sigterm:
+            if self._election.handle_sigterm:
                 block.begin()
             grant = await block.lock.__aenter__()
             try:
                 term._begin(grant)
-                if self._on_started is not None:
-                    await awaited(self._on_started(term))
+                if self._election.on_started is not None:
+                    await awaited(self._election.on_started(term))
             except BaseException as exc:
                 await block.leave(exc)
                 raise

@@ -124,7 +124,7 @@ class Coordinator(Factories[Lock, Rate, Once]):
         handle_sigterm: bool = True,
     ) -> Leader:
         """See `sqlsem.leader`."""
-        return Leader(LeaderElection(name, info, timeout, self.client), on_started, on_stopped, handle_sigterm)
+        return Leader(LeaderElection(name, info, timeout, on_started, on_stopped, handle_sigterm, False, self.client))
 
     @shows_options(QueueOptions)
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:

@@ -4,24 +4,21 @@ its leader stops first; then the next one can lead.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sqlsem.api.locks import Lock
 from sqlsem.client.callers import this_thread
-from sqlsem.client.defaults import Coordinated
+from sqlsem.client.defaults import Coordinated, client_of
 from sqlsem.client.grants import Grant
 from sqlsem.client.leader import (
-    LONGEST_PAUSE_SECONDS,
+    ElectionRetries,
     LeaderElection,
     LeaderEntry,
     SigtermScope,
-    may_go_on,
     watch_sigterm,
 )
-from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.util import runtime
 from sqlsem.util.threads import call_and_log, spawn_in_handler
 from sqlsem.values.errors import SqlsemError
@@ -29,7 +26,6 @@ from sqlsem.values.locks import Duration, check_call
 
 __all__ = ["Callback", "Leader", "Term", "leader"]
 
-log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 #: A callback, which gets the term.
 Callback = Callable[["Term"], object]
@@ -139,16 +135,8 @@ class Leader:
     again and again, and by several threads; each thread is a candidate of its own.
     """
 
-    def __init__(
-        self, election: LeaderElection, on_started: Callback | None, on_stopped: Callback | None, handle_sigterm: bool
-    ) -> None:
+    def __init__(self, election: LeaderElection) -> None:
         self._election = election
-        for option, callback in (("on_started", on_started), ("on_stopped", on_stopped)):
-            if callback is not None:
-                check_call(option, callback)
-        self._on_started = on_started
-        self._on_stopped = on_stopped
-        self._handle_sigterm = handle_sigterm
         self._mine = threading.local()
 
     def current(self) -> LeaderEntry | None:
@@ -177,33 +165,30 @@ class Leader:
         """
         check_call("The function of a leader", function)
         self.current()
-        pauses = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+        retries = ElectionRetries(self._election.name)
         while True:
             term = None
             try:
                 with self as term:
                     return function(term)
             except SqlsemError as exc:
-                lost = term is not None and term.grant.state.why_lost is not None
-                if not may_go_on(exc, had_term=term is not None, lost=lost):
+                pause = retries.pause_after(exc, None if term is None else term.grant)
+                if pause is None:
                     raise
-                log.warning("Takes part again in the election of %r: %s", self._election.name, exc)
-            if lost:
-                pauses = backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
-            runtime.event().wait(next(pauses))
+            runtime.event().wait(pause)
 
     def __enter__(self) -> Term:
-        term = Term(self._election.name, self._on_stopped)
+        term = Term(self._election.name, self._election.on_stopped)
         scope = SigtermScope(term._notify_ending)
         lock = Lock(self._election.terms(term._was_lost))
         try:
-            if self._handle_sigterm:
+            if self._election.handle_sigterm:
                 watch_sigterm(scope)
             grant = lock.__enter__()
             try:
                 term._begin(grant)
-                if self._on_started is not None:
-                    self._on_started(term)
+                if self._election.on_started is not None:
+                    self._election.on_started(term)
             except BaseException as exc:
                 scope.leave()
                 _leave(term, lock, exc)
@@ -276,4 +261,5 @@ def leader(
     ...     while not term.ending.wait(1):
     ...         tick(term.fence)
     """
-    return Leader(LeaderElection(name, info, timeout, None, coordinator), on_started, on_stopped, handle_sigterm)
+    client = None if coordinator is None else client_of(coordinator)
+    return Leader(LeaderElection(name, info, timeout, on_started, on_stopped, handle_sigterm, False, client))

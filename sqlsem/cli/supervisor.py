@@ -32,9 +32,8 @@ from typing import Any, Protocol, TypeVar
 from sqlsem.api.coordinator import Coordinator
 from sqlsem.cli.joining import Joinable, Joined
 from sqlsem.client.grants import Grant
-from sqlsem.client.leader import LONGEST_PAUSE_SECONDS
+from sqlsem.client.leader import retry_pauses
 from sqlsem.client.monitors import parent_locks
-from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.util import tree_killer
 from sqlsem.util.threads import spawn
 from sqlsem.util.tree_killer import ProcessTree
@@ -239,7 +238,7 @@ def lead(
     of the database. On SIGTERM the command is ended (`Job.step_down`), and the lock released. Return the exit status of
     the command when it ended by itself or after SIGTERM. Raise as `run` does.
     """
-    retry_pauses = _retry_pauses()
+    pauses = retry_pauses()
     while True:
         why: LockLost | Unavailable | None
         try:
@@ -249,13 +248,9 @@ def lead(
         else:
             if status is not None and (why is None or (job.step_down is not None and job.step_down.requested)):
                 return status
-            retry_pauses = _retry_pauses()
+            pauses = retry_pauses()
         log.warning("takes part in the election again: %s", why)
-        _sleep_unless_signaled(next(retry_pauses), events)
-
-
-def _retry_pauses() -> Iterator[float]:
-    return backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+        _sleep_unless_signaled(next(pauses), events)
 
 
 def _sleep_unless_signaled(seconds: float, events: Events) -> None:

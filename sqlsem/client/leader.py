@@ -7,32 +7,35 @@ in Python, which the first block installs and the last block removes.
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from types import FrameType
 from typing import Any
 
 from sqlsem.client.client import DatabaseClient
-from sqlsem.client.defaults import Coordinated, client_of
-from sqlsem.client.held.registry import LostCallback
+from sqlsem.client.defaults import client_of
+from sqlsem.client.held.registry import BaseGrant, LostCallback
 from sqlsem.client.operations import terms
+from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.client.operations.terms import Terms
 from sqlsem.values.errors import LockLost, SqlsemError, Unavailable
-from sqlsem.values.locks import WRITE, Duration, Entry, check_name
+from sqlsem.values.locks import WRITE, Duration, Entry, check_call, check_name
 
 __all__ = [
-    "LONGEST_PAUSE_SECONDS",
     "TERMINATED",
+    "ElectionRetries",
     "LeaderElection",
     "LeaderEntry",
     "SigtermScope",
-    "may_go_on",
+    "retry_pauses",
     "watch_sigterm",
 ]
 
+log = logging.getLogger("sqlsem")
 #: The exit code of a process that SIGTERM has ended, as shells report it.
 TERMINATED = 128 + signal.SIGTERM
 #: The longest pause between two attempts to take part in an election.
@@ -70,20 +73,30 @@ class LeaderElection:
         name: str,
         info: str | None,
         timeout: Duration | None,
+        on_started: Callable[[Any], object] | None,
+        on_stopped: Callable[[Any], object] | None,
+        handle_sigterm: bool,
+        cancel_on_lost: bool,
         client: DatabaseClient | None,
-        coordinator: Coordinated | None = None,
     ) -> None:
         self.name = check_name("The leader's name", name)
+        self.on_started = on_started
+        self.on_stopped = on_stopped
+        self.handle_sigterm = handle_sigterm
+        self._cancel_on_lost = cancel_on_lost
         self._info = info
         self._timeout = timeout
-        self._given = client if coordinator is None else client_of(coordinator)
+        self._given = client
         self.terms(None)  # raises for invalid options
+        for option, callback in (("on_started", on_started), ("on_stopped", on_stopped)):
+            if callback is not None:
+                check_call(option, callback)
 
-    def terms(self, on_lost: LostCallback | None, cancel_on_lost: bool = False) -> Terms:
+    def terms(self, on_lost: LostCallback | None) -> Terms:
         """Return the options of the mutex; each grant of it is one term of the leader."""
         return terms.mutex(
             self.name,
-            {"note": self._info, "timeout": self._timeout, "on_lost": on_lost, "cancel_on_lost": cancel_on_lost},
+            {"note": self._info, "timeout": self._timeout, "on_lost": on_lost, "cancel_on_lost": self._cancel_on_lost},
             self._given,
         )
 
@@ -101,11 +114,30 @@ def _leader_of(name: str, entries: list[Entry]) -> LeaderEntry | None:
     return None
 
 
-def may_go_on(error: SqlsemError, *, had_term: bool, lost: bool) -> bool:
-    """Return True if a candidate takes part again after this error: if its term or its row in the queue was lost, or
-    the database is out of reach. An error of the leading function ends the run, unless the term was lost.
-    """
-    return isinstance(error, LockLost | Unavailable) and (lost or not had_term)
+def retry_pauses() -> Iterator[float]:
+    """Yield the pauses between attempts of a candidate to lead, in seconds."""
+    return backoff_delays(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+
+
+class ElectionRetries:
+    """The attempts of one candidate to lead, one after the other, with pauses between them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pauses = retry_pauses()
+
+    def pause_after(self, error: SqlsemError, grant: BaseGrant | None) -> float | None:
+        """Return the seconds until the next attempt, after an error in a term with this grant; or without a term, if
+        the candidate did not get to lead. The candidate takes part again if its term or its row in the queue was lost,
+        or the database is out of reach. None: an error of the leading function ends the run, unless the term was lost.
+        """
+        lost = grant is not None and grant.state.why_lost is not None
+        if not isinstance(error, LockLost | Unavailable) or not (lost or grant is None):
+            return None
+        log.warning("Takes part again in the election of %r: %s", self._name, error)
+        if lost:
+            self._pauses = retry_pauses()
+        return next(self._pauses)
 
 
 # -- SIGTERM ----------------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def terms(monkeypatch):
             return outcome
 
         monkeypatch.setattr(supervisor, "run", run)
-        monkeypatch.setattr(supervisor, "backoff_delays", lambda **_: iter([0.01] * 10))
+        monkeypatch.setattr(supervisor, "retry_pauses", lambda: iter([0.01] * 10))
         queue = SimpleQueue()
         for event in events:
             queue.put(event)
