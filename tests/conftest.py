@@ -15,7 +15,8 @@
     own_postgres_server  a throwaway server that may be restarted (``restart('fast' | 'immediate')``) or killed
     start_postgres   makes such servers: ``start_postgres(settings={"max_connections": "20"})``
     timing           ``timing(0.2, slice=4.0)``: clients made from now on, also in ``spawn``, poll by a fifth of the
-                     default times, and by a slice of 4 s (`sqlsem.util.timing`)
+                     default times, and by a slice of 4 s (`sqlsem.util.timing`). ``@pytest.mark.timing(0.2)`` does so
+                     for the whole test
     in_utc           local time is UTC while the test runs
     make_database    a fresh database on a PostgreSQL server: ``make_database(server)``
     table            ``table()`` makes a user's table with a column ``a``; its name in SQL (quoted where needed)
@@ -93,6 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "faces(*names): run with these faces: 'sync' (if left out), 'aio'")
     config.addinivalue_line("markers", "sampled(number): the default run has one in number of the cases (selection.py)")
     config.addinivalue_line("markers", "kept: the default run has all cases, however slow they are")
+    config.addinivalue_line("markers", "timing(scale, **times): the clients of the test poll by these times")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
     config.addinivalue_line("markers", "quiet: normal running, nothing logged at WARNING (False: may be)")
     if config.option.cases == "quick":
@@ -436,13 +438,15 @@ def face() -> str:
     return "sync"
 
 
-@pytest.fixture
-def timing() -> Iterator[Callable[..., None]]:
+@pytest.fixture(autouse=True)
+def timing(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
     with contextlib.ExitStack() as stack:
 
         def timing(scale: float = 1.0, **times: float) -> None:
             stack.enter_context(use(dataclasses.replace(current().scaled(scale), **times)))
 
+        if marker := request.node.get_closest_marker("timing"):
+            timing(*marker.args, **marker.kwargs)
         yield timing
 
 

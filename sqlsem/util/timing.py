@@ -7,8 +7,8 @@ Any scale is safe. Grants, gates and the proof of death go by the database's clo
 lease, which the member writes into its row. These times decide only how soon a client asks again. A client that asks
 more seldom than others learns later that it is granted; it keeps nobody out for longer than its grace or lease.
 
-Not here: how long a client waits for an answer (a scale would not make a server faster), pauses below 0.1 s, and
-bounds of what callers may ask for.
+Not here: how long a client waits for an answer, or for a thread (a scale makes no machine faster), pauses below 0.1 s,
+and bounds of what callers may ask for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["DEFAULT", "Timing", "current", "use"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The times of one client, in seconds.
+    """The times of one client, in seconds; ``heartbeat_share`` is a number.
 
     Attributes:
         slice: The longest single wait in the database. With 4 s a waiter costs less than one statement a second,
@@ -41,12 +41,12 @@ class Timing:
         contention_check: The interval in which a process looks for requests behind its grants.
         cancellation_check: The interval in which a process reads cancel requests for its tasks.
         uncancelled_run: The time for which a task runs before its cancel requests are read: most tasks are shorter.
-        shortest_heartbeat: The shortest interval of heartbeats, which is otherwise a third of the grace or lease.
+        heartbeat_share: The interval of heartbeats, as a share of the grace or lease: a third, so that two heartbeats
+            may fail.
+        shortest_heartbeat: The shortest interval of heartbeats.
         idle_heartbeat: The interval of heartbeats of a member that holds nothing and waits for nothing: it keeps the
             connection open.
         idle_file_heartbeat: The same for a database file, so that a deleted file is noticed soon.
-        late_thread: A thread of the client that is late by this much, or by most of a heartbeat's interval, may hang.
-        suspect_thread: The pause between two checks of such a thread.
         notification_retry: The pause before the listener for notifications connects again.
         unnotified_poll: The longest pause between two polls of a work queue without notifications.
         unchanged_poll: The same with notifications, if none has come.
@@ -70,11 +70,10 @@ class Timing:
     contention_check: float = 1.0
     cancellation_check: float = 1.0
     uncancelled_run: float = 0.5
+    heartbeat_share: float = 1 / 3
     shortest_heartbeat: float = 0.2
     idle_heartbeat: float = 60.0
     idle_file_heartbeat: float = 5.0
-    late_thread: float = 0.5
-    suspect_thread: float = 0.1
     notification_retry: float = 1.0
     unnotified_poll: float = 1.0
     unchanged_poll: float = 4.0

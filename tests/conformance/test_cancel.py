@@ -314,6 +314,7 @@ def test_invalid_time_limit_is_refused(queue):
             queue.put(1, time_limit=limit)
 
 
+@pytest.mark.timing(0.2)
 @pytest.mark.engines("sqlite", "postgresql")
 def test_cancel_poll_costs_a_statement_per_second(queue):
     """Short tasks and an idle worker cost no statement."""

@@ -71,6 +71,7 @@ def test_contended_ignores_holders_and_other_resources(connect, database, name):
     elsewhere.leave()
 
 
+@pytest.mark.timing(0.1)
 def test_contended_is_set_again_after_clear(connect, name):
     first, other = connect(), connect()
     with first.mutex(name) as grant:

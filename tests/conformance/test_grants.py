@@ -363,6 +363,7 @@ def test_assert_held_with_sqlalchemy(connect, database, name):
         engine.dispose()
 
 
+@pytest.mark.timing(0.1)
 def test_all_of_releases_the_rest_when_a_row_is_lost(connect, name):
     """The owner lives, so no other client would ever remove the remaining rows."""
     owner, operator = connect(), connect()

@@ -188,6 +188,7 @@ def test_run_takes_part_again_after_a_loss(pair, name):
     assert stopped == fences
 
 
+@pytest.mark.timing(0.1)
 @revoking
 def test_run_takes_part_again_when_its_place_is_lost(pair, name, threads):
     first, other = pair
@@ -335,6 +336,7 @@ def coordinator_of(referrer):
     return referrer if isinstance(referrer, sqlsem.Coordinator) else referrer._coordinator
 
 
+@pytest.mark.timing(0.1)
 @revoking
 def test_a_task_is_cancelled_when_its_term_is_lost(connect, name):
     coordinator = coordinator_of(connect())

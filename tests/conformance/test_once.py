@@ -226,6 +226,7 @@ def test_the_decorator(connect, name):
     assert ran == [1, 2]
 
 
+@pytest.mark.timing(0.1)
 @tables
 def test_lost_run_is_not_done(pair, name):
     first, other = pair

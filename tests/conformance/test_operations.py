@@ -67,6 +67,7 @@ def test_operation_names_its_login(operator, name):
     assert all(resource.resource != name for resource in operator.admin.resources())
 
 
+@pytest.mark.timing(0.1)
 def test_rows_taken_away(operator, connect, database, name):
     other = connect()
     with pytest.raises(sqlsem.LockLost), other.mutex(name) as grant:

@@ -141,6 +141,7 @@ def test_pause_affects_a_single_resource(connect, name):
 # -- revoking
 
 
+@pytest.mark.timing(0.1)
 def test_revoke_a_waiting_row(connect, database, name, waiter):
     coordinator, operator = connect(), connect()
     with coordinator.mutex(name):
@@ -244,6 +245,7 @@ def test_resources(connect, name, waiter):
     coordinator.admin.set_stale_after(name, None)
 
 
+@pytest.mark.timing(0.1)
 def test_history_and_outcomes(connect, database, name, waiter):
     coordinator, operator = connect(), connect(grace=GRACE)
 

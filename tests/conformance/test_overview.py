@@ -156,6 +156,7 @@ def rated(overview, name):
     return [rate for rate in overview.rates if rate.name.startswith(name)]
 
 
+@pytest.mark.timing(0.1)
 @TABLES
 def test_overview_shows_rates(connect, database, name):
     coordinator = connect()
@@ -207,6 +208,7 @@ def test_when_there_is_room_again(connect, name):
     assert row.free_in > before, "when the second one leaves, too"
 
 
+@pytest.mark.timing(0.1)
 @TABLES
 @pytest.mark.leaves_rows
 def test_overview_lists_waited_and_recent_rates_first(connect, database, name):

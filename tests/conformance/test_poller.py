@@ -105,6 +105,7 @@ def test_poller_polls_at_once_on_request(live):
     until(lambda: len(looks) == 2, "another look")
 
 
+@pytest.mark.timing(0.1)
 def test_poller_sees_operators_actions(connect, live, name):
     coordinator, other = connect(), connect()
     watcher = live(coordinator)

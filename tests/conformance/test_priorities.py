@@ -328,6 +328,7 @@ def test_priorities_respect_the_operators_limit(connect, name, ranked, waiter):
         operator.admin.set_limit(name, None)
 
 
+@pytest.mark.timing(0.1)
 @both
 def test_contended_is_set_by_equal_or_higher_priority(connect, name, ranked, waiter):
     from conformance.test_contended import contended
@@ -338,7 +339,7 @@ def test_contended_is_set_by_equal_or_higher_priority(connect, name, ranked, wai
         with coordinator.mutex(name, priority=5) as grant:
             event = contended(grant)
             low = waiter(other.mutex(name, priority=4))
-            remains(lambda event=event: not event.is_set(), 1.5, "a lower one does not ask for it")
+            remains(lambda event=event: not event.is_set(), 0.5, "a lower one does not ask for it")
             high = waiter(other.mutex(name, priority=5))
             until(event.is_set, "the grant is contended")
         high.granted()

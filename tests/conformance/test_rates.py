@@ -53,6 +53,7 @@ def test_a_window_slides(connect, name):
     assert all(third - first >= 300 for first, third in zip(times, times[2:], strict=False)), times
 
 
+@pytest.mark.timing(0.1)
 def test_uses_refunds_and_waits_are_counted(connect, name):
     """Each window counts uses, refunds and waits for as long as it is known; a refused request is not counted."""
     first, other = connect(), connect()
@@ -436,6 +437,7 @@ def test_a_waiter_that_gives_up_leaves_no_row(looks_often, connect, name):
     assert used(coordinator, name) == {3600: 1}
 
 
+@pytest.mark.timing(0.1)
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_operator_pauses_a_rate_and_revokes_a_waiter(connect, name):
     first, other = connect(), connect()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support import PATIENCE, until
@@ -84,21 +85,31 @@ def test_holders_are_not_queried_without_a_listener(tmp_path, monkeypatch, caplo
         entries = session.entries
         monkeypatch.setattr(session, "entries", lambda self, name: looks.append(name) or entries(self, name))
 
-        def wait(seconds=0.1):
-            assert not second.mutex("etl").acquire(timeout=seconds)
+        def wait_in_vain():
+            with coordinator.mutex("etl"):
+                assert not second.mutex("etl").acquire(timeout=0.1)
+
+        def enter():
+            with second.mutex("etl"):
+                pass
+
+        def wait_for_queries(number):
+            with ThreadPoolExecutor(1) as pool:
+                with coordinator.mutex("etl"):
+                    done = pool.submit(enter)
+                    until(lambda: len(looks) >= number, "the holder is queried")
+                done.result(PATIENCE)
+            assert looks == ["etl"] * number
 
         caplog.set_level(logging.WARNING, "sqlsem")
-        with coordinator.mutex("etl"):
-            wait()
-            assert looks == []
-            with second.on("waiting", print):
-                wait(4)  # (the event comes with the wait, unless the time is up by then)
-            assert looks == ["etl"]
-            wait()
-            assert looks == ["etl"]
-            caplog.set_level(logging.INFO, "sqlsem")
-            wait(4)
-            assert looks == ["etl"] * 2
+        wait_in_vain()
+        assert looks == []
+        with second.on("waiting", print):
+            wait_for_queries(1)
+        wait_in_vain()
+        assert looks == ["etl"]
+        caplog.set_level(logging.INFO, "sqlsem")
+        wait_for_queries(2)
 
 
 def test_failing_subscriber_harms_no_lock(caplog):

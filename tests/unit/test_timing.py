@@ -3,11 +3,13 @@
 import re
 import threading
 from dataclasses import fields, replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 import sqlsem.testing
+from sqlsem import sql
 from sqlsem.engines.base import Options
 from sqlsem.util import timing
 from sqlsem.util.timing import DEFAULT, Timing
@@ -26,8 +28,9 @@ SENTENCES = {
 def documented():
     """Yield the names and values of the table in the page for contributors."""
     table = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("## Times")[2].partition("\n## ")[0]
-    for names, values in re.findall(r"^\| (`.+`) \| ([\d., ]+) \|", table, re.MULTILINE):
-        yield from zip(re.findall(r"`(\w+)`", names), map(float, values.split(", ")), strict=True)
+    for names, values in re.findall(r"^\| (`.+) \| ([\d./, ]+) \|", table, re.MULTILINE):
+        numbers = [float(Fraction(value)) for value in values.split(", ")]
+        yield from zip(re.findall(r"`(\w+)`", names), numbers, strict=True)
 
 
 def test_default_times_are_the_documented_ones():
@@ -39,6 +42,17 @@ def test_pages_name_the_default_times(page, pattern):
     text = " ".join((DOCS / page).read_text(encoding="utf-8").split())
     values = re.findall(pattern, text)
     assert list(map(float, values)) == [getattr(DEFAULT, SENTENCES[page, pattern])]
+
+
+def test_sql_has_the_documented_waiter_lease():
+    """The waiting row of a session that polls no more is removed after this time."""
+    page = " ".join((DOCS / "protocol.md").read_text(encoding="utf-8").split())
+    (seconds,) = map(int, re.findall(r"the next waiter removes it after (\d+) s", page))
+    routine = sql.script("postgresql", "public").partition("FUNCTION sqlsem.renew_waiter_lease")[2].partition("$$;")[0]
+    assert re.findall(r"interval '(\d+) seconds'", routine) == [str(seconds)]
+    procedures = sql.script("mssql", "public")
+    added = re.findall(r"(?:@pause|@slice) \+ (\d+)|@attended_ms = (\d+)|OUTPUT, 0, (\d+);", procedures)
+    assert {int(number) for numbers in added for number in numbers if number} == {1000 * seconds}
 
 
 def test_clients_have_the_times_of_their_beginning():

@@ -54,6 +54,8 @@ T = TypeVar("T")
 CLOSE_JOIN_SECONDS = 10.0
 #: If a thread wakes this many seconds late, the whole process was probably paused.
 PAUSED_SECONDS = 0.25
+#: The pause between two checks of a thread that may be stuck, and the least delay that counts as late.
+SUSPECT_SECONDS, LATE_SECONDS = 0.1, 0.5
 #: After this many requests of the process, check that the threads run.
 CHECK_EVERY = 32
 #: Seconds to wait for the database's answer after a pause, before everything is marked lost.
@@ -133,11 +135,10 @@ class Membership:
     """The member of this process in one database."""
 
     def __init__(self, engine: Engine, owner: MembershipOwner, retry: float) -> None:
-        self.engine = engine
+        self.engine, self.timing = engine, engine.options.timing
         self.retry = retry
         self._owner = _WeakOwner(owner)
-        options = engine.options
-        self.timing = options.timing
+        options, timing = engine.options, self.timing
         life = self._life = options.grace if options.lease is None else options.lease
         # The age of the last heartbeat at which the watchdog acts; 0: never. SQLite needs no watchdog, because nothing
         # can be lost while we live. With grace=0 a loss could not be noticed in time.
@@ -145,10 +146,10 @@ class Membership:
         # An operator may revoke a row while we live. After this time without a heartbeat we may not know of it.
         self._certain_seconds = life - min(1.0, life / 5)
         self.trust = self._certain_seconds if watched else 0.0
-        self._heartbeat_interval = max(self.timing.shortest_heartbeat, life / 3) if life else 0.5
-        self._heartbeat_timeout = min(retry, self._heartbeat_interval)
-        # A heartbeat costs the server a little. While nothing is held or requested, send one only at this interval, to
-        # keep the connection open. (A lease needs the usual interval.)
+        self._heartbeat_interval = max(timing.shortest_heartbeat, life * timing.heartbeat_share) if life else 0.5
+        usual_interval = max(self._heartbeat_interval, life / 3)  # a shorter one makes no server and no thread faster
+        self._heartbeat_timeout = min(retry, usual_interval)
+        # The interval while nothing is held or requested. (A lease needs the usual one.)
         self._leased = options.lease is not None
         self._idle_interval = self._heartbeat_interval if self._leased else engine.idle_heartbeat
 
@@ -169,7 +170,7 @@ class Membership:
             "sqlsem-heartbeat", self._run_heartbeat, self.closing, vital=True, blocked_at=self.main.stuck_location
         )
         self.watchdog = SupervisedThread("sqlsem-watchdog", self._run_watchdog, self.closing, vital=True)
-        self._tolerance = max(self.timing.late_thread, self._heartbeat_interval * 0.75)  # how late a thread may be
+        self._tolerance = max(LATE_SECONDS, usual_interval * 0.75)  # how late a thread may be
         self._releasing: set[int] = set()  # revoked rows that wait for the callbacks of their loss before their release
         self._wakeup = runtime.event()  # wakes the heartbeat thread
         self._resting = False  # True: the heartbeat thread sleeps long, so wake it when there are rows
@@ -455,7 +456,7 @@ class Membership:
         while should_continue():
             pause = max(0.01, min(self._seconds_until_uncertain(), self._heartbeat_interval))
             if self.heartbeat_thread.is_suspect:
-                pause = min(pause, self.timing.suspect_thread)
+                pause = min(pause, SUSPECT_SECONDS)
             self.watchdog.due = monotonic() + pause + self._tolerance
             if self.closing.wait(pause):
                 return
