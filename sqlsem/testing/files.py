@@ -50,7 +50,7 @@ class FileSession(Calling, SqliteSession):
         self._server, self._fibers, self.owner = engine.server, engine.server.fibers, engine.owner
         self.cut = False
         self._doing = ""  # the last statement that its transaction has written
-        self.notifier = VirtualNotifier(self._server, engine.path, "")
+        self.sleeper = VirtualNotifier(self._server, engine.path, "")
         self._server.sessions.append(self)
 
     def _execute(self, statement: str, parameters: Any, fetch: bool) -> Any:

@@ -23,9 +23,9 @@ from sqlsem import sql
 from sqlsem.engines.base import Disconnected, Engine, Options, Session
 from sqlsem.engines.protocol import Capability, LockSession
 from sqlsem.engines.sqlite.beacons import BeaconProbe, Beacons
-from sqlsem.engines.sqlite.connection import ROUTINES
 from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
 from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
+from sqlsem.engines.sqlite.shortcuts import ROUTINES
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.faults import FAULTS
 from sqlsem.testing.fibers import Fibers
@@ -79,7 +79,7 @@ class ServerSession(Calling, SqliteSession):
     def __init__(self, engine: ServerEngine) -> None:
         super().__init__(engine)
         self._server, self._fibers, self.owner = engine.server, engine.server.fibers, engine.owner
-        self.notifier = _NoNotifier(engine.path, "")
+        self.sleeper = _NoNotifier(engine.path, "")
         self.cut = False
         self.is_undoable = False  # True if the changes of this call may be lost with a server
         self._inside = False  # True during a call that is already divided into steps
@@ -161,12 +161,12 @@ class ServerSession(Calling, SqliteSession):
     # -- its transactions, and the connection that it shares ----------------------------------------------------------
 
     def _set_up(self) -> None:
-        self.connection = self._has_routines = self._server.connection
+        self.connection = self.has_routines = self._server.connection
 
     def disconnect(self) -> None:
         self.connection = None
 
-    def writing(self) -> contextlib.AbstractContextManager[None]:
+    def transaction(self) -> contextlib.AbstractContextManager[None]:
         return _Change(self)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
@@ -185,13 +185,13 @@ class ServerSession(Calling, SqliteSession):
     def check_schema(self) -> dict[str, str]:
         return {}
 
-    def _leave_alone(self, ticket: Ticket, outcome: str) -> bool:
-        with self.writing():
-            return super()._leave_alone(ticket, outcome)
+    def leave_alone(self, values: dict[str, Any]) -> bool:
+        with self.transaction():
+            return super().leave_alone(values)
 
     # -- members ------------------------------------------------------------------------------------------------------
 
-    def _create_beacon(self) -> str | None:
+    def create_beacon(self) -> str | None:
         return None if self.options.lease is not None else self._server.create_beacon(self)
 
     def register_member(self, host: str, pid: int, program: str) -> int:

@@ -374,7 +374,7 @@ def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
 
     def longest_pause(session, ticket):
         """Return the longest pause between two polls in the last of four slices of a second."""
-        sleep = session.notifier.wait
+        sleep = session.sleeper.wait
         for _ in range(4):
             pauses = []
 
@@ -382,9 +382,9 @@ def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
                 pauses.append(seconds)
                 return sleep(seconds, nudge)
 
-            session.notifier.wait = noted
+            session.sleeper.wait = noted
             assert session.wait(ticket, 1.0, threading.Event()) is False
-        session.notifier.wait = sleep
+        session.sleeper.wait = sleep
         return max(pauses)
 
     near, far = database.session(), database.session()

@@ -12,7 +12,7 @@ import pytest
 from support import PATIENCE, cost_of_turns, until
 
 import sqlsem
-from sqlsem.engines.sqlite.fair_queueing import weighted_order
+from sqlsem.engines.statements.fair_queueing import weighted_order
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.tasks import Json, Worker
 from sqlsem.values.locks import NewTask

@@ -8,7 +8,8 @@ import time
 import pytest
 from support import PATIENCE
 
-from sqlsem.engines.sqlite import locks, notifier
+from sqlsem.engines.sqlite import notifier
+from sqlsem.engines.statements import locks
 from sqlsem.values.locks import Request
 
 pytestmark = pytest.mark.engines("sqlite")
@@ -42,7 +43,7 @@ def seldom(monkeypatch):
 @pytest.fixture
 def asleep(queue, monkeypatch):
     """An event that is set once the waiter has polled and sleeps: a later notification ends its sleep."""
-    session_notifier, polled = queue[1].notifier, threading.Event()
+    session_notifier, polled = queue[1].sleeper, threading.Event()
     sleep = session_notifier.wait
 
     def wait(*arguments):
@@ -62,7 +63,7 @@ def test_granted_waiter_is_notified(queue, asleep, monkeypatch):
     assert first.release(held, "released")
     thread.join(PATIENCE)
     assert answers == [True]
-    assert waiting.notifier.trusted
+    assert waiting.sleeper.trusted
 
 
 @linux
@@ -77,7 +78,7 @@ def test_waiter_in_another_session_is_notified_there(queue, asleep, database, mo
         assert first.release(held, "released")
         thread.join(PATIENCE)
     assert answers == [True]
-    assert waiting.notifier.trusted
+    assert waiting.sleeper.trusted
 
 
 @linux
@@ -87,7 +88,7 @@ def test_notification_alone_grants_nothing(queue, monkeypatch):
     thread.start()
     for _ in range(20):
         time.sleep(0.05)
-        first.notifier.notify([waiting_ticket.position])
+        first.sleeper.notify([waiting_ticket.position])
     assert not answers
     first.release(held, "released")
     thread.join(PATIENCE)
@@ -102,7 +103,7 @@ def test_waiter_without_notification_polls(queue, monkeypatch):
     first.release(held, "released")
     thread.join(PATIENCE)
     assert answers == [True]
-    assert not waiting.notifier.trusted
+    assert not waiting.sleeper.trusted
 
 
 def test_foreign_release_grants_nothing(queue):

@@ -694,11 +694,11 @@ def test_checkpoint_excludes_commits(file, monkeypatch):
         other.execute("PRAGMA busy_timeout = 0")
         session = coordinator.client.engine.connect("main")
         session._writer_back = watched = Watched(coordinator.client.engine.open(), other)
-        with fork.forks_blocked, session.writing():
+        with fork.forks_blocked, session.transaction():
             session.run_text("UPDATE sqlsem_setting SET value = value")
-        session.write_back(1)
+        session.write_back(at_once=True)
         assert watched.could == [False]
-        session.write_back(1)
+        session.write_back(at_once=True)
         assert watched.could == [False], "there is nothing new"
         session.close()
 
@@ -734,7 +734,7 @@ def test_a_log_that_cannot_be_written_back_is_no_error(file, monkeypatch):
         session = coordinator.client.engine.connect("main")
         session.check_schema()
         monkeypatch.setattr(coordinator.client.engine, "open", raise_unavailable)
-        with fork.forks_blocked, session.writing():
+        with fork.forks_blocked, session.transaction():
             session.run_text("INSERT INTO sqlsem_resource (resource_id, cap) VALUES ('written', 1)")
         assert other.execute("SELECT cap FROM sqlsem_resource WHERE resource_id = 'written'").fetchone()[0] == 1
         session.close()

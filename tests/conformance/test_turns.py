@@ -12,7 +12,7 @@ import pytest
 from support import PATIENCE, cost_of_turns, until
 
 import sqlsem
-from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing
+from sqlsem.engines.sqlite.engine import SqliteSession
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.tasks import Json, Worker
 from sqlsem.values.locks import NewTask
@@ -119,7 +119,7 @@ def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
         queue.put(Json(key), key=key)
     held = {task.body: task for task in (others.try_claim(), others.try_claim())}
     held.pop("b").give_back()
-    rows, turned = SqliteFairQueueing.rows, []
+    rows, turned = SqliteSession.rows, []
 
     def rows_then_others(self, query, *parameters):
         result = rows(self, query, *parameters)
@@ -132,7 +132,7 @@ def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
                 held.pop("a").give_back()
         return result
 
-    monkeypatch.setattr(SqliteFairQueueing, "rows", rows_then_others)
+    monkeypatch.setattr(SqliteSession, "rows", rows_then_others)
     claimed = queue.try_claim()
     assert turned
     assert claimed is not None

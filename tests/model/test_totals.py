@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support import random_name
 
-from sqlsem.engines.sqlite import locks
+from sqlsem.engines.statements import locks
 from sqlsem.insight.totals import QueueTotals
 from sqlsem.values.locks import Request, Ticket
 

@@ -7,9 +7,9 @@ from support.searches import found
 
 from sqlsem.api import leader as leaders
 from sqlsem.client.operations.release_on_commit import ReleaseOnCommit
-from sqlsem.engines.sqlite.periodic import SqlitePeriods
-from sqlsem.engines.sqlite.priorities import SqlitePriorities
-from sqlsem.engines.sqlite.tasks import SqliteTasks
+from sqlsem.engines.statements.periodic import PeriodStatements
+from sqlsem.engines.statements.priorities import PriorityStatements
+from sqlsem.engines.statements.tasks import TaskStatements
 from sqlsem.testing import simulate as simulation
 from sqlsem.testing.simulate import FAULTS, departing, leading, periodic, queued, ranked, simulate
 
@@ -68,7 +68,7 @@ def test_search_finds_nothing_on_postgresql(program, postgres_server):
 @bug(queued)
 def claimed_by_the_first_look(patch):
     """Claim the task that was pending before the transaction. (Also proof/mutants/sqlite-claimed-by-a-look.patch.)"""
-    real = SqliteTasks.claim_task
+    real = TaskStatements.claim_task
 
     def claim_task(self, member_id, queue, owner, uid, again):
         task = None if again else self.next_pending(queue, start=True)
@@ -77,13 +77,13 @@ def claimed_by_the_first_look(patch):
                 patching.setattr(self, "next_pending", lambda queue, start=False: task)
             return real(self, member_id, queue, owner, uid, again)
 
-    patch.setattr(SqliteTasks, "claim_task", claim_task)
+    patch.setattr(TaskStatements, "claim_task", claim_task)
 
 
 @bug(ranked)
 def overtakes_who_holds(patch):
     """Grant the first of the queue beside a holder."""
-    real = SqlitePriorities.acquire_by_priority
+    real = PriorityStatements.acquire_by_priority
 
     def acquire_by_priority(self, *arguments):
         come = type("Come", (), {"come": True, "until": None, "blocker": None})()
@@ -91,21 +91,21 @@ def overtakes_who_holds(patch):
             patching.setattr(self, "admission", lambda request, position: come)
             return real(self, *arguments)
 
-    patch.setattr(SqlitePriorities, "acquire_by_priority", acquire_by_priority)
+    patch.setattr(PriorityStatements, "acquire_by_priority", acquire_by_priority)
 
 
 @bug(ranked)
 def overtakes_who_waits(patch):
     """Let a new request ignore the queue before it."""
-    patch.setattr(SqlitePriorities, "_before", lambda self, request, own: None)
+    patch.setattr(PriorityStatements, "_before", lambda self, request, own: None)
 
 
 @bug(periodic)
 def asked_once(patch):
     """Let a run that waited for another run not check again whether it is done."""
-    real = SqlitePeriods.once_due
+    real = PeriodStatements.once_due
     patch.setattr(
-        SqlitePeriods,
+        PeriodStatements,
         "once_due",
         lambda self, name, ticket, *rest: True if ticket is not None else real(self, name, ticket, *rest),
     )

@@ -2,17 +2,17 @@
 
 import pytest
 
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite import locks as sqlite_locks
-from sqlsem.engines.sqlite.handovers import SqliteHandovers
-from sqlsem.engines.sqlite.locks import LAST, Admission, SqliteLocks
-from sqlsem.engines.sqlite.members import SqliteMembers
+from sqlsem.engines.sqlite.engine import SqliteSession
+from sqlsem.engines.statements import locks
+from sqlsem.engines.statements.handovers import HandoverStatements
+from sqlsem.engines.statements.locks import LAST, Admission, LockStatements
+from sqlsem.engines.statements.members import MemberStatements
 from sqlsem.values.locks import Ticket
 
 
 def no_gate(patch):
     """Read the queue before the transaction of the registration."""
-    real = SqliteLocks.register
+    real = LockStatements.register
 
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
         turns = {request.resource: self.admission(request, LAST).allowed for request in requests}
@@ -23,18 +23,18 @@ def no_gate(patch):
             )
             return real(self, member_id, requesting_id, owner, uid, requests, only_if_free)
 
-    patch.setattr(SqliteLocks, "register", register)
-    run = SqliteMembers.run
+    patch.setattr(LockStatements, "register", register)
+    run = SqliteSession.run
 
     def slow(self, name, parameters=()):
         if name == "insert_first":  # as if there were other rows
             return type("Nothing", (), {"rowcount": 0, "lastrowid": None})
         return run(self, name, parameters)
 
-    patch.setattr(SqliteMembers, "run", slow)
-    rows = SqliteMembers.row
+    patch.setattr(SqliteSession, "run", slow)
+    rows = SqliteSession.row
     patch.setattr(
-        SqliteMembers,
+        SqliteSession,
         "row",
         lambda self, name, parameters=(): (
             {**dict(rows(self, name, parameters)), "queued": True}
@@ -46,24 +46,24 @@ def no_gate(patch):
 
 def barging(patch):
     """Overtake waiters."""
-    real = SqliteMembers.row
+    real = SqliteSession.row
 
     def row(self, name, parameters=()):
         if name != "fits":
             return real(self, name, parameters)
-        text = self._queries["fits"].replace(
+        text = self.queries["fits"].replace(
             "queue_position < :position AND", "queue_position < :position AND granted_at IS NOT NULL AND"
         )
         return self.rows_of_text(text, parameters)[0]
 
-    patch.setattr(SqliteMembers, "row", row)
+    patch.setattr(SqliteSession, "row", row)
 
 
 def not_alone(patch):
     """Let a reader become the writer beside others."""
-    real = SqliteMembers.rows
+    real = SqliteSession.rows
     patch.setattr(
-        SqliteMembers,
+        SqliteSession,
         "rows",
         lambda self, name, parameters=(): [] if name == "others_inside" else real(self, name, parameters),
     )
@@ -73,15 +73,15 @@ def dead_without_a_look(patch):
     """Treat the members ahead of the request as dead."""
 
     def check_owner(self, resource, position, member_id):
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             return self.remove(resource, position, None, "reaped")
 
-    patch.setattr(SqliteMembers, "check_owner", check_owner)
+    patch.setattr(MemberStatements, "check_owner", check_owner)
 
 
 def token_good_twice(patch):
     """Let every holder of the token adopt it."""
-    real = SqliteHandovers.adopt
+    real = HandoverStatements.adopt
     adopted = {}
 
     def adopt(self, member_id, requesting_id, owner, uid, token):
@@ -92,10 +92,10 @@ def token_good_twice(patch):
             for request, ticket in adopted[self._server, token]
         ]
 
-    patch.setattr(SqliteHandovers, "adopt", adopt)
+    patch.setattr(HandoverStatements, "adopt", adopt)
 
 
 def weights_dropped(patch):
     """Count each weight as 1."""
-    real = sqlite_locks.columns
-    patch.setattr(sqlite_locks, "columns", lambda request: {**real(request), "weight": 1})
+    real = locks.columns
+    patch.setattr(locks, "columns", lambda request: {**real(request), "weight": 1})

@@ -101,7 +101,11 @@ def test_equal_statements_have_equal_names():
 
 @pytest.mark.parametrize("name", engines.ENGINES)
 def test_no_statement_is_left_over(name):
-    files = [PACKAGE / "engines" / "base.py", *(PACKAGE / "engines" / name).glob("*.py")]
+    folders = (name, "statements") if name == "sqlite" else (name,)
+    files = [
+        PACKAGE / "engines" / "base.py",
+        *(file for f in folders for file in (PACKAGE / "engines" / f).glob("*.py")),
+    ]
     code = "".join(file.read_text(encoding="utf-8") for file in files)
     composed = {"retry_task", "cancel_task", "warm_main", "warm_wait"}
     composed |= {"pause_schedule", "resume_schedule", "remove_schedule"}

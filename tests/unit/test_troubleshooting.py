@@ -44,7 +44,7 @@ ABOUT_WHAT_IS_WRITTEN = (
     ),
     *(
         "engines/schedules.py",
-        "engines/sqlite/conversions.py",
+        "engines/statements/conversions.py",
         "insight/",
         "values/locks.py",
         "values/rates.py",

@@ -55,7 +55,7 @@ def test_names_in_tests_are_free():
         ("docs/howto/cron.md", "docs"),
         ("sqlsem/__main__.py", "sqlsem"),
         ("sqlsem/client/grants.py", "sqlsem/client"),
-        ("sqlsem/engines/sqlite/locks.py", "sqlsem/engines"),
+        ("sqlsem/engines/statements/locks.py", "sqlsem/engines"),
         ("tests/unit/test_words.py", "tests/unit"),
     ],
 )

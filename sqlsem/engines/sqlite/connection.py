@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from sqlsem.engines.base import Busy, Disconnected, Replaced
-from sqlsem.engines.optional import TableSession
 from sqlsem.engines.sqlite import files, fork, wal
 from sqlsem.engines.sqlite.beacons import Beacon
 from sqlsem.engines.sqlite.database import SqliteDatabase
-from sqlsem.engines.sqlite.values import as_text
+from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
+from sqlsem.engines.statements.session import StatementSession
+from sqlsem.engines.statements.values import as_text
 from sqlsem.values.errors import ConfigurationError, SchemaError, SqlsemError, Unavailable
 
 FIRST_READ = "PRAGMA schema_version"
@@ -23,27 +24,24 @@ WRITE_BACK = "PRAGMA wal_checkpoint(PASSIVE)"
 STEPS = 1_000_000
 #: The errors of a statement. (The second one: SQLite's message quotes a name that is not valid UTF-8.)
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
-#: The statements that prepare a connection for routines (see client.sql).
-ROUTINES = ("leaving", "leaving_alone")
 
 
-class SqliteConnection(TableSession):
+class SqliteConnection(StatementSession):
     """One connection. Statements that find the file locked are retried for `Options.gate_timeout`."""
 
     #: True if this session works for the member of another session, so both must have the same files open.
     is_second = False
 
+    engine: SqliteDatabase
+    sleeper: UnixSocketNotifier
+
     def __init__(self, engine: SqliteDatabase) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self._displaced: str | None = None  # why its open files are no longer those of the database
-        self.options = engine.options
-        self._queries = engine.queries()
         self.connection: sqlite3.Connection | None = None
         self.files: files.OpenFiles | None = None  # the files of the connection, also while it is closed
         self.log_is_protected = False  # True if other programs cannot remove the log under this connection
         self.beacon: Beacon | None = None
-        self.member_id: int | None = None  # the member of the main session
-        self._has_routines: sqlite3.Connection | None = None
         self._written = 0  # the transactions since the log was last written back
         self._changed = 0  # the number of changed rows at that time
         self._writer_back: sqlite3.Connection | None = (
@@ -51,11 +49,11 @@ class SqliteConnection(TableSession):
         )
         self.interrupted = False
         self._raised_by_signals: list[BaseException] = []  # exceptions of signal handlers during a statement
-        self.given_up = False
+        self.sleeper = UnixSocketNotifier(engine.path, f"{engine.options.schema}.{engine.options.table}")
         self.executing_in = 0  # the number of the thread that runs the SQL of a task
         fork.sessions.add(self)
 
-    def _open(self) -> sqlite3.Connection:
+    def open_connection(self) -> sqlite3.Connection:
         """Return the connection; open it at the first use, and again after a fork."""
         with fork.forks_blocked:
             return self.connection or _open_again(self)
@@ -106,7 +104,7 @@ class SqliteConnection(TableSession):
 
     def _execute(self, statement: str, parameters: Any, fetch: bool) -> Any:
         with fork.forks_blocked:
-            cursor = (self.connection or self._open()).execute(statement, parameters)
+            cursor = (self.connection or self.open_connection()).execute(statement, parameters)
             return cursor.fetchall() if fetch else cursor
 
     def _try_again(self, failure: Exception, statement: str, parameters: Any, fetch: bool) -> Any:
@@ -157,7 +155,7 @@ class SqliteConnection(TableSession):
 
     def run(self, name: str, parameters: Any = ()) -> sqlite3.Cursor:
         """Run a statement of client.sql."""
-        return self.run_text(self._queries[name], parameters)
+        return self.run_text(self.queries[name], parameters)
 
     def run_many(self, name: str, parameters: Sequence[Any]) -> None:
         """Run a statement of client.sql once with each of these parameters. Needs an open writing transaction, so that
@@ -165,40 +163,26 @@ class SqliteConnection(TableSession):
         """
         try:
             with fork.forks_blocked:
-                self._open().executemany(self._queries[name], parameters)
+                self.open_connection().executemany(self.queries[name], parameters)
         except FAILURES as exc:
             raise self.translate(exc) from exc
 
-    def run_routine(self, name: str, parameters: Any) -> int:
-        """Call a routine of client.sql outside of a transaction, and return the number of rows that it has changed.
-
-        The caller holds `fork.forks_blocked`, because the connection counts the rows.
-        """
-        connection = self.connection or self._open()
-        if self._has_routines is not connection:
-            self.rows_of_text("PRAGMA temp_store = MEMORY")
-            for routine in ROUTINES:
-                self.run(routine)
-            self._has_routines = connection
-        before = connection.total_changes
-        self.run(name, parameters)
-        return connection.total_changes - before
-
     def rows(self, name: str, parameters: Any = ()) -> list[Any]:
         """Return the rows of a statement of client.sql."""
-        return self.rows_of_text(self._queries[name], parameters)
+        return self.rows_of_text(self.queries[name], parameters)
 
     def row(self, name: str, parameters: Any = ()) -> Any:
-        """Return the first row of a statement of client.sql, or None."""
-        rows = self.rows_of_text(self._queries[name], parameters)
+        rows = self.rows_of_text(self.queries[name], parameters)
         return rows[0] if rows else None
 
-    def writing(self) -> contextlib.AbstractContextManager[None]:
-        """Return a writing transaction. Enter it with `fork.forks_blocked` held."""
+    @property
+    def forks_blocked(self) -> contextlib.AbstractContextManager[Any]:
+        return fork.forks_blocked
+
+    def transaction(self) -> contextlib.AbstractContextManager[None]:
         return Writing(self)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Return a reading transaction, which sees one instant. Enter it with `fork.forks_blocked` held."""
         return Reading(self)
 
     def wrote(self) -> None:
@@ -206,15 +190,14 @@ class SqliteConnection(TableSession):
         self._written += 1
         connection = self.connection
         if wal.MUST_BE_ALONE and connection and connection.total_changes - self._changed > wal.MAX_ROWS:
-            self.write_back(1)
+            self.write_back(at_once=True)
 
-    def write_back(self, maximum: int = wal.EVERY) -> None:
-        """Write the log back into the file, if ``maximum`` transactions were written since the last time. This waits
-        for the disk, so call it when no waiter depends on this session. It excludes writers only in SQLite versions
-        that would lose their commits.
+    def write_back(self, at_once: bool = False) -> None:
+        """Write the log back into the file, if some transactions were written since the last time. This waits for the
+        disk. It excludes writers only in SQLite versions that would lose their commits.
         """
         connection = self.connection
-        if self._written < maximum or connection is None or connection.in_transaction:
+        if self._written < (1 if at_once else wal.EVERY) or connection is None or connection.in_transaction:
             return
         self._changed = connection.total_changes
         with contextlib.suppress(sqlite3.Error, SqlsemError), fork.forks_blocked:
@@ -240,9 +223,7 @@ class SqliteConnection(TableSession):
             self.roll_back()
 
     def roll_back(self) -> None:
-        """Roll back an open transaction, if there is one. An interrupt may have left it, and the next statement must
-        not become part of it.
-        """
+        # (An interrupt may have left a transaction open, and the next statement must not become part of it.)
         if self.connection is not None and self.connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):  # the first error counts
                 self.connection.execute("ROLLBACK")
@@ -270,10 +251,6 @@ class SqliteConnection(TableSession):
             return Unavailable(f"Cannot open {where}: {text}; check the path and its permissions")
         return Unavailable(f"{where}: {text}")
 
-    def recover(self) -> None:
-        with fork.forks_blocked:
-            self.roll_back()
-
     @property
     def usable(self) -> bool:
         return not (self.given_up or self.interrupted)
@@ -284,14 +261,19 @@ class SqliteConnection(TableSession):
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.interrupt()
+        self.sleeper.interrupt()
+
+    def discard(self) -> None:
+        self.sleeper.close()
 
     def close(self) -> None:
         self.interrupted = True
         self.remove_beacon()
         self.disconnect()
+        self.sleeper.close()
 
     def remove_beacon(self) -> None:
-        """Remove the beacon, or only release it if its files were replaced."""
+        # Only release it if its files were replaced.
         if self.beacon is not None:
             beacon, self.beacon = self.beacon, None
             if self._displaced is None:

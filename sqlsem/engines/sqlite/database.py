@@ -14,18 +14,19 @@ from typing import Any
 
 import platformdirs
 
-from sqlsem.engines.base import Creator, Engine, Options
+from sqlsem.engines.base import Creator, Options
 from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.beacons import Beacons
 from sqlsem.engines.sqlite.files import OpenFiles, identify
-from sqlsem.engines.sqlite.values import user_name
+from sqlsem.engines.sqlite.users import user_name
+from sqlsem.engines.statements.session import StatementEngine
 from sqlsem.values.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.values.locks import Ticket
 
 log = logging.getLogger("sqlsem")
 
 
-class SqliteDatabase(Engine):
+class SqliteDatabase(StatementEngine):
     """An SQLite file."""
 
     name = "sqlite"
@@ -54,7 +55,7 @@ class SqliteDatabase(Engine):
         self._private_since: int | None = None  # the process that has closed the file to other users
         #: The files of the main session, which hold the rows of this process.
         self.files: OpenFiles | None = None
-        self.beacons = Beacons(self.path, private=self.private)
+        self.beacons: Beacons = Beacons(self.path, private=self.private)
 
     @property
     def label(self) -> str:

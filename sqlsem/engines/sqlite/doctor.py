@@ -15,7 +15,7 @@ from sqlsem.engines.doctor import Doctor
 from sqlsem.engines.protocol import Check
 from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.connection import SqliteConnection
-from sqlsem.engines.sqlite.values import user_name
+from sqlsem.engines.sqlite.users import user_name
 from sqlsem.values.errors import Unavailable
 
 #: The types of network file systems.
@@ -69,7 +69,7 @@ class SqliteDoctor(Doctor):
     def writable(self) -> Check:
         """Check that this user can write."""
         try:
-            with fork.forks_blocked, self._session.writing():
+            with fork.forks_blocked, self._session.transaction():
                 pass
         except Busy as exc:
             return Check("writable", False, str(exc), "Find the program with a long transaction on this file.")

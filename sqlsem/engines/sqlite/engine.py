@@ -8,27 +8,15 @@ from typing import Any, ClassVar
 
 from sqlsem.engines import borrowed
 from sqlsem.engines.base import Session
-from sqlsem.engines.sqlite.blocked_tasks import SqliteBlockedTasks
-from sqlsem.engines.sqlite.commit_release import SqliteCommitRelease
 from sqlsem.engines.sqlite.database import SqliteDatabase
-from sqlsem.engines.sqlite.handovers import SqliteHandovers
-from sqlsem.engines.sqlite.overview import SqliteOverview
-from sqlsem.engines.sqlite.periodic import SqlitePeriods
-from sqlsem.engines.sqlite.priorities import SqlitePriorities
-from sqlsem.engines.sqlite.rates import SqliteRates
-from sqlsem.engines.sqlite.schedules import SqliteSchedules
+from sqlsem.engines.sqlite.members import SqliteMembers
+from sqlsem.engines.sqlite.schema import SqliteSchema
+from sqlsem.engines.sqlite.shortcuts import SqliteShortcuts
+from sqlsem.engines.sqlite.task_sql import SqliteTaskSql
+from sqlsem.engines.statements.all import AllStatements
 
 
-class SqliteSession(
-    SqliteHandovers,
-    SqlitePriorities,
-    SqlitePeriods,
-    SqliteCommitRelease,
-    SqliteOverview,
-    SqliteSchedules,
-    SqliteRates,
-    SqliteBlockedTasks,
-):
+class SqliteSession(SqliteShortcuts, SqliteTaskSql, SqliteSchema, SqliteMembers, AllStatements):
     """One connection with all capabilities."""
 
 
@@ -36,14 +24,14 @@ class BorrowedSqliteSession(SqliteSession):
     """A session that runs its statements by the caller's cursor."""
 
     def __init__(self, engine: SqliteDatabase, cursor: Any) -> None:
-        self._queries = engine.queries()
+        self.queries = engine.queries()
         self._cursor = cursor
 
     def run_text(self, statement: str, parameters: Any = ()) -> Any:
         borrowed.execute(self._cursor, statement, parameters)
         return self._cursor
 
-    def writing(self) -> contextlib.AbstractContextManager[None]:
+    def transaction(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # the transaction is the caller's
 
     def run_many(self, name: str, parameters: Sequence[Any]) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from sqlsem.engines.base import Disconnected, Replaced
-from sqlsem.engines.sqlite.values import user_name
+from sqlsem.engines.sqlite.users import user_name
 from sqlsem.values.errors import ConfigurationError, Unavailable
 
 try:

@@ -10,16 +10,15 @@ import threading
 import time
 
 from sqlsem.engines.sqlite import files, fork
-from sqlsem.engines.sqlite.connection import FIRST_READ, is_busy
+from sqlsem.engines.sqlite.connection import FIRST_READ, SqliteConnection, is_busy
 from sqlsem.engines.sqlite.database import SqliteDatabase
-from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.values.errors import Unavailable
 
 #: Seconds for which the SQL of a task waits for the file's write lock.
 SQL_PATIENCE_SECONDS = 60.0
 
 
-class SqliteTaskSql(SqliteMembers):
+class SqliteTaskSql(SqliteConnection):
     """Runs the SQL of a task."""
 
     def __init__(self, engine: SqliteDatabase) -> None:

@@ -1,2 +1,2 @@
--- sqlsem, for SQLite: there are no stored routines. client.sql has the statements, and sqlsem/engines/sqlite combines
--- them. A bare participant needs no more: a write transaction serves as the gate.
+-- sqlsem, for SQLite: there are no stored routines. client.sql has the statements, and sqlsem/engines/statements
+-- combines them. A bare participant needs no more: a write transaction serves as the gate.

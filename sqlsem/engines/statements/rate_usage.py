@@ -1,4 +1,4 @@
-"""The stored windows of rates on SQLite, including the rates of starts of tasks."""
+"""The stored windows of rates, including the rates of starts of tasks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sqlsem.engines.rate_windows import RateState, Slot, WindowState
-from sqlsem.engines.sqlite.task_sql import SqliteTaskSql
-from sqlsem.engines.sqlite.values import user_name
+from sqlsem.engines.statements.members import MemberStatements
 from sqlsem.values.rates import RateEntry
 
 
-class SqliteRateUsage(SqliteTaskSql):
+class RateUsageStatements(MemberStatements):
     """Reads and writes the windows of a rate."""
 
     def now_us(self) -> int:
@@ -49,7 +48,7 @@ class SqliteRateUsage(SqliteTaskSql):
             if replace(old, slots={}) != replace(known, slots={}):
                 values = {"limit": known.limit, "seen": known.seen_ms, "full": known.full_us}
                 counters = {"taken": known.taken, "returned": known.returned, "waits": known.waits}
-                bounds = {"burst": known.burst, "cap": known.cap, "login": user_name()}
+                bounds = {"burst": known.burst, "cap": known.cap, "login": self.login()}
                 self.run("put_rate_window", {**key, **values, **counters, **bounds})
             for slot in old.slots.keys() - known.slots.keys():
                 self.run("drop_rate_slot", {**key, "slot": slot})

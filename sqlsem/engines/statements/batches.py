@@ -1,4 +1,4 @@
-"""Batches on SQLite. See the comments of PostgreSQL's batches.sql."""
+"""Batches. See the comments of PostgreSQL's batches.sql."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.members import SqliteMembers
-from sqlsem.engines.sqlite.values import as_time, shown, user_name
+from sqlsem.engines.statements.members import MemberStatements
+from sqlsem.engines.statements.values import as_time, shown
 from sqlsem.values.locks import BatchEntry, Callback, PartEnd, PartEntry, PartStart
 
 
-class SqliteBatches(SqliteMembers):
+class BatchStatements(MemberStatements):
     """Batches, their parts and callbacks."""
 
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
@@ -21,7 +20,7 @@ class SqliteBatches(SqliteMembers):
             self.check_member(member_id)
         if all(self.row("member", (member_id,)) for member_id in members):
             return []
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             self.run("recover_callback", {"name": name})
             orphaned = [batch_id for (batch_id,) in self.rows("orphaned_batches", {"name": name})]
             for batch_id in orphaned:
@@ -40,7 +39,7 @@ class SqliteBatches(SqliteMembers):
         uid: str,
         callback: tuple[str | None, str | None],
     ) -> PartStart:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             self.renew_lease(member_id)
             now, requested_window = self.row("clock")["now"], window
             latest = self.row("latest_batch", (name,))
@@ -55,7 +54,7 @@ class SqliteBatches(SqliteMembers):
             attempt, started = (old["attempt"], old["started_at"]) if old is not None else (0, None)
             if not repeated:  # (A repeated call follows a lost answer.)
                 same = set(known_parts) == set(parts)
-                if latest is not None and latest["opened_by"] != user_name():
+                if latest is not None and latest["opened_by"] != self.login():
                     window = latest["window"]  # another login must not end the batch early
                 code = None if latest is None else self._joins(latest, old, same, opened + window <= now)
                 if code in ("differs", "running", "in_callback"):
@@ -70,7 +69,7 @@ class SqliteBatches(SqliteMembers):
                     self.run("reopen_batch", {"batch": batch_id, "window": round(window * 1000)})
                 else:
                     values = {"name": name, "window": round(requested_window * 1000), "now": now}
-                    self.run("open_batch", {**values, "login": user_name()})
+                    self.run("open_batch", {**values, "login": self.login()})
                     batch_id, opened, attempt = self.row("latest_batch", (name,))["batch_id"], now, 0
                     for declared in parts:
                         self.run("open_part", (batch_id, declared))
@@ -107,7 +106,7 @@ class SqliteBatches(SqliteMembers):
     def _keep_callback(self, batch_id: int, callback: tuple[str | None, str | None]) -> None:
         if callback[0] is not None:
             self.run(
-                "store_callback", {"batch": batch_id, "kind": callback[0], "body": callback[1], "login": user_name()}
+                "store_callback", {"batch": batch_id, "kind": callback[0], "body": callback[1], "login": self.login()}
             )
 
     def end_part(
@@ -120,7 +119,7 @@ class SqliteBatches(SqliteMembers):
         owner: str,
         callback: tuple[str | None, str | None],
     ) -> PartEnd:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             now = self.row("clock")["now"]
             started = self.row("started_part", {"name": name, "part": part, "uid": uid})
             if started is None:
@@ -143,7 +142,7 @@ class SqliteBatches(SqliteMembers):
                 self.run("fail_batch", {"batch": batch_id})
                 if self.run("succeed_batch", {"batch": batch_id, "now": now}).rowcount == 1:
                     self.run("mark_last", key)
-                    begun = {**mine, "own": callback[0] is not None, "owner": owner, "login": user_name(), "now": now}
+                    begun = {**mine, "own": callback[0] is not None, "owner": owner, "login": self.login(), "now": now}
                     self.run("begin_callback", begun)
             else:
                 code = "late" if (part_error or "").startswith("ended after the ") else part_status
@@ -159,28 +158,28 @@ class SqliteBatches(SqliteMembers):
     def claim_callback(
         self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
     ) -> Callback | None:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             self.renew_lease(member_id)
             callback = self._claimed_callback(member_id, uid)
             if callback is None:
-                mine = {"member": member_id, "uid": uid, "owner": owner, "own": own, "login": user_name()}
+                mine = {"member": member_id, "uid": uid, "owner": owner, "own": own, "login": self.login()}
                 self.run("claim_callback", {**mine, "name": name, "batch": batch_id})
                 callback = self._claimed_callback(member_id, uid)
         return callback
 
     def return_callback(self, member_id: int, uid: str) -> bool:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             return self.run("return_callback", {"member": member_id, "uid": uid}).rowcount == 1
 
     def end_callback(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
         key = {"batch": batch_id, "attempt": attempt, "member": member_id}
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             if self.run("end_callback", {**key, "error": error}).rowcount == 1:
                 return True
             return self.row("ended_callback", key) is not None
 
     def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             batch = self.row("batch_to_abandon", {"name": name, "batch": batch_id})
             if batch is None:
                 return None

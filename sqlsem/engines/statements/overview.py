@@ -1,4 +1,4 @@
-"""The overview of locks, members, queues, batches and rates at one instant, on SQLite."""
+"""The overview of locks, members, queues, batches and rates at one instant."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from collections import Counter
 from datetime import datetime, timezone
 from typing import Any
 
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.administration import SqliteAdministration
-from sqlsem.engines.sqlite.locks import SqliteLocks
-from sqlsem.engines.sqlite.rate_usage import SqliteRateUsage
-from sqlsem.engines.sqlite.tasks import SqliteTasks
-from sqlsem.engines.sqlite.values import as_time, shown
+from sqlsem.engines.statements.administration import AdministrationStatements
+from sqlsem.engines.statements.locks import LockStatements
+from sqlsem.engines.statements.rate_usage import RateUsageStatements
+from sqlsem.engines.statements.tasks import TaskStatements
+from sqlsem.engines.statements.values import as_time, shown
 from sqlsem.insight.overview import MemberEntry, Overview
 
 #: The maximum number of resources with recent holds, and of rates with windows, in an overview.
 MAX_RESOURCES = 200
 
 
-class SqliteOverview(SqliteLocks, SqliteTasks, SqliteAdministration, SqliteRateUsage):
+class OverviewStatements(LockStatements, TaskStatements, AdministrationStatements, RateUsageStatements):
     """The overview of locks, members, queues, batches and rates."""
 
     def overview(self) -> Overview:
-        with fork.forks_blocked, self.reading():
+        with self.forks_blocked, self.reading():
             now = self.row("clock")["now"]
             entries = self.entries(None)
             holding = Counter(entry.member_id for entry in entries if entry.granted_at is not None)

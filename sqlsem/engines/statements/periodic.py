@@ -1,14 +1,13 @@
-"""Runs once per period on SQLite."""
+"""Runs once per period."""
 
 from __future__ import annotations
 
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.members import SqliteMembers
-from sqlsem.engines.sqlite.values import shown, user_name
+from sqlsem.engines.statements.members import MemberStatements
+from sqlsem.engines.statements.values import shown
 from sqlsem.values.locks import OnceEntry, Ticket
 
 
-class SqlitePeriods(SqliteMembers):
+class PeriodStatements(MemberStatements):
     """The latest run of each name."""
 
     def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:
@@ -21,12 +20,12 @@ class SqlitePeriods(SqliteMembers):
         return bool(answer["due"])
 
     def mark_once(self, name: str, ticket: Ticket) -> bool:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             at = self._granted_at(ticket)
             if at is None:
                 return False
             row = {"position": ticket.position, "requesting_id": ticket.requesting_id}
-            self.run("mark_once", {"name": name, "at": at, **row, "login": user_name()})
+            self.run("mark_once", {"name": name, "at": at, **row, "login": self.login()})
         return True
 
     def _granted_at(self, ticket: Ticket) -> float | None:
@@ -40,7 +39,7 @@ class SqlitePeriods(SqliteMembers):
         return None if row is None else shown(OnceEntry, row, name=name, fence=row["position"])
 
     def once_forget(self, name: str) -> bool:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             row = self.row("once_last", (name,))
             if row is not None:
                 self.run("once_forget", (name,))

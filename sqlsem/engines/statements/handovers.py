@@ -1,23 +1,21 @@
-"""Hand-over of locks from one process to another, on SQLite. See the comments of PostgreSQL's handovers.sql."""
+"""Hand-over of locks from one process to another. See the comments of PostgreSQL's handovers.sql."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from sqlsem.engines.answers import OTHER_LOGIN, TOO_LATE, UNKNOWN, USED, hash_of, not_adopted
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.conversions import SqliteConversions
-from sqlsem.engines.sqlite.values import user_name
+from sqlsem.engines.statements.conversions import ConversionStatements
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.locks import UPGRADE, Request, Ticket
 
 
-class SqliteHandovers(SqliteConversions):
+class HandoverStatements(ConversionStatements):
     """Rows in transit. Logins are users of the system. (A user that can write the file could change any row anyway.)"""
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
-        me, digest, ttl_ms = user_name(), hash_of(token), int(ttl * 1000)
-        with fork.forks_blocked, self.writing():
+        me, digest, ttl_ms = self.login(), hash_of(token), int(ttl * 1000)
+        with self.forks_blocked, self.transaction():
             known = self.row("handover", (digest,))
             if known is not None:
                 return bool(known["given_by"] == me)
@@ -52,8 +50,8 @@ class SqliteHandovers(SqliteConversions):
     def adopt(
         self, member_id: int, requesting_id: str, owner: str, uid: str, token: str
     ) -> list[tuple[Request, Ticket]]:
-        me, digest = user_name(), hash_of(token)
-        with fork.forks_blocked, self.writing():
+        me, digest = self.login(), hash_of(token)
+        with self.forks_blocked, self.transaction():
             given = self.row("handover", (digest,))
             if given is None:
                 raise not_adopted(UNKNOWN, self.engine.label, None, None, None, None)

@@ -1,4 +1,4 @@
-"""Upgrades of readers and downgrades of writers, on SQLite. See the comments of PostgreSQL's conversions.sql."""
+"""Upgrades of readers and downgrades of writers. See the comments of PostgreSQL's conversions.sql."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import threading
 from typing import Any
 
 from sqlsem.engines.answers import already_upgrading
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.locks import LONGEST, SHARE, SHORTEST, TEST_EVERY, SqliteLocks
+from sqlsem.engines.statements.locks import LONGEST, SHARE, SHORTEST, TEST_EVERY, LockStatements
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import READ, UPGRADE, WRITE, Ticket, Upgrading, monotonic
 
 
-class SqliteConversions(SqliteLocks):
+class ConversionStatements(LockStatements):
     """Conversions of granted rows."""
 
     def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
@@ -23,7 +22,7 @@ class SqliteConversions(SqliteLocks):
         row = self.row("granted_row", mine)
         if row is not None and row["access"] == READ:
             self._check_other_holders(ticket, row["member_id"])
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             row = self.row("granted_row", mine)
             if row is None:
                 return Upgrading.GONE
@@ -66,7 +65,7 @@ class SqliteConversions(SqliteLocks):
                 if row["access"] != UPGRADE:
                     return bool(row["access"] == WRITE)
                 if not self.rows("others_inside", key):
-                    with fork.forks_blocked, self.writing():
+                    with self.forks_blocked, self.transaction():
                         row = self.row("granted_row", mine)
                         if row is not None and row["access"] == UPGRADE:
                             self.renew_lease(row["member_id"], known=True)
@@ -114,7 +113,7 @@ class SqliteConversions(SqliteLocks):
 
     def downgrade(self, ticket: Ticket) -> bool:
         key = {"resource": ticket.resource, "position": ticket.position}
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             row = self.row("granted_row", {**key, "requesting_id": ticket.requesting_id})
             if row is None:
                 return False

@@ -1,4 +1,4 @@
-"""Work queues on SQLite."""
+"""Work queues: tasks are put, claimed, ended and listed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.database import SqliteDatabase
-from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing, key_hash
-from sqlsem.engines.sqlite.values import shown, user_name
+from sqlsem.engines.statements.fair_queueing import FairQueueingStatements, key_hash
+from sqlsem.engines.statements.session import StatementEngine
+from sqlsem.engines.statements.values import shown
 from sqlsem.insight.patterns import no_limit_set
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry, task_locks
@@ -23,20 +22,20 @@ GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
 HEAR_SECONDS = 0.02
 
 
-class SqliteTasks(SqliteFairQueueing):
+class TaskStatements(FairQueueingStatements):
     """Tasks: put, claimed, ended and listed."""
 
-    def __init__(self, engine: SqliteDatabase) -> None:
+    def __init__(self, engine: StatementEngine) -> None:
         super().__init__(engine)
-        self._heard: tuple[int, int] | None = None
+        self._heard: object = None
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             return self.put_in_transaction(queue, uid, tasks)
 
     def put_in_transaction(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
         """Put tasks as `put_tasks` does, in a transaction that is already open (for schedules)."""
-        login = user_name()
+        login = self.login()
         for lock in {lock for task in tasks for lock in task.locks if lock.limit is None}:
             if self.row("cap", {"resource": lock.resource})["cap"] is None:
                 raise ConfigurationError(no_limit_set(lock.resource), resource=lock.resource)
@@ -103,12 +102,12 @@ class SqliteTasks(SqliteFairQueueing):
         if not again and not self._has_pending(queue):
             self.require_member(member_id)
             return None
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             return self._claim(values, again)
 
     def _has_pending(self, queue: str) -> bool:
         # Read one snapshot. Otherwise this could miss a free task while other workers claim during the scan.
-        with fork.forks_blocked, self.reading():
+        with self.forks_blocked, self.reading():
             return self.next_pending(queue) is not None
 
     def _claim(self, values: dict[str, Any], again: bool) -> Claimed | None:
@@ -129,7 +128,7 @@ class SqliteTasks(SqliteFairQueueing):
         return Claimed(*self.row("claimed", (task_id,)))
 
     def end_task(self, member_id: int, end: End) -> str | None:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             return self._end(member_id, end)
 
     def _end(self, member_id: int, end: End) -> str | None:
@@ -146,13 +145,13 @@ class SqliteTasks(SqliteFairQueueing):
         self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
     ) -> tuple[str | None, Claimed | None]:
         values = {"queue": queue, "member": member_id, "owner": owner, "uid": uid}
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             return self._end(member_id, end), self._claim(values, again)
 
     def next_tasks(
         self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, maximum: int
     ) -> tuple[list[str | None], list[Claimed]]:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             statuses = [self._end(member_id, end) for end in ends]
             return statuses, self._claim_group(member_id, queue, owner, uid, again, maximum) if maximum else []
 
@@ -180,7 +179,7 @@ class SqliteTasks(SqliteFairQueueing):
         return group
 
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             found = self.rows("claimed_before", {"queue": queue, "member": member_id, "uid": uid})
             for task_id, attempt in found:
                 self._end(member_id, End(task_id, attempt, "returned"))
@@ -192,7 +191,7 @@ class SqliteTasks(SqliteFairQueueing):
             self.check_member(member_id)
         if all(self.row("member", (member_id,)) for member_id in members):
             return 0
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             self.run("keep_lost", {"queue": queue})
             return self.run("recover_tasks", {"queue": queue}).rowcount
 
@@ -201,21 +200,17 @@ class SqliteTasks(SqliteFairQueueing):
         return seconds
 
     def listen(self) -> bool:
-        self._heard = self._version()
+        self._heard = self.version()
         return True
 
     def wait_notification(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
-        while (version := self._version()) == self._heard:
-            if self.interrupted or time.monotonic() >= deadline:
+        while (version := self.version()) == self._heard:
+            if not self.usable or time.monotonic() >= deadline:
                 return False
             time.sleep(HEAR_SECONDS)
         self._heard = version
         return True
-
-    def _version(self) -> tuple[int, int]:
-        # This changes when another connection has written. It reads no table.
-        return self.row("data_version")["data_version"], id(self.connection)
 
     def queue_state(self, queue: str) -> QueueState:
         pending, running, next_pending, failed, error = self.row("queue_state", {"queue": queue})
@@ -256,7 +251,7 @@ class SqliteTasks(SqliteFairQueueing):
             queue, member_id = runner
             self.check_member(member_id)
             recovered = self.row("member", (member_id,)) is None and self.recover_tasks(queue, None) > 0
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             found = self.row("task_status", (task_id,))
             if found is None:
                 return -1
@@ -269,17 +264,17 @@ class SqliteTasks(SqliteFairQueueing):
                 return -2
             if what == "retry" and self.row("rival", (task_id,)) is not None:
                 return -3
-            self.run(f"{what}_task", {"task": task_id} if what == "retry" else {"task": task_id, "login": user_name()})
+            self.run(f"{what}_task", {"task": task_id} if what == "retry" else {"task": task_id, "login": self.login()})
             self.note_operation(what, queue=found["queue_name"], task=task_id, old=status)
         return 0
 
     def cancel_task(self, task_id: int) -> int:
         while (code := self.set_task(task_id, "cancel")) == 1:
-            with fork.forks_blocked, self.writing():
+            with self.forks_blocked, self.transaction():
                 found = self.row("task_status", (task_id,))
                 if (
                     found is not None
-                    and self.run("ask_to_cancel", {"task": task_id, "login": user_name()}).rowcount == 1
+                    and self.run("ask_to_cancel", {"task": task_id, "login": self.login()}).rowcount == 1
                 ):
                     self.note_operation("cancel", queue=found["queue_name"], task=task_id, old="running")
                     break
@@ -290,7 +285,7 @@ class SqliteTasks(SqliteFairQueueing):
         return [(row["task_id"], row["time_limit"], row["cancel_asked_by"]) for row in controls]
 
     def prune_tasks(self, maximum: int) -> int:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             self.run("prune_task_log", {"maximum": maximum})
             self.run("prune_task_locks", {"maximum": maximum})
             self.run("prune_queue_waits")

@@ -1,36 +1,14 @@
-"""Conversions of values that are stored in SQLite."""
+"""Conversions of stored values."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-
-
-def user_name(number: int | None = None) -> str:
-    """Return the name of an operating system's user (default: the user of this process), or else the number."""
-    try:
-        import pwd
-    except ImportError:  # Windows
-        import getpass
-
-        return getpass.getuser()
-    if number is None:
-        number = os.geteuid()
-    if number not in _user_names:  # a directory service may take long to answer
-        try:
-            _user_names[number] = pwd.getpwuid(number).pw_name
-        except KeyError:
-            _user_names[number] = str(number)
-    return _user_names[number]
-
-
-_user_names: dict[int, str] = {}
 
 
 def as_text(value: bytes) -> str:
@@ -39,15 +17,15 @@ def as_text(value: bytes) -> str:
 
 
 def named(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Return rows as dicts, for many accesses: `sqlite3.Row` searches the names of all columns at each access."""
+    """Return rows as dicts, for many accesses: a row of a driver may search the names of all columns at each access."""
     names = rows[0].keys() if rows else ()
     return (dict(zip(names, row, strict=True)) for row in rows)
 
 
 def shown(kind: type[T], row: Any, **known: Any) -> T:
-    """Return a row as an object of class ``kind`` with one field for each column. Fields in ``known`` are
-    not read from the row. SQLite stores any value in any column, so a row that was written by hand may contain invalid
-    values. They must not hide the other rows.
+    """Return a row as an object of class ``kind`` with one field for each column. Fields in ``known`` are not read from
+    the row. SQLite stores any value in any column, so a row that was written by hand may contain invalid values. They
+    must not hide the other rows.
     """
     for name, is_time in _fields_of(kind):  # type: ignore[arg-type]
         if name not in known:

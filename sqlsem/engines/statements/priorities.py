@@ -1,4 +1,4 @@
-"""Requests that wait by priority, on SQLite. See the comments of PostgreSQL's priorities.sql."""
+"""Requests that wait by priority. See the comments of PostgreSQL's priorities.sql."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from sqlsem.engines.priorities import (
     priority_entry,
     priority_queue,
 )
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.locks import LAST, SqliteLocks, columns
+from sqlsem.engines.statements.locks import LAST, LockStatements, columns
 from sqlsem.insight.patterns import no_limit_set
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Request, Ticket
 
 
-class SqlitePriorities(SqliteLocks):
+class PriorityStatements(LockStatements):
     """Priority queues. The file's write lock is the gate of all."""
 
     def acquire_by_priority(
@@ -45,7 +44,7 @@ class SqlitePriorities(SqliteLocks):
         if place is not None and own is not None and not may_try:
             return self._waiting_answer(own["queue_position"], requesting_id, request, before)
         who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             self.renew_lease(member_id)
             for row in self.rows("find", {"member": member_id, "uid": uid}):
                 if row["resource_id"] == request.resource:

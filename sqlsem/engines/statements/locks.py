@@ -1,7 +1,7 @@
-"""Locks of SQLite: registering requests, waiting for a grant, releasing.
+"""Locks: registering requests, waiting for a grant, releasing.
 
-A grant is decided and written in one transaction under the file's write lock. Waiters poll the file's version, and
-holders that release notify the waiters that they grant (`sqlsem.engines.sqlite.notifier`).
+A grant is decided and written in one transaction under the gate. Waiters poll when the database has changed, and
+holders that release notify the waiters that they grant (`sqlsem.engines.statements.session.Sleeper`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from sqlsem.engines.priorities import priority_missing
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.database import SqliteDatabase
-from sqlsem.engines.sqlite.members import SqliteMembers
-from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
-from sqlsem.engines.sqlite.values import as_time, named, shown
+from sqlsem.engines.statements.members import MemberStatements
+from sqlsem.engines.statements.session import StatementEngine
+from sqlsem.engines.statements.values import as_time, named, shown
 from sqlsem.insight.patterns import Patterns, no_limit_set, with_settings
 from sqlsem.insight.totals import QueueTotals
 from sqlsem.values import deadlocks
@@ -52,7 +50,7 @@ _WAITING = [field.name for field in dataclasses.fields(deadlocks.Row)]
 
 
 class Admission(NamedTuple):
-    """The answer of `SqliteLocks.admission`. ``allowed``: the request may be granted. ``granted``: it is granted
+    """The answer of `LockStatements.admission`. ``allowed``: the request may be granted. ``granted``: it is granted
     already. ``last_blocker``: of the first rows that together exceed the limit, the position of the last one; None if
     they do not.
     """
@@ -104,18 +102,17 @@ class LivenessChecks:
         self._done[resource] = (now, max(1, owners))
 
 
-class SqliteLocks(SqliteMembers):
+class LockStatements(MemberStatements):
     """The queue of every resource."""
 
-    def __init__(self, engine: SqliteDatabase) -> None:
+    def __init__(self, engine: StatementEngine) -> None:
         super().__init__(engine)
-        # The state at the end of the last wait: position, the file's version, the time of its last change.
+        # The state at the end of the last wait: position, the database's version, the time of its last change.
         self._last_wait: tuple[int, Any, float] | None = None
         self._tests = LivenessChecks()
         # True if there were no other rows on the resource of this session's last request, or last release. Then the
         # next one is tried in one statement.
         self._came_alone = self._left_alone = True
-        self.notifier = UnixSocketNotifier(engine.path, f"{engine.options.schema}.{engine.options.table}")
 
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
@@ -123,17 +120,15 @@ class SqliteLocks(SqliteMembers):
         who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
         if self._came_alone and len(requests) == 1 and self.options.lease is None:
             self.renew_lease(member_id, known=True)
-            with fork.forks_blocked:
-                self.roll_back()
-                done = self.run("insert_first", {**who, **columns(requests[0]), "uid": uid})
-                if done.rowcount == 1 and done.lastrowid is not None:
-                    return [Ticket(requests[0].resource, done.lastrowid, requesting_id, True)]
+            position = self.register_alone({**who, **columns(requests[0]), "uid": uid})
+            if position is not None:
+                return [Ticket(requests[0].resource, position, requesting_id, True)]
         if only_if_free:
             # A dead holder must not make this attempt fail.
             for request in requests:
                 if not self.admission(request, LAST).allowed:
                     self.check_blockers(request, LAST, member_id)
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             self.renew_lease(member_id, known=True)
             state = [self.row("anybody", {"resource": request.resource, "member": member_id}) for request in requests]
             if not state[0]["known"]:
@@ -174,23 +169,20 @@ class SqliteLocks(SqliteMembers):
         return Admission(granted or bool(row["fits"] and not row["paused"]), granted, row["edge"])
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
-        with fork.forks_blocked:
+        with self.forks_blocked:
             removed = self._left_alone and self._leave_alone(ticket, outcome)
             if not removed:
-                with self.writing():
+                with self.transaction():
                     removed, granted = self.leave(ticket, outcome)
                 if granted:
-                    self.notifier.notify(granted)
+                    self.sleeper.notify(granted)
             self.write_back()
         return removed
 
     def _leave_alone(self, ticket: Ticket, outcome: str) -> bool:
         """Release in one statement. Return False if the resource has other rows, or the row was removed before."""
-        self.roll_back()
         key = {"resource": ticket.resource, "position": ticket.position, "requesting_id": ticket.requesting_id}
-        self._left_alone = self.run_routine("leave_alone", {**key, "outcome": outcome}) > 0
-        if self._left_alone:
-            self.wrote()
+        self._left_alone = self.leave_alone({**key, "outcome": outcome})
         return self._left_alone
 
     def leave(self, ticket: Ticket, outcome: str) -> tuple[bool, list[int]]:
@@ -201,7 +193,7 @@ class SqliteLocks(SqliteMembers):
         self._left_alone, granted = ready is None, ready or []
         if granted:
             # Other processes wake up while this process writes. (A waiting thread of this process would slow it down.)
-            self.notifier.notify(row["position"] for row in granted if row["member_id"] != self.member_id)
+            self.sleeper.notify(row["position"] for row in granted if row["member_id"] != self.member_id)
         removed = self.remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
         for row in granted if removed else ():
             # Written here, so that the granted waiters need no transaction of their own.
@@ -209,7 +201,7 @@ class SqliteLocks(SqliteMembers):
         return removed, [row["position"] for row in granted]
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             rows = self.rows("find", {"member": member_id, "uid": uid})
             for row in rows:
                 self.remove(row["resource_id"], row["queue_position"], row["requesting_id"], outcome)
@@ -217,13 +209,13 @@ class SqliteLocks(SqliteMembers):
 
     def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         if timeout > 0:
-            self.notifier.listen(ticket.position)
+            self.sleeper.listen(ticket.position)
         answer = self._wait(ticket, timeout, wakeup)
         self.require_in_place()
         if timeout > 0 and not answer:
             # The next slice may wait in another session, which cannot receive on this session's socket. (After a grant
             # the socket stays open until the next wait, to save time.)
-            self.notifier.stop()
+            self.sleeper.stop()
         return answer
 
     def _wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
@@ -241,7 +233,7 @@ class SqliteLocks(SqliteMembers):
         distance, notified, compared = QueueDistance(), False, quiet_since
         while True:
             if notified and self._is_let_in(key):
-                self.notifier.trusted = True
+                self.sleeper.trusted = True
                 return True
             version = self.version()
             now = monotonic()
@@ -252,10 +244,10 @@ class SqliteLocks(SqliteMembers):
                     known, quiet_since = version, now
                 admission = self.admission(request, ticket.position)
                 if admission.allowed:
-                    self.notifier.trusted = notified
+                    self.sleeper.trusted = notified
                     if admission.granted and self.options.lease is None:
                         return True
-                    with fork.forks_blocked, self.writing():
+                    with self.forks_blocked, self.transaction():
                         self.renew_lease(member_id, known=True)
                         return True if self.run("grant", key).rowcount == 1 else None
                 if distance.has_changed(admission.last_blocker):
@@ -273,8 +265,8 @@ class SqliteLocks(SqliteMembers):
                 if self.check_blockers(request, ticket.position, member_id):
                     seen = None
                     continue
-            pause = distance.pause(now - quiet_since, self.notifier.trusted)
-            notified = self.notifier.wait(min(pause * random.uniform(0.8, 1.2), deadline - now), wakeup)
+            pause = distance.pause(now - quiet_since, self.sleeper.trusted)
+            notified = self.sleeper.wait(min(pause * random.uniform(0.8, 1.2), deadline - now), wakeup)
 
     def _is_let_in(self, key: dict[str, Any]) -> bool:
         """Return True if the process that sent the notification grants this row. It may be about to commit the
@@ -282,28 +274,13 @@ class SqliteLocks(SqliteMembers):
         """
         if self.options.lease is not None:
             return False
-        deadline = monotonic() + self.notifier.recheck_seconds()
+        deadline = monotonic() + self.sleeper.recheck_seconds()
         while True:
             row = self.row("row", key)
             if row is not None and row["granted"] and row["revoked_at"] is None:
                 return True
             if monotonic() >= deadline:
                 return False
-
-    def interrupt(self) -> None:
-        super().interrupt()
-        self.notifier.interrupt()
-
-    def discard(self) -> None:
-        self.notifier.close()
-
-    def close(self) -> None:
-        super().close()
-        self.notifier.close()
-
-    def version(self) -> tuple[int, int]:
-        """Return a value that changes whenever another connection has written."""
-        return self.row("data_version")["data_version"], id(self.connection)
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         answers: dict[int, bool | None] = {}
@@ -323,7 +300,7 @@ class SqliteLocks(SqliteMembers):
             for row in self._ready_rows(resource, positions) or ()
         ]
         if ready:
-            with fork.forks_blocked, self.writing():
+            with self.forks_blocked, self.transaction():
                 self.renew_lease(member_id, known=True)
                 for resource, position in ready:
                     granted = self.run("grant", {"resource": resource, "position": position}).rowcount == 1

@@ -1,12 +1,11 @@
-"""Locks that are released when a transaction of the caller commits, on SQLite."""
+"""Locks that are released when a transaction of the caller commits."""
 
 from __future__ import annotations
 
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.connection import SqliteConnection
+from sqlsem.engines.statements.session import StatementSession
 
 
-class SqliteCommitRelease(SqliteConnection):
+class CommitReleaseStatements(StatementSession):
     """Commit markers, as rows of a table."""
 
     def database_identity(self) -> str:
@@ -16,5 +15,5 @@ class SqliteCommitRelease(SqliteConnection):
         return self.row("is_committed", (marker,)) is not None
 
     def delete_commit_marker(self, marker: str) -> None:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             self.run("delete_commit_marker", (marker,))

@@ -1,17 +1,16 @@
-"""Rates on SQLite."""
+"""Rates: a queue of requests, and windows of use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.locks import LAST, SqliteLocks
-from sqlsem.engines.sqlite.rate_usage import SqliteRateUsage
+from sqlsem.engines.statements.locks import LAST, LockStatements
+from sqlsem.engines.statements.rate_usage import RateUsageStatements
 from sqlsem.values.locks import Ticket
 from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest, RateStatus
 
 
-class SqliteRates(SqliteLocks, SqliteRateUsage):
+class RateStatements(LockStatements, RateUsageStatements):
     """Rates. Each call reads, calculates and writes them in one writing transaction."""
 
     def take_rate(
@@ -20,13 +19,13 @@ class SqliteRates(SqliteLocks, SqliteRateUsage):
         end = {"resource": request.resource, "position": LAST}
         if ticket is None and self.rows("first_in_line", end):  # remove rows of dead owners
             self.check_blockers(request.queue_request(), LAST, self.member_id)
-        with fork.forks_blocked:
-            with self.writing():
+        with self.forks_blocked:
+            with self.transaction():
                 answer = self._take(request, ticket)
                 is_served = answer.status is RateStatus.TAKEN and ticket is not None
                 granted = self.leave(ticket, "released")[1] if is_served and ticket is not None else []
             if granted:
-                self.notifier.notify(granted)
+                self.sleeper.notify(granted)
         return answer
 
     def _take(self, request: RateRequest, ticket: Ticket | None) -> RateAnswer:
@@ -44,7 +43,7 @@ class SqliteRates(SqliteLocks, SqliteRateUsage):
         return RateAnswer(RateStatus.TAKEN, times=(now_us // 1000,))
 
     def reset_rate(self, resource: str) -> bool:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             state = self.rate_state(resource)
             before = {ms: known.copy() for ms, known in state.windows.items()}
             if before:
@@ -54,7 +53,7 @@ class SqliteRates(SqliteLocks, SqliteRateUsage):
         return bool(before)
 
     def set_rate(self, resource: str, window_ms: int, limit: int | None) -> bool:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             state = self.rate_state(resource)
             before = {ms: known.copy() for ms, known in state.windows.items()}
             cap = state.set_cap(window_ms, limit, self.now_us() // 1000)
@@ -65,7 +64,7 @@ class SqliteRates(SqliteLocks, SqliteRateUsage):
         return cap is not None or limit is not None
 
     def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             state, now_us = self.rate_state(resource), self.now_us()
             before = {ms: known.copy() for ms, known in state.windows.items()}
             state.begin((), now_us // 1000)
@@ -73,7 +72,7 @@ class SqliteRates(SqliteLocks, SqliteRateUsage):
             self.write_rate(resource, before, state)
 
     def rates(self, resource: str | None) -> list[RateEntry]:
-        with fork.forks_blocked, self.reading():
+        with self.forks_blocked, self.reading():
             now_ms = self.now_us() // 1000
             names = [row["resource_id"] for row in self.rows("rated_resources", {"resource": resource})]
             return self.windows_of(names, now_ms)

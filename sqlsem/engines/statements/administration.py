@@ -1,31 +1,20 @@
-"""Administration on SQLite: history, settings, revocation, and the tables."""
+"""Administration: history, settings, and revocation."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import sqlite3
-import time
-from collections.abc import Iterator
 from typing import Any
 
 from sqlsem.engines.answers import RIGHTS, granted_rights
-from sqlsem.engines.base import Disconnected
-from sqlsem.engines.installed import Installed
-from sqlsem.engines.protocol import Check, Plan
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.batches import SqliteBatches
-from sqlsem.engines.sqlite.doctor import SqliteDoctor
-from sqlsem.engines.sqlite.values import shown, user_name
+from sqlsem.engines.statements.batches import BatchStatements
+from sqlsem.engines.statements.values import shown
 from sqlsem.insight.patterns import counted_on, is_pattern
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Operation, Past
 
-#: A free beacon that no member names is orphaned after this many seconds.
-ORPHANED_SECONDS = 60.0
 
-
-class SqliteAdministration(SqliteBatches):
+class AdministrationStatements(BatchStatements):
     """History, settings of resources, and the removal of dead members."""
 
     def history(
@@ -48,12 +37,12 @@ class SqliteAdministration(SqliteBatches):
         return [shown(Past, row) for row in itertools.islice(newest, maximum)]
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             if what == "cap" and is_pattern(resource):
                 self._set_pattern(resource, value)
                 return
             before = self._setting_of(resource)
-            self.run("set_resource", {"resource": resource, "what": what, "value": value, "login": user_name()})
+            self.run("set_resource", {"resource": resource, "what": what, "value": value, "login": self.login()})
             after = self._setting_of(resource)
             self.run("delete_empty_settings", {"resource": resource})
             if before[what] != after[what]:
@@ -74,7 +63,7 @@ class SqliteAdministration(SqliteBatches):
             self.run("drop_pattern", (prefix,))
             self._check_counted_on(None, prefix)
         else:
-            self.run("set_pattern", {"prefix": prefix, "cap": cap, "login": user_name()})
+            self.run("set_pattern", {"prefix": prefix, "cap": cap, "login": self.login()})
         self.note_operation("cap", resource=pattern, old=_text(before), new=_text(cap))
 
     def _check_counted_on(self, resource: str | None, prefix: str | None) -> None:
@@ -93,8 +82,8 @@ class SqliteAdministration(SqliteBatches):
         return granted_rights([self.engine.writable] * len(RIGHTS))
 
     def revoke(self, position: int, force: bool) -> int:
-        with fork.forks_blocked, self.writing():
-            self.run("revoke", {"position": position, "login": user_name()})
+        with self.forks_blocked, self.transaction():
+            self.run("revoke", {"position": position, "login": self.login()})
             row = self.row("revoked_row", (position,))
             if row is None:
                 return -1
@@ -110,10 +99,10 @@ class SqliteAdministration(SqliteBatches):
         for (number,) in self.rows("members_of", {"member": member, "login": login}):
             for (position,) in self.rows("positions_of", (number,)):
                 rows += self.revoke(position, force) >= 0
-            with fork.forks_blocked, self.writing():
+            with self.forks_blocked, self.transaction():
                 gone += self.run("drop_member_without_rows", {"member": number}).rowcount
         if gone or rows:
-            with fork.forks_blocked, self.writing():
+            with self.forks_blocked, self.transaction():
                 summary = f"{gone} members, {rows} rows{', force' if force else ''}"
                 self.note_operation(
                     "revoke_members", old=f"member {member}" if login is None else f"login {login}", new=summary
@@ -130,13 +119,13 @@ class SqliteAdministration(SqliteBatches):
         for member in self.rows("idle_members"):
             with self.engine.beacons.probe(member["beacon"]) as probe:
                 if not probe.held:
-                    with fork.forks_blocked, self.writing():
+                    with self.forks_blocked, self.transaction():
                         self.run("deregister_member", (member["member_id"],))
                     probe.remove()
-        self._sweep()
+        self.sweep_beacons()
         gone = len(before - self._positions())
         if gone:
-            with fork.forks_blocked, self.writing():
+            with self.forks_blocked, self.transaction():
                 self.note_operation("reap", new=str(gone))
         return gone
 
@@ -156,63 +145,11 @@ class SqliteAdministration(SqliteBatches):
     def _positions(self) -> set[tuple[str, int]]:
         return {(row["resource_id"], row["queue_position"]) for row in self.rows("all_rows")}
 
-    def _sweep(self) -> None:
-        """Remove orphaned beacons: their processes died before they registered, or after their member was removed."""
-        known = {row["beacon"] for row in self.rows("beacons")}
-        for name in self.engine.beacons.names():
-            if name not in known:
-                with self.engine.beacons.probe(name) as probe:
-                    age = 0.0 if probe.seen is None else abs(time.time() - probe.seen)
-                    if probe.held is False and age > ORPHANED_SECONDS:
-                        probe.remove()
-
     def prune(self, maximum: int) -> int:
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             self.run("prune_rate_slots")
             self.run("prune_rate_windows")
             return max(self.run("prune", (maximum,)).rowcount, self.run("prune_operations", (maximum,)).rowcount)
-
-    def prepare(self, purpose: str) -> None:
-        """Create the tables if they are missing, so that nothing has to be installed by hand."""
-        if self.engine.creates and self.settings() is None:
-            self.install(self.engine.plan)
-
-    @property
-    def installed(self) -> Installed:
-        return self.engine.installed
-
-    def settings(self) -> dict[str, str] | None:
-        if self.row("version") is None:
-            return None
-        return dict(self.rows("settings"))
-
-    def install(self, plan: Plan) -> None:
-        with fork.forks_blocked, self.writing():
-            # Read under the lock: another process may have just installed the tables.
-            current = self.settings()
-            if current is None and self.row("is_empty")["is_empty"]:
-                self._require_no_members()
-            for version, text in plan(current or {}):
-                for statement in _statements(text):
-                    self.run_text(statement)
-                if version is not None:
-                    self.run("set_version", (str(version),))
-
-    def _require_no_members(self) -> None:
-        """Raise `Disconnected` while live processes have the previous file at this path open. They hold its locks until
-        their next heartbeat, which notices that the file was replaced.
-        """
-        held = self.engine.beacons.held()
-        if held:
-            number = f"{len(held)} process{'es' if len(held) > 1 else ''}"
-            raise Disconnected(
-                f"{self.engine.label} is empty, but {number} still use the file that was here before; it was deleted, "
-                f"moved or truncated under them. They notice at their next ping; end those that do not, as paused ones "
-                f"(fuser -v {self.engine.beacons.folder}/*)"
-            )
-
-    def diagnose(self) -> list[Check]:
-        return SqliteDoctor(self).examine()
 
 
 def _text(value: Any) -> str | None:
@@ -223,13 +160,3 @@ def _when_ended(row: Any) -> tuple[bool, float, int]:
     when = row["ended_at"]
     is_time = isinstance(when, float)
     return not is_time, when if is_time else 0.0, row["rowid"]
-
-
-def _statements(text: str) -> Iterator[str]:
-    """Yield the statements of a script."""
-    statement = ""
-    for line in text.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

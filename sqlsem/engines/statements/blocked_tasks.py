@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.fair_queueing import SqliteFairQueueing
-from sqlsem.engines.sqlite.locks import SqliteLocks
+from sqlsem.engines.statements.fair_queueing import FairQueueingStatements
+from sqlsem.engines.statements.locks import LockStatements
 from sqlsem.values.locks import Claimed, Request, TaskLock
 
 #: Seconds: the lease of the member that owns the lock requests of blocked tasks, and the age at which it is renewed.
@@ -20,7 +19,7 @@ MAX_ENQUEUED = 100
 TEST_EVERY = 1.0
 
 
-class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing):
+class BlockedTaskStatements(LockStatements, FairQueueingStatements):
     """Blocked tasks, polled by the workers that claim."""
 
     _tested_at = 0.0
@@ -35,7 +34,7 @@ class SqliteBlockedTasks(SqliteLocks, SqliteFairQueueing):
             self.require_member(member_id)
             self._check_blocking_owners(queue)
             return None
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             self.renew_lease(member_id, known=True)
             values = {"queue": queue, "member": member_id, "uid": uid}
             claimed = self.row("claimed_before", values) if again else None

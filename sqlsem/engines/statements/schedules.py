@@ -1,4 +1,4 @@
-"""Schedules of work queues on SQLite."""
+"""Schedules of work queues."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from datetime import datetime
 from typing import Any
 
 from sqlsem.engines.schedules import check_due, check_task_options, check_times, read_options
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.tasks import SqliteTasks
-from sqlsem.engines.sqlite.values import as_time, shown, user_name
+from sqlsem.engines.statements.tasks import TaskStatements
+from sqlsem.engines.statements.values import as_time, shown
 from sqlsem.values.locks import NewTask, Schedule
 
 #: If the next time of a schedule is further ahead than this, an operator's action is recorded.
 LONG_SECONDS = 366 * 86400
 
 
-class SqliteSchedules(SqliteTasks):
+class ScheduleStatements(TaskStatements):
     """Schedules, and the tasks that they put."""
 
     def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
@@ -33,8 +32,8 @@ class SqliteSchedules(SqliteTasks):
         check_times(cron, zone, due)
         check_task_options(options)
         values = {"name": name, "queue": queue, "cron": cron, "zone": zone, "kind": kind, "body": body}
-        with fork.forks_blocked, self.writing():
-            stored = {"options": json.dumps(options), "due": due.timestamp(), "login": user_name()}
+        with self.forks_blocked, self.transaction():
+            stored = {"options": json.dumps(options), "due": due.timestamp(), "login": self.login()}
             self.run("save_schedule", {**values, **stored})
 
     def fire_schedule(
@@ -42,7 +41,7 @@ class SqliteSchedules(SqliteTasks):
     ) -> tuple[bool, int | None]:
         check_due(following)
         times = {"due": due.timestamp(), "last": max(last, due).timestamp(), "next": following.timestamp()}
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             if self.run("fire_schedule", {**times, "name": name, "put": put}).rowcount != 1:
                 return False, None
             (row,) = self.rows("list_schedules", {"name": name, "queue": None})
@@ -58,12 +57,12 @@ class SqliteSchedules(SqliteTasks):
     def set_schedule(self, name: str, what: str, due: datetime | None) -> bool:
         values: dict[str, Any] = {"name": name}
         if what == "pause":
-            values["login"] = user_name()
+            values["login"] = self.login()
         elif what == "resume":
             check_due(due)
             assert due is not None
             values["due"] = due.timestamp()
-        with fork.forks_blocked, self.writing():
+        with self.forks_blocked, self.transaction():
             return bool(self.run(f"{what}_schedule", values).rowcount)
 
     def list_schedules(self, name: str | None, queue: str | None) -> list[Schedule]:

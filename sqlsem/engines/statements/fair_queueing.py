@@ -1,4 +1,4 @@
-"""Fair queueing between the keys of a work queue, and the limits that operators set (SQLite)."""
+"""Fair queueing between the keys of a work queue, and the limits that operators set."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.rate_usage import SqliteRateUsage
-from sqlsem.engines.sqlite.values import shown, user_name
+from sqlsem.engines.statements.rate_usage import RateUsageStatements
+from sqlsem.engines.statements.values import shown
 from sqlsem.values.locks import QueueLimit, QueueWait
 from sqlsem.values.names import TASKS_PREFIX
 from sqlsem.values.rates import RateRequest, Window
@@ -60,7 +59,7 @@ def weighted_order(
     return [setting["task_key"] for setting in sorted(eligible, key=rank)]
 
 
-class SqliteFairQueueing(SqliteRateUsage):
+class FairQueueingStatements(RateUsageStatements):
     """The choice of the next task of a queue, and its limits."""
 
     def uses_fair_queueing(self, queue: str) -> bool:
@@ -158,8 +157,8 @@ class SqliteFairQueueing(SqliteRateUsage):
         return [shown(QueueWait, row) for row in self.rows("queue_waits", {"queue": queue})]
 
     def set_queue(self, queue: str, key: str | None, what: str, value: int | None, per_ms: int | None = None) -> None:
-        values = {"queue": queue, "what": what, "value": value, "per_ms": per_ms, "login": user_name()}
-        with fork.forks_blocked, self.writing():
+        values = {"queue": queue, "what": what, "value": value, "per_ms": per_ms, "login": self.login()}
+        with self.forks_blocked, self.transaction():
             self.run("make_queue_setting", {"queue": queue})
             if key is not None:
                 self.run("make_queue_key", {"queue": queue, "key": key})
