@@ -178,7 +178,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
     if run_options.join:
         return _run_joined(supervisor.Job(command, os.environ, kill_after), events, run_options.lost_exit_code)
     token = os.environ.pop("SQLSEM_TOKEN", None)
-    with options.coordinator() as coordinator, supervisor.Signals(events):
+    with options.coordinator() as coordinator, supervisor.signals_to(events):
         if not (options.settings.embedded or options.verbose or options.quiet) and sys.stderr.isatty():
             names = [run_options.leader] if run_options.leader else lock_options.resources
             output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.label}")
@@ -275,7 +275,7 @@ def _not_started(program: str, error: OSError) -> int:
 
 
 def _run_joined(job: supervisor.Job, events: supervisor.Events, lost_exit_code: int) -> int:
-    with supervisor.Signals(events):
+    with supervisor.signals_to(events):
         try:
             status, over = supervisor.run_joined(job, events)
         except OSError as exc:

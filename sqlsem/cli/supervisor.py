@@ -26,11 +26,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from types import FrameType, TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from sqlsem.api.coordinator import Coordinator
 from sqlsem.cli.joining import Joinable, Joined
+from sqlsem.cli.signals import handled
 from sqlsem.client.grants import Grant
 from sqlsem.client.leader import retry_pauses
 from sqlsem.client.monitors import parent_locks
@@ -46,12 +46,12 @@ __all__ = [
     "Events",
     "Job",
     "Obtainable",
-    "Signals",
     "StepDown",
     "Stopped",
     "lead",
     "run",
     "run_joined",
+    "signals_to",
 ]
 
 #: Exit codes of a command that cannot be started, as in shells.
@@ -79,39 +79,14 @@ class Stopped(Exception):
         self.number = number
 
 
-class Signals:
-    """A context with signal handlers that put events into a queue. Only the main thread may enter it.
-
-    No handler raises: Python drops an exception that is raised during a ``__del__``, and the signal would be lost.
-    """
-
-    def __init__(self, events: Events) -> None:
-        self._events = events
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
-        for name in FORWARDED:
-            number = getattr(signal, name, None)
-            # A signal that our parent ignores (nohup, a background job of a script) stays ignored.
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._caught)
-        if hasattr(signal, "SIGCHLD"):
-            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._child)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    # A signal handler may call SimpleQueue.put at any time.
-
-    def _caught(self, number: int, _: FrameType | None) -> None:
-        self._events.put(("signal", number))
-
-    def _child(self, _number: int, _frame: FrameType | None) -> None:
-        self._events.put(("child", 0))
+@contextlib.contextmanager
+def signals_to(events: Events) -> Iterator[None]:
+    """A context in which signals become events. Only the main thread may enter it."""
+    with (
+        handled(FORWARDED, lambda number: events.put(("signal", number))),
+        handled(["SIGCHLD"], lambda _: events.put(("child", 0))),
+    ):
+        yield
 
 
 class Obtainable(Protocol):
@@ -182,7 +157,7 @@ def run(
         make_lock: Makes the lock, given the function to call when it is lost.
         job: The command.
         coordinator: The lock's coordinator.
-        events: The queue of the `Signals` context.
+        events: The queue of the `signals_to` context.
         timeout: Seconds to wait for the lock; None for ever, 0 not at all.
 
     Return the exit status (None: the lock was not granted in time) and the error, if the lock was lost.

@@ -26,6 +26,7 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.here import folders_to_import_from, require_own_database, same_database
 from sqlsem.cli.known import unknown_queue
 from sqlsem.cli.options import duration, name_of, pass_url_option, shared_option
+from sqlsem.cli.signals import handled
 from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.tables import Column, seconds_in_words, table
 from sqlsem.ops.terminal.tasks import ready_in, shortened
@@ -46,6 +47,8 @@ log = logging.getLogger("sqlsem")
 DRAW_SECONDS, POLL_SECONDS = 0.25, 1.0
 #: The share of time that polling the queue may take.
 POLL_SHARE = 1 / 20
+#: The signals that stop the worker.
+STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 #: How many pending tasks are shown.
 SHOWN = 5
 #: How long a worker may take to return its tasks after a second signal.
@@ -141,7 +144,11 @@ def work(
     console = output.console()
     live = console.is_terminal and not options.verbose
     events: SimpleQueue[int | None] = SimpleQueue()
-    with options.coordinator(runs="tasks") as coordinator, same_database(options, pass_url), _signals(events):
+    with (
+        options.coordinator(runs="tasks") as coordinator,
+        same_database(options, pass_url),
+        handled(STOPPING, events.put),
+    ):
         require_own_database(coordinator, shared)
         if not allow_new:
             words = unknown_queue(coordinator, queue)
@@ -154,22 +161,6 @@ def work(
         if crew.error is not None:
             raise crew.error
     return 1 if fail_on_error and code == 0 and crew.worker.failed else code
-
-
-@contextlib.contextmanager
-def _signals(events: SimpleQueue[int | None]) -> Iterator[None]:
-    """A context in which signals to stop become events."""
-    before = {}
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
-        number = getattr(signal, name, None)
-        # A signal that our parent ignores (nohup) stays ignored. SimpleQueue.put may be called in any handler.
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, lambda caught, _: events.put(caught))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @contextlib.contextmanager
