@@ -173,7 +173,7 @@ async def release_grant(grant: Grant, by: Permit) -> None:
     driver = grant.driver
     driver.require_here(grant)
     grant.disarm(None)
-    await run_generator(driver.client.registry.release(grant, by), driver.execute_effect)
+    await run_generator(driver.client.release(grant, by), driver.execute_effect)
 
 
 def _cancelling(task: asyncio.Task[Any]) -> int:

@@ -44,6 +44,7 @@ class Lock:
     def __init__(self, terms: Terms) -> None:
         #: For the package; programs have no use for it.
         self.terms = terms
+        self._acquisition_class = acquisition_class(terms)
         self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], HeldGrants[Grant]] = weakref.WeakKeyDictionary()
         self._unowned: UnownedGrants[Grant] = UnownedGrants()
 
@@ -134,7 +135,7 @@ class Lock:
             stack = self._mine[task] = HeldGrants()
         return stack
 
-    async def _acquire(self, requests: Sequence[AnyRequest], timeout: float | None) -> Grant | None:
+    async def _acquire(self, requests: Sequence[Any], timeout: float | None) -> Grant | None:
         terms, stack = self.terms, self._stack()
         driver = Driver.of(terms.client)
         await driver.enter()
@@ -142,7 +143,7 @@ class Lock:
         def make_grant(state: GrantState, waited: float) -> Grant:
             return Grant(driver, state, waited, terms.cancel_on_lost)
 
-        client, caller, (locks, rates) = driver.client, this_caller(), split(requests)
+        client, caller = driver.client, this_caller()
 
         def make_signal() -> Signal:
             return Signal(driver)
@@ -150,7 +151,8 @@ class Lock:
         def make_rate_acquisition(rate: RateRequest, remaining: float | None) -> RateAcquisition[RateGrant]:
             return RateAcquisition(client, rate, remaining, caller, RateGrant.made_by(driver), make_signal)
 
-        acquisition = acquisition_class(locks)(client, terms, locks, timeout, caller, make_grant, stack, make_signal)
+        locks, rates = split(requests) if terms.has_rates else (requests, ())
+        acquisition = self._acquisition_class(client, terms, locks, timeout, caller, make_grant, stack, make_signal)
         operation: RevertibleOperation[Grant | None] = (
             RateGroupAcquisition(acquisition, make_rate_acquisition, rates, timeout) if rates else acquisition
         )

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.api.rates import RateGrant
 from sqlsem.client import defaults
-from sqlsem.client.blocking import require_no_event_loop
-from sqlsem.client.callers import this_thread
+from sqlsem.client.callers import require_no_event_loop, this_thread
 from sqlsem.client.client import DatabaseClient
 from sqlsem.client.defaults import Coordinated
 from sqlsem.client.effects import run_generator, run_operation
@@ -60,6 +59,7 @@ class Lock:
     def __init__(self, terms: Terms) -> None:
         #: For the package; programs have no use for it.
         self.terms = terms
+        self._acquisition_class = acquisition_class(terms)
         self._mine = threading.local()
         self._unowned: UnownedGrants[Grant] = UnownedGrants()
 
@@ -178,25 +178,25 @@ class Lock:
             stack = state["stack"] = HeldGrants()
         return stack
 
-    def _acquire(
-        self, requests: Sequence[AnyRequest], timeout: float | None, stack: list[HeldGrant[Grant]]
-    ) -> Grant | None:
-        """Acquire all requests, or return None after the timeout. The acquisition is on the stack before this returns,
-        also if an interrupt comes.
+    def _acquire(self, requests: Sequence[Any], timeout: float | None, stack: list[HeldGrant[Grant]]) -> Grant | None:
+        """Acquire all requests (`AnyRequest`), or return None after the timeout. The acquisition is on the stack before
+        this returns, also if an interrupt comes.
         """
         require_no_event_loop(self, "use 'async with', await sqlsem.aio.mutex(…).acquire()")
         terms, client = self.terms, self.terms.client
         if terms.cancel_on_lost:
             raise ConfigurationError("cancel_on_lost=True is for tasks ('async with'); for a thread use on_lost=")
 
-        grant, caller, (locks, rates) = functools.partial(Grant, client), this_thread(), split(requests)
-        acquisition = acquisition_class(locks)(client, terms, locks, timeout, caller, grant, stack)
-        if not rates:
+        grant, caller = functools.partial(Grant, client), this_thread()
+        if not terms.has_rates:
+            acquisition = self._acquisition_class(client, terms, requests, timeout, caller, grant, stack)
             return run_operation(acquisition, client.execute_effect)
 
         def taking(rate: RateRequest, left: float | None) -> RateAcquisition[RateGrant]:
             return RateAcquisition(client, rate, left, caller, RateGrant.made_by(client))
 
+        locks, rates = split(requests)
+        acquisition = self._acquisition_class(client, terms, locks, timeout, caller, grant, stack)
         return run_operation(RateGroupAcquisition(acquisition, taking, rates, timeout), client.execute_effect)
 
     def _enter(self, requests: Sequence[AnyRequest], stack: HeldGrants[Grant]) -> Grant:

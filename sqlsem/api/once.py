@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.api.locks import Lock
-from sqlsem.client.blocking import require_no_event_loop
-from sqlsem.client.callers import this_thread
+from sqlsem.client.callers import require_no_event_loop, this_thread
 from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import run_generator
 from sqlsem.client.grants import Grant

@@ -7,8 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.client.blocking import require_no_event_loop
-from sqlsem.client.callers import this_thread
+from sqlsem.client.callers import require_no_event_loop, this_thread
 from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import run_generator, run_operation
 from sqlsem.client.operations.acquire_rate import RateAcquisition, split

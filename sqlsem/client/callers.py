@@ -1,4 +1,5 @@
-"""The thread or task that acquires, waits and holds.
+"""The thread or task that acquires, waits and holds; and the refusal of blocking calls in an event loop, as they would
+block all tasks of that loop.
 
 Each caller has a number that this process never uses again, so a grant cannot be mistaken for that of a later thread.
 Callers are referred to weakly, so a thread or task can be collected while its grants exist.
@@ -9,17 +10,22 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import sys
 import threading
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlsem.engines.base import program_name
 from sqlsem.util import runtime
+from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.events import Behind
 from sqlsem.values.locks import Request, Ticket
 
-__all__ = ["Caller", "new_number", "ours", "this_thread"]
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["Caller", "new_number", "ours", "require_no_event_loop", "this_thread"]
 
 _numbers = itertools.count(1)
 _threads = threading.local()
@@ -32,6 +38,8 @@ class Caller:
     kind: str  # "thread" or "task"
     number: int  # no other caller in this process gets it
     name: str
+    #: The caller's name in the column ``owner``.
+    owner: str = field(init=False, compare=False, repr=False)
     #: The `threading.Thread` or the `asyncio.Task`; weakly, as grants refer to callers, and frames to grants.
     runner: weakref.ref[Any] | None = field(default=None, compare=False, repr=False)
 
@@ -44,10 +52,8 @@ class Caller:
         running: bool = runner.is_alive() if self.kind == "thread" else not runner.done()
         return running
 
-    @property
-    def owner(self) -> str:
-        """The caller's name in the column ``owner``."""
-        return f"{self.name[:200]}#{self.number}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "owner", f"{self.name[:200]}#{self.number}")
 
 
 def new_number() -> int:
@@ -65,6 +71,34 @@ def this_thread() -> Caller:
         number = new_number() if known is None else known.number
         known = state["caller"] = Caller("thread", number, name, weakref.ref(thread))
     return known
+
+
+def require_no_event_loop(what: object, instead: str) -> None:
+    """Raise `ConfigurationError` if an event loop runs in this thread, as the call would block it. ``what`` describes
+    the call; it is converted to text only for the message.
+    """
+    asyncio = sys.modules.get("asyncio")  # (no event loop runs if asyncio was never imported)
+    if asyncio is not None and asyncio._get_running_loop() is not None and not _in_notebook_cell():
+        raise ConfigurationError(
+            f"{what} would block the event loop that runs in this thread; {instead}, or a thread (asyncio.to_thread)"
+        )
+
+
+def _in_notebook_cell() -> bool:
+    """Return True if a cell of a notebook makes the call, and not a task. IPython runs cells in its event loop. A cell
+    may block that loop, and users of notebooks expect it; a task may not.
+    """
+    if "IPython" not in sys.modules:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module == "IPython.core.interactiveshell":
+            return True
+        if module.startswith("asyncio."):
+            return False
+        frame = frame.f_back
+    return False
 
 
 def ours(request: Request, ticket: Ticket, state: str, seconds: float, caller: Caller | None = None) -> Behind:

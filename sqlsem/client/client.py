@@ -10,7 +10,9 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import os
 import socket
 import warnings
@@ -25,11 +27,11 @@ import tenacity
 from sqlsem.client.callers import Caller, this_thread
 from sqlsem.client.connection.membership import Membership
 from sqlsem.client.connection.wait_pool import WaitConnectionPool
-from sqlsem.client.effects import NO_CONNECTION, Call, Effect, Sleep, WaitFor
+from sqlsem.client.effects import NO_CONNECTION, Call, Effect, Effects, Sleep, WaitFor
 from sqlsem.client.event_bus import EventBus, drain, global_bus
 from sqlsem.client.event_loops import EventLoops
 from sqlsem.client.held.claims import Claim, Claims
-from sqlsem.client.held.registry import BaseGrant, GrantRegistry
+from sqlsem.client.held.registry import BaseGrant, GrantRegistry, GrantState
 from sqlsem.client.monitors import parent_locks
 from sqlsem.client.monitors.cancellation import CancellationMonitor
 from sqlsem.client.monitors.change_counter import ChangeCounter
@@ -38,10 +40,12 @@ from sqlsem.client.monitors.deadlocks import DeadlockMonitor
 from sqlsem.client.monitors.notifications import NotificationListener
 from sqlsem.client.waiters.priority_queues import PriorityWaiters
 from sqlsem.client.waiters.queues import WaiterQueues
-from sqlsem.engines.base import AdaptiveTimeout, Engine, EngineConnection, Session, time_limited
+from sqlsem.engines.base import AdaptiveTimeout, Busy, Engine, EngineConnection, Session, time_limited
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import runtime, shutdown
+from sqlsem.util.permits import Permit
 from sqlsem.util.threads import Pool, call_and_log, flush_log, safe_logger, spawn, spawn_in_handler, when_all
+from sqlsem.values.errors import Unavailable
 from sqlsem.values.locks import End, Entry, Ticket, monotonic
 
 __all__ = ["DatabaseClient", "open_clients"]
@@ -202,10 +206,6 @@ class DatabaseClient:
 
     # -- callbacks of the membership ----------------------------------------------------------------------------
 
-    def holds_any(self) -> bool:
-        """Return True if a grant or claim is held that could be lost."""
-        return bool(self.registry or self.claims)
-
     def mark_lost_and_log(self, positions: Collection[int], why: str) -> None:
         """Mark grants lost, from a thread of the program, and wait until the losses are logged."""
         self.mark_lost(positions, why)
@@ -257,14 +257,6 @@ class DatabaseClient:
             uid = f"{self._uid_prefix}again"
             yield lambda session, me: session.next_tasks(me, ends, "", "", uid, True, 0)
 
-    def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
-        """Grant the next waiter of this process after a release.
-
-        This runs in the thread that releases: an asyncio task would notice the release later.
-        """
-        self.priority_waiters.notify(ticket.resource)
-        self.waiter_queues.grant_next_local(ticket.resource, session, member_id)
-
     def notify_waiters(self, resource: str) -> None:
         """Wake the waiters of this process for a resource that a row has left, so that they poll."""
         self.priority_waiters.notify(resource)
@@ -278,6 +270,86 @@ class DatabaseClient:
         """Discard state of closed event loops, and wake waiters that missed their notification."""
         self.event_loops.discard_closed_loops()
         self.waiter_queues.wake_missed()
+
+    # -- releases -----------------------------------------------------------------------------------------------
+
+    def release(self, grant: BaseGrant, by: Permit, committed: Callable[[], None] | None = None) -> Effects[None]:
+        """End the acquisition identified by ``by``. With the last one, release the lock: remove the grant from the
+        registry, then its rows from the database, and grant the next waiters of this process (`_delete_row`).
+
+        Raises `LockLost` if the lock was lost before or during this call. Does nothing if a commit has released the
+        grant (`Grant.release_on_commit`). ``committed``: given by such a release itself; called when the grant has left
+        the registry.
+        """
+        state, member = grant.state, self.member
+        # (If it is held several times, only the innermost acquisition ends, and the commit still releases the lock.)
+        if committed is None and state.commit_release is not None and state.depth <= 1 and state.commit_release.stop():
+            return
+        if state.pid != os.getpid() or (state.released and state.why_lost is None):
+            state.require_held()
+        try:
+            if not state.end_acquisition(by):
+                return
+            self.registry.discard(grant)
+            if committed is not None:
+                committed()
+            if state.why_lost is None:
+                for ticket in state.tickets:
+                    yield from self._release_row(ticket, state)
+                if state.why_lost is not None:
+                    self.registry.publish_lost(state)
+                elif self.event_bus.subscribers["released"] or log.isEnabledFor(logging.DEBUG):
+                    self.registry.publish_released(state)
+            elif len(state.tickets) > 1:  # one row of several was lost: the next heartbeat releases the others
+                member.discard(state.tickets)
+                member.request_cleanup()
+        except BaseException:
+            if state.end_acquisition(by):
+                self.registry.release_later(grant)
+            raise
+        if state.why_lost is not None:
+            shutdown.block_daemon_thread()
+            state.require_held()
+
+    def _release_row(self, ticket: Ticket, state: GrantState) -> Effects[None]:
+        """Release one row. If that does not succeed in time, the lock counts as lost. If an open transaction that
+        asserted the row (`assert_held`) still locks it, the heartbeat thread releases it later.
+        """
+        member = self.member
+        delete_row = functools.partial(self._delete_row, ticket, [])
+        try:
+            existed = yield Call("release", delete_row, member.seconds_until_loss())
+            if not existed:
+                state.mark_lost("its row was removed before it was released")
+        except Busy as exc:
+            log.warning("%r stays locked until the transaction that asserted it ends (%s)", ticket.resource, exc)
+            member.defer_release(ticket, delete_row)
+        except Unavailable as exc:
+            member.discard([ticket])  # the next heartbeat removes the row
+            state.mark_lost(f"it could not be released in time ({exc})")
+
+    def _delete_row(self, ticket: Ticket, members: list[int], session: Session, member_id: int) -> bool:
+        """Delete a row of this process in the database, and its ticket; then grant the next waiter of this process.
+        Return False if the row was removed before.
+
+        A call on the main connection. ``members``: our member at each attempt; the first attempt gets an empty list.
+        """
+        members.append(member_id)
+        existed = session.release(ticket, "released")
+        self.member.discard([ticket])
+        self.handle_release(ticket, session, member_id)
+        # If the same member finds the row removed at a second attempt, the first one did it, and its answer was lost.
+        return existed or (len(members) > 1 and members[0] == member_id)
+
+    def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
+        """Grant the next waiter of this process after a release.
+
+        This runs in the thread that releases: an asyncio task would notice the release later.
+        """
+        if ticket.resource in self.priority_waiters.queues:
+            self.priority_waiters.notify(ticket.resource)
+        if ticket.resource in self.waiter_queues.queues:
+            self.waiter_queues.grant_next_local(ticket.resource, session, member_id)
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -284,5 +284,5 @@ class Grant(BaseGrant):
 
 
 def release_grant(grant: Grant, by: Permit) -> None:
-    """End the acquisition identified by ``by`` (see `GrantRegistry.release`). Raises as `Grant.release` does."""
-    run_generator(grant._client.registry.release(grant, by), grant._client.execute_effect)
+    """End the acquisition identified by ``by`` (see `DatabaseClient.release`). Raises as `Grant.release` does."""
+    run_generator(grant._client.release(grant, by), grant._client.execute_effect)

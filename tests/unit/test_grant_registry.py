@@ -35,7 +35,7 @@ def test_new_owner_has_no_earlier_hold(locks):
         state = grant.state
         assert (state.depth, state.conversions, state.commit_release, state.why_lost) == (1, 0, None, None)
         assert (state.released, state.handed_over, state.is_unowned, state.converting) == (False,) * 4
-        assert state.has_token(state.first_token)
+        assert state.first_token in state.acquisitions
         assert grant.rates == {}
 
 
@@ -64,7 +64,7 @@ def test_ended_hold_is_not_ended_twice(locks):
         assert not state.reenter(Permit())
         assert state.depth <= 0
         state._releases.clear()
-        state._acquisitions[state.first_token] = None
+        state.acquisitions[state.first_token] = None
 
 
 def test_each_hold_and_each_exit_counts_once(locks):
@@ -76,9 +76,9 @@ def test_each_hold_and_each_exit_counts_once(locks):
         for _ in range(2):
             assert not state.end_acquisition(leaves)
             assert state.depth == 1
-        assert state.has_token(again)
+        assert again in state.acquisitions
         assert state.end_acquisition(again)
-        assert not state.has_token(again)
+        assert again not in state.acquisitions
         state._releases.clear()
 
 
@@ -302,7 +302,7 @@ def test_row_missing_at_release_was_lost(locks, registry):
     assert lock.acquire()
     grant = lock.grant
     with (
-        mock.patch.object(locks.client.member, "release", side_effect=lambda *_: answer(False)),
+        mock.patch.object(locks.client, "execute_effect", return_value=False),
         pytest.raises(sqlsem.LockLost, match="its row was removed before it was released"),
     ):
         lock.release()
@@ -318,7 +318,7 @@ def test_failed_release_is_left_to_the_heartbeat(locks, registry):
     assert lock.acquire()
     grant = lock.grant
     with (
-        mock.patch.object(member, "release", side_effect=sqlsem.Unavailable("the cable")),
+        mock.patch.object(locks.client, "execute_effect", side_effect=sqlsem.Unavailable("the cable")),
         pytest.raises(sqlsem.LockLost, match=r"could not be released in time \(the cable\)"),
     ):
         lock.release()
@@ -328,18 +328,18 @@ def test_failed_release_is_left_to_the_heartbeat(locks, registry):
 
 def test_release_is_retried_until_the_lease_ends():
     with sqlsem.testing.memory(lease=30) as locks:
-        member, budgets = locks.client.member, []
-        real = member.release
+        client, calls = locks.client, []
+        execute_effect = client.execute_effect
 
-        def give_back(ticket, outcome, budget):
-            budgets.append((outcome, budget))
-            return real(ticket, outcome, budget)
+        def record(effect):
+            calls.append((effect.what, effect.retry_timeout))
+            return execute_effect(effect)
 
-        with mock.patch.object(member, "release", give_back), locks.mutex("a"):
+        with mock.patch.object(client, "execute_effect", record), locks.mutex("a"):
             pass
-        ((outcome, budget),) = budgets
-        assert outcome == "released"
-        assert 0 < budget <= member.trust
+        (_, (what, retry_timeout)) = calls
+        assert what == "release"
+        assert 0 < retry_timeout <= client.member.trust
 
 
 def test_rest_of_a_partly_lost_group_is_released(locks):
@@ -358,12 +358,6 @@ def test_deferred_release_publishes_its_end(locks, registry):
     until(lambda: released, "the event arrives")
     assert [event.resource for event in released] == ["a"]
     until(lambda: locks.admin.entries("a") == [], "the next ping removes it")
-
-
-def answer(result):
-    """An operation that ends at once."""
-    yield from ()
-    return result
 
 
 # -- telling

@@ -466,7 +466,7 @@ def test_candidates_are_blocked_by_no_earlier_waiter(room, seed):
         room.lines.remove([gone])
         now_exposed = {item.position for item in waiters if room.lines.state(item) is not WaiterState.BLOCKED_LOCALLY}
         assert set(woken(*waiters)) == now_exposed - {item.position for item in exposed}
-    assert room.lines._queues == {}
+    assert room.lines.queues == {}
 
 
 def test_release_grants_local_waiters(room):
@@ -685,7 +685,7 @@ def test_interrupt_at_any_line_of_removal_is_harmless(room):
         if not was_struck:
             break
     assert struck[0] == strike - 1 > 10
-    assert room.lines._queues == {}
+    assert room.lines.queues == {}
 
 
 def test_interrupted_entry_blocks_no_waiter(room):

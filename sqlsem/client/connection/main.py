@@ -86,7 +86,7 @@ class MainConnection:
         self._fresh = life * FRESH
         self._lock = runtime.lock()
         self._last_refusal = (-math.inf, "")  # when the last attempt to connect failed, and its error
-        self._call_began: float | None = None  # when the current call began
+        self.call_began: float | None = None  # when the current call began; guarded by the connection's lock
         self._overdue = AdaptiveTimeout(max(trust, OVERDUE_SECONDS))  # how long a call may take
         self._unanswered: Session | None = None  # the connection that the watchdog interrupted
         #: Why no call is possible any more: another database replaced ours, where our positions mean other rows.
@@ -184,7 +184,7 @@ class MainConnection:
         # revoked one.
         had_any = self._member.has_any()
         is_proof = counts_as_heartbeat and not had_any
-        began = self._call_began = monotonic()
+        began = self.call_began = monotonic()
         try:
             try:
                 result = call(self.session, self.member_id)
@@ -210,7 +210,7 @@ class MainConnection:
                     raise Unanswered.of(exc, self._overdue) from exc
             raise
         finally:
-            self._call_began = None
+            self.call_began = None
         if is_proof:
             self._member.record_heartbeat(began - self._fresh)
         return result
@@ -267,7 +267,7 @@ class MainConnection:
 
     def interrupt_overdue(self) -> None:
         """Interrupt the current call if its answer is overdue."""
-        session, since = self.session, self._call_began
+        session, since = self.session, self.call_began
         overdue = self._overdue.seconds
         if session is not None and since is not None and self._watched and monotonic() - since > overdue:
             log.warning("%s has not answered for %.1f s; dropping the connection", self._engine.label, overdue)

@@ -40,7 +40,7 @@ from sqlsem.client.connection.retention import RetentionCleaner
 from sqlsem.client.effects import Call, Effects
 from sqlsem.engines.base import Busy, Disconnected, Engine, Session
 from sqlsem.util import runtime
-from sqlsem.util.permits import Permit, PermitPool
+from sqlsem.util.permits import Permit
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, restart_ended, safe_logger, when_all
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.locks import Ticket, monotonic
@@ -71,17 +71,11 @@ class MembershipOwner(Protocol):
     def wake_waiters(self, positions: Collection[int]) -> None:
         """Wake the waiters of these rows, which were removed."""
 
-    def holds_any(self) -> bool:
-        """Return True if a grant or claim is held that could be lost."""
-
     def interrupt_overdue(self) -> None:
         """Interrupt waits whose answer is overdue."""
 
     def calls_to_repeat(self) -> Iterable[Callable[[Session, int], object]]:
         """Return the calls to repeat after a failover: recent changes that our rows do not show."""
-
-    def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
-        """Handle the release of a row, on this session and in the calling thread."""
 
     def clean_up(self) -> None:
         """Discard state of closed event loops, and wake waiters that missed their notification."""
@@ -92,15 +86,11 @@ class _WeakOwner:
 
     def __init__(self, owner: MembershipOwner) -> None:
         self._reference = weakref.ref(owner)
-        self._pin: MembershipOwner | None = None
+        self.pinned: MembershipOwner | None = None  # the owner, while it has rows
 
     def pin(self) -> None:
         """Keep the owner alive: it has rows."""
-        self._pin = self._pin or self._reference()
-
-    def unpin(self) -> None:
-        """Stop keeping the owner alive: it has no rows."""
-        self._pin = None
+        self.pinned = self.pinned or self._reference()
 
     def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
         owner = self._reference()
@@ -110,10 +100,6 @@ class _WeakOwner:
         if (owner := self._reference()) is not None:
             owner.wake_waiters(positions)
 
-    def holds_any(self) -> bool:
-        owner = self._reference()
-        return owner is not None and owner.holds_any()
-
     def interrupt_overdue(self) -> None:
         if (owner := self._reference()) is not None:
             owner.interrupt_overdue()
@@ -121,10 +107,6 @@ class _WeakOwner:
     def calls_to_repeat(self) -> Iterable[Callable[[Session, int], object]]:
         owner = self._reference()
         return () if owner is None else owner.calls_to_repeat()
-
-    def handle_release(self, ticket: Ticket, session: Session, member_id: int) -> None:
-        if (owner := self._reference()) is not None:
-            owner.handle_release(ticket, session, member_id)
 
     def clean_up(self) -> None:
         if (owner := self._reference()) is not None:
@@ -155,10 +137,14 @@ class Membership:
 
         self.state_lock = threading.Lock()
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
+        #: The collections of what this process holds and could lose: its grants, its claims.
+        self.held: list[Collection[object]] = []
         self._pending_registrations: dict[str, float] = {}  # registrations whose outcome is unknown, and their start
-        self._deferred_releases: list[Ticket] = []  # rows that could not be released yet
+        self._deferred_releases: dict[Ticket, Callable[[Session, int], object]] = {}  # of rows that are locked
         #: Calls to run when the database is in reach. (Finalizers append to it without a lock.)
         self.deferred_calls: deque[Callable[[Session, int], object]] = deque()
+        # The work for which the owner is kept alive, beside a requested cleanup.
+        self._work: tuple[Collection[object], ...] = (self.tickets, self.deferred_calls, self._deferred_releases)
         #: The connection on which calls are made.
         self.main = MainConnection(engine, self, retry, life, self.trust)
         self.closing = self.main.closing
@@ -177,7 +163,7 @@ class Membership:
         self._heartbeat_now = False  # True: send a heartbeat at once
         self._cleanup_requested = False  # True: rows that we discarded may still exist; a heartbeat has to delete them
         self._heartbeat_recorded = self._runtime.condition(self.state_lock)  # notified when a heartbeat is recorded
-        self._verifying = PermitPool()
+        self._verifying: weakref.WeakSet[Permit] = weakref.WeakSet()  # of each thread that waits for a heartbeat
 
     @property
     def member_id(self) -> int | None:
@@ -214,7 +200,8 @@ class Membership:
         """Mark a registration as pending. Until `end_registration`, heartbeats do not delete unknown rows of our
         member, because they may belong to the registration. Call with the main connection's lock held.
         """
-        self._pending_registrations[uid] = monotonic()
+        began = self.main.call_began
+        self._pending_registrations[uid] = monotonic() if began is None else began
 
     def end_registration(self, uid: str) -> None:
         """Mark a registration as ended. Idempotent."""
@@ -225,7 +212,8 @@ class Membership:
         with self.state_lock:
             for ticket in tickets:
                 self.tickets[ticket.position] = ticket
-                self._owner.pin()
+                if self._owner.pinned is None:
+                    self._owner.pin()
         self._activity += 1
         if not self._activity % CHECK_EVERY and not self.heartbeat_thread.runs:
             self.wake_heartbeat()
@@ -237,47 +225,23 @@ class Membership:
         """Discard the tickets of rows that were removed, or that the next heartbeat is to delete. Stop keeping the
         owner alive if we have no rows, and nothing is deferred.
         """
-
-        def has_work() -> bool:
-            return bool(self.tickets or self._cleanup_requested or self.deferred_calls or self._deferred_releases)
-
         with self.state_lock:
             for ticket in tickets:
                 self.tickets.pop(ticket.position, None)
-            if not has_work():
-                self._owner.unpin()
-                if has_work():  # a call that takes no lock has added something just now
+            if not (any(self._work) or self._cleanup_requested):
+                self._owner.pinned = None
+                if any(self._work) or self._cleanup_requested:  # a call that takes no lock has added something just now
                     self._owner.pin()
 
     def has_ticket(self, ticket: Ticket) -> bool:
         """Return True unless this process knows that the row was removed."""
         return ticket.position in self.tickets
 
-    def release(self, ticket: Ticket, outcome: str, retry_timeout: float | None = None) -> Effects[bool]:
-        """Release one row; the result is False if it was removed before. If an open transaction that asserted the row
-        (`assert_held`) still locks it, the heartbeat thread releases it later.
-        """
-
-        members: list[int] = []  # our member at each attempt
-
-        def release(session: Session, member_id: int) -> bool:
-            members.append(member_id)
-            existed = session.release(ticket, outcome)
-            self.discard([ticket])
-            self._owner.handle_release(ticket, session, member_id)
-            # If the same member finds the row removed at a second attempt, the first one did it, and its answer was
-            # lost.
-            return existed or (len(members) > 1 and members[0] == member_id)
-
-        try:
-            existed: bool = yield Call("release", release, retry_timeout)
-            return existed
-        except Busy as exc:
-            log.warning("%r stays locked until the transaction that asserted it ends (%s)", ticket.resource, exc)
-            with self.state_lock:
-                self._deferred_releases.append(ticket)
-            self._wakeup.set()
-            return True
+    def defer_release(self, ticket: Ticket, release: Callable[[Session, int], object]) -> None:
+        """Have the heartbeat thread make the call that releases a row, as soon as no transaction locks the row."""
+        with self.state_lock:
+            self._deferred_releases[ticket] = release
+        self._wakeup.set()
 
     def defer(self, call: Callable[[Session, int], object]) -> None:
         """Have the heartbeat thread make an idempotent call soon. By then this process may have another member."""
@@ -310,7 +274,7 @@ class Membership:
         Then only a heartbeat proves that it still has them: an operator may have revoked a row, even one that was
         granted just now and whose grant is not in the registry yet.
         """
-        return bool(self.tickets) or self._owner.holds_any()
+        return bool(self.tickets) or any(self.held)
 
     def record_heartbeat(self, since: float) -> None:
         """Record that the database has one of our heartbeats, not older than ``since``."""
@@ -331,7 +295,7 @@ class Membership:
                 or self._pending_registrations
                 or self._deferred_releases
                 or self.deferred_calls
-                or self._owner.holds_any()
+                or any(self.held)
             )
             if self._resting and (has_any or self._cleanup_requested):
                 self._resting = False
@@ -439,17 +403,11 @@ class Membership:
                 log.warning("A deferred call failed and is dropped: %s", exc, exc_info=not isinstance(exc, SqlsemError))
             if self.deferred_calls:  # (empty if the database was replaced meanwhile)
                 self.deferred_calls.popleft()
-        for ticket in list(self._deferred_releases):
-
-            def release(session: Session, member_id: int, ticket: Ticket = ticket) -> None:
-                session.release(ticket, "released")
-                with self.state_lock:
-                    self._deferred_releases.remove(ticket)
-                self.discard([ticket])
-                self._owner.handle_release(ticket, session, member_id)
-
+        for ticket, release in list(self._deferred_releases.items()):
             with contextlib.suppress(Busy):
                 self.call("release", release, 0.0)
+                with self.state_lock:
+                    self._deferred_releases.pop(ticket, None)
         self.discard(())
 
     def _run_watchdog(self, should_continue: ShouldContinue) -> None:
@@ -468,7 +426,7 @@ class Membership:
             self.main.interrupt_overdue()
             self._owner.interrupt_overdue()
             late = -self._seconds_until_uncertain()
-            if late < 0 or not self.trust or not self._owner.holds_any():
+            if late < 0 or not self.trust or not any(self.held):
                 continue
             # This thread woke late: the process was paused, and its locks may still be held. It woke on time: there was
             # no heartbeat for too long.
@@ -482,13 +440,13 @@ class Membership:
         if not self.trust:
             return math.inf
         remaining = self._last_heartbeat + self.trust - monotonic()
-        return remaining if remaining > 0 or self._owner.holds_any() else self.trust
+        return remaining if remaining > 0 or any(self.held) else self.trust
 
     def is_uncertain(self) -> bool:
         """Return True if we hold grants and the last heartbeat is too old, for example after SIGSTOP. Another process
         may hold our locks by now, or an operator may have revoked a row: verify first.
         """
-        return monotonic() - self._last_heartbeat > self._certain_seconds > 0 and self._owner.holds_any()
+        return monotonic() - self._last_heartbeat > self._certain_seconds > 0 and any(self.held)
 
     def verify(self, *, heartbeat_stopped: bool = False) -> None:
         """If our grants are uncertain, wait up to a second for a heartbeat; without one, mark everything lost.
@@ -498,7 +456,7 @@ class Membership:
         granted our locks yet, the wait ends before one can. ``heartbeat_stopped``: the heartbeat thread does not run,
         so mark everything lost in each of these cases.
         """
-        if not (heartbeat_stopped and self._owner.holds_any()) and not self.is_uncertain():
+        if not (heartbeat_stopped and any(self.held)) and not self.is_uncertain():
             return
         requested_at = monotonic()
         remaining = self._last_heartbeat + self._life - requested_at
@@ -506,13 +464,13 @@ class Membership:
         self.wake_heartbeat()
         verifying = Permit()
         try:
-            self._verifying.acquire(verifying)
+            self._verifying.add(verifying)
             with self._heartbeat_recorded:
                 self._heartbeat_recorded.wait_for(
                     lambda: self._last_heartbeat >= requested_at or self.closing.is_set(), seconds
                 )
         finally:
-            self._verifying.release(verifying)
+            self._verifying.discard(verifying)
         if self._last_heartbeat < requested_at and not self.closing.is_set() and (self.trust or heartbeat_stopped):
             self._mark_lost_and_interrupt("its heartbeat thread does not run" if heartbeat_stopped else "")
 

@@ -174,6 +174,7 @@ class Claims:
         self.member = member
         self._lock = threading.Lock()
         self._known: weakref.WeakSet[Claim] = weakref.WeakSet()
+        member.held.append(self._known)
 
     def add(self, claims: Iterable[Claim]) -> None:
         """Add open claims, and keep the heartbeat thread awake."""

@@ -72,7 +72,7 @@ class UnownedGrants(Generic[G]):
         while stack:
             last = stack[-1]
             state = last.grant.state
-            if state.has_token(last.token) and not (state.is_unowned and last.grant not in self._grants):
+            if last.token in state.acquisitions and not (state.is_unowned and last.grant not in self._grants):
                 return last
             stack.pop()
         return None

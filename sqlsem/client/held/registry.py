@@ -16,13 +16,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sqlsem.client.callers import Caller, ours
 from sqlsem.client.connection.membership import Membership
-from sqlsem.client.effects import Effects
 from sqlsem.client.event_bus import EventBus, TraceContext
 from sqlsem.client.waiters.queues import Waiter
-from sqlsem.util import shutdown
 from sqlsem.util.permits import Permit
 from sqlsem.util.threads import call_and_log, safe_logger
-from sqlsem.values.errors import Deadlock, LockLost, NotHeld, Unavailable
+from sqlsem.values.errors import Deadlock, LockLost, NotHeld
 from sqlsem.values.events import Behind, Granted, Lost, Released, meets
 from sqlsem.values.locks import READ, WRITE, Request, Ticket, monotonic
 
@@ -64,8 +62,8 @@ class GrantState:
     """
 
     __slots__ = (
-        "_acquisitions",
         "_releases",
+        "acquisitions",
         "caller",
         "commit_release",
         "conversions",
@@ -102,7 +100,9 @@ class GrantState:
         self.caller = caller
         self.pid = os.getpid()
         self.first_token = Permit()  # the token of the first acquisition
-        self._acquisitions: dict[Permit, None] = {self.first_token: None}  # the latest last
+        #: The tokens of the acquisitions, the latest last, until each is ended by its own token. (A release token may
+        #: end one unnoticed.)
+        self.acquisitions: dict[Permit, None] = {self.first_token: None}
         self._releases: set[Permit] = set()
         self.since = since  # when it was granted (`monotonic`)
         self.trace = trace
@@ -125,18 +125,14 @@ class GrantState:
     @property
     def depth(self) -> int:
         """The number of acquisitions that have not ended; 0: it is being released."""
-        return len(self._acquisitions) - len(self._releases)
-
-    def has_token(self, token: Permit) -> bool:
-        """True until the acquisition with this token is ended by this token (a release token may end it unnoticed)."""
-        return token in self._acquisitions
+        return len(self.acquisitions) - len(self._releases)
 
     def reenter(self, token: Permit) -> bool:
         """Add an acquisition with this token. Return False if the last one has ended."""
         with self.registry.state_lock:
             is_held = self.depth > 0
             if is_held:
-                self._acquisitions[token] = None
+                self.acquisitions[token] = None
             return is_held
 
     def end_acquisition(self, by: Permit) -> bool:
@@ -145,18 +141,18 @@ class GrantState:
         """
         with self.registry.state_lock:
             if not isinstance(by, ReleaseToken):
-                self._acquisitions.pop(by, None)
+                self.acquisitions.pop(by, None)
             elif self.depth > 0:
                 self._releases.add(by)
-            return self.depth <= 0
+            return len(self.acquisitions) <= len(self._releases)
 
     def release_token_for(self, caller: Caller) -> Permit:
         """Return the token for `Grant.release`. For the thread or task that holds the grant, that is the token of the
         latest acquisition, so that the outer blocks keep the lock. For any other caller it is a new `ReleaseToken`.
         """
         with self.registry.state_lock:
-            if caller.number == self.caller.number and self._acquisitions and not self._releases:
-                return next(reversed(self._acquisitions))
+            if caller.number == self.caller.number and self.acquisitions and not self._releases:
+                return next(reversed(self.acquisitions))
         return ReleaseToken()
 
     @property
@@ -247,7 +243,7 @@ class HeldGrant(Generic[G]):
     @property
     def ended(self) -> bool:
         """True if this acquisition was released."""
-        return not self.grant.state.has_token(self.token)
+        return self.token not in self.grant.state.acquisitions
 
 
 def release_later(grant: BaseGrant, by: Permit) -> None:
@@ -267,6 +263,7 @@ class GrantRegistry:
         self._event_bus = bus
         self.state_lock = member.state_lock
         self._grants: set[BaseGrant] = set()
+        member.held.append(self._grants)
         #: The grants of each thread or task, by its number and by resource, until they are released.
         self._by_caller: dict[int, dict[str, list[BaseGrant]]] = {}
         #: The grants by resource and by position.
@@ -332,6 +329,8 @@ class GrantRegistry:
         raise `Deadlock`. (A limit may have room for a further grant of the same caller; if it has none, the deadlock
         monitor finds out.)
         """
+        if caller.number not in self._by_caller:  # the usual case: the caller holds nothing
+            return False
         for request in requests:
             for grant, held in self._held_of(caller, request.resource):
                 if not held.excludes(request):
@@ -384,59 +383,6 @@ class GrantRegistry:
                 self._by_resource.setdefault(ticket.resource, {})[ticket.position] = grant
 
     # -- releasing ----------------------------------------------------------------------------------------------
-
-    def release(self, grant: BaseGrant, by: Permit) -> Effects[None]:
-        """End the acquisition identified by ``by``, and release the lock with the last one. Raises `LockLost` if the
-        lock was lost before or during this call. Does nothing if a commit has released it (`Grant.release_on_commit`).
-        """
-        state = grant.state
-        # (If it is held several times, only the innermost acquisition ends, and the commit still releases the lock.)
-        if state.commit_release is None or state.depth > 1 or not state.commit_release.stop():
-            yield from self.release_now(grant, by)
-
-    def release_now(self, grant: BaseGrant, by: Permit, discarded: Callable[[], None] | None = None) -> Effects[None]:
-        """Release as `release` does, but without stopping a release on commit. Calls ``discarded`` when the grant is
-        removed from the registry.
-        """
-        state = grant.state
-        if state.pid != os.getpid() or (state.released and state.why_lost is None):
-            state.require_held()
-        try:
-            if not state.end_acquisition(by):
-                return
-            self.discard(grant)
-            if discarded is not None:
-                discarded()
-            if state.why_lost is None:
-                for ticket in state.tickets:
-                    yield from self._release_row(ticket, state)
-                if state.why_lost is not None:
-                    self.publish_lost(state)
-                elif self._event_bus.subscribers["released"] or log.isEnabledFor(logging.DEBUG):
-                    self.publish_released(state)
-            elif len(state.tickets) > 1:  # one row of several was lost: the next heartbeat releases the others
-                self._member.discard(state.tickets)
-                self._member.request_cleanup()
-        except BaseException:
-            if state.end_acquisition(by):
-                self.release_later(grant)
-            raise
-        if state.why_lost is not None:
-            shutdown.block_daemon_thread()
-            state.require_held()
-
-    def _release_row(self, ticket: Ticket, state: GrantState) -> Effects[None]:
-        """Release one row. If that does not succeed in time, the lock counts as lost."""
-        why = None
-        try:
-            existed = yield from self._member.release(ticket, "released", self._member.seconds_until_loss())
-            if not existed:
-                why = "its row was removed before it was released"
-        except Unavailable as exc:
-            self._member.discard([ticket])  # the next heartbeat removes the row
-            why = f"it could not be released in time ({exc})"
-        if why is not None:
-            state.mark_lost(why)
 
     def release_later(self, grant: BaseGrant) -> None:
         """Let the next heartbeat release the rows, because a release was interrupted or must not block."""

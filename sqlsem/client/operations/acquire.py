@@ -6,6 +6,7 @@ the next heartbeat does. It relies on the unique id (``uid``) that the database 
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -61,11 +62,11 @@ class Acquisition(WaitingOperation, Generic[G]):
         keep: list[HeldGrant[G]],
         new_event: Callable[[], threading.Event] = runtime.event,
     ) -> None:
-        client.require_open()
         super().__init__(client, caller, timeout)
         self._terms = terms
         self.requests = tuple(requests)
         self.owner = caller.owner
+        self.requesting_id = client.requesting_id(caller)
         self.uid = client.new_uid()
         self._make_grant = make_grant
         self._keep = keep
@@ -92,7 +93,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             self._held = None
         bus = self.client.event_bus
         if bus.tracer is not None:
-            self.trace = bus.start_trace(self.requests, self.caller)
+            self._start_trace()
         try:
             is_possible = not registry.check_conflicts(self.requests, self.caller, self._terms.reentrant, self.timeout)
             if is_possible and lock_order.current is not None:
@@ -184,7 +185,13 @@ class Acquisition(WaitingOperation, Generic[G]):
         for waiter in list(self.waiters.values()):
             waiter.event.set()
 
-    # -- local checks, before the first call --------------------------------------------------------------------
+    # -- before the first call ----------------------------------------------------------------------------------
+
+    def _start_trace(self) -> None:
+        """Begin a span for each request, and put its id behind the row's ``requesting_id`` if the column has room."""
+        self.trace = trace = self.client.event_bus.start_trace(self.requests, self.caller)
+        if trace is not None and len(self.requesting_id) + len(trace.suffix) <= MAX_NAME:
+            self.requesting_id += trace.suffix
 
     def _watch_order(self, orders: lock_order.LockOrder) -> None:
         if self.timeout != 0:
@@ -206,61 +213,51 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     def _register_all(self) -> Effects[bool]:
         """Register all requests in one transaction. Return False after the timeout, or at once if timeout 0 fails."""
-        while True:
+        registered: bool | None = None
+        while registered is None:
             try:
-                return (yield from self._register())
+                registered = yield Call("acquire", self._insert_rows, self.retry_timeout, counts_as_heartbeat=True)
             except Busy:
-                # Another session holds the gate in an open transaction. That counts as waiting, and was logged.
-                if self.remaining() <= 0:
-                    yield from self.rollback("timeout")
-                    return False
-
-    def requesting_id(self) -> str:
-        """Return the caller's id for the row, with the suffix of its trace if the column has room."""
-        requesting_id = self.client.requesting_id(self.caller)
-        if self.trace is not None and len(requesting_id) + len(self.trace.suffix) <= MAX_NAME:
-            requesting_id += self.trace.suffix
-        return requesting_id
-
-    def _register(self) -> Effects[bool]:
-        member, requesting_id = self.member, self.requesting_id()
-
-        def register(session: Session, member_id: int) -> bool:
-            # Another thread may roll back meanwhile. Each side sets its own flag first, and then reads the other's:
-            #     here      sent = True          read rolled_back   register   read rolled_back
-            #     rollback  rolled_back = True   read sent          cancel
-            # So either nothing is registered, or one side removes the rows, or the next heartbeat does.
-            self.sent = True
-            if self.rolled_back:
+                pass  # another session holds the gate in an open transaction: that counts as waiting, and was logged
+            finally:
+                self.member.end_registration(self.uid)
+            if registered is None and self.remaining() <= 0:
+                yield from self.rollback("timeout")
                 return False
-            # (Not earlier: a pending registration keeps heartbeats from deleting orphaned rows, and this call may have
-            # waited long for the main connection.)
-            member.begin_registration(self.uid)
-            tickets = session.register(member_id, requesting_id, self.owner, self.uid, self.requests, self.timeout == 0)
-            self.tickets = tickets or []
-            member.add(self.tickets)
-            for ticket in self.tickets:
-                self.client.waiter_queues.drop_wakeup_locks(ticket.resource, session, member_id)
-            if self.rolled_back:
-                self.forget_rows()
-            return tickets is not None
-
-        try:
-            registered: bool = yield Call("acquire", register, self.retry_timeout, counts_as_heartbeat=True)
-        finally:
-            member.end_registration(self.uid)
         if registered and len(self.tickets) < len(self.requests):
             # The answer to the first attempt was lost, and a row was removed before the second attempt.
-            registered_resources = {ticket.resource for ticket in self.tickets}
-            missing = next(
-                request.resource for request in self.requests if request.resource not in registered_resources
-            )
+            known = {ticket.resource for ticket in self.tickets}
+            missing = next(request.resource for request in self.requests if request.resource not in known)
             raise LockLost(
                 f"The request for {missing!r} was taken out of the queue before its position was known here (by an "
                 f"operator, or because the database was out of reach for too long); ask again",
                 resource=missing,
             )
-        return registered
+        return bool(registered)
+
+    def _insert_rows(self, session: Session, member_id: int) -> bool:
+        """Insert the rows, and grant those that nothing blocks. A call on the main connection. Return False if it is
+        too late, or if timeout 0 fails.
+        """
+        # Another thread may roll back meanwhile. Each side sets its own flag first, and then reads the other's:
+        #     here      sent = True          read rolled_back   register   read rolled_back
+        #     rollback  rolled_back = True   read sent          cancel
+        # So either nothing is registered, or one side removes the rows, or the next heartbeat does.
+        self.sent = True
+        if self.rolled_back:
+            return False
+        member = self.member
+        # (Not earlier: a pending registration keeps heartbeats from deleting orphaned rows, and this call may have
+        # waited long for the main connection.)
+        member.begin_registration(self.uid)
+        tickets = session.register(
+            member_id, self.requesting_id, self.owner, self.uid, self.requests, self.timeout == 0
+        )
+        self.tickets = tickets or []
+        member.add(self.tickets)
+        if self.rolled_back:
+            self.forget_rows()
+        return tickets is not None
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -292,6 +289,8 @@ class Acquisition(WaitingOperation, Generic[G]):
             waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
             queues.add(waiter)
             self.client.contention_monitor.request_arrived(ticket.resource, ticket.position)
+            if queues.has_many_locks(ticket.resource):
+                yield from self._drop_wakeup_locks(ticket.resource)
             if self.client.event_bus.has_subscribers("waiting", logging.INFO):
                 yield from self._publish_waiting(waiter)
         if not self.member.has_ticket(ticket):
@@ -316,6 +315,14 @@ class Acquisition(WaitingOperation, Generic[G]):
         ):
             yield from self._poll(waiter, state)
         return waiter.answer
+
+    def _drop_wakeup_locks(self, resource: str) -> Effects[None]:
+        """Drop wakeup locks of a long queue that this request has joined."""
+        drop = functools.partial(self.client.waiter_queues.drop_wakeup_locks, resource)
+        try:
+            yield Call("drop_wakeup_locks", drop, 0.0)
+        except SqlsemError as exc:  # the next request tries again, when the queue is longer
+            log.debug("Cannot drop wakeup locks of the waiters for %r: %s", resource, exc)
 
     def _wait_in_session(self, waiter: Waiter) -> Effects[bool]:
         """Wait on a connection of the pool. Return False if none was free."""
@@ -350,7 +357,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         if self.member.is_uncertain():
             yield VerifyGrants()
         for ticket in self.tickets:
-            if not self.member.has_ticket(ticket):
+            if ticket.position not in self.member.tickets:
                 missing = [other.position for other in self.tickets if not self.member.has_ticket(other)]
                 self.client.mark_lost_and_log(missing, "its row was removed before it could be used")
                 state.require_held()

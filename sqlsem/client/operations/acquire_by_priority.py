@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from sqlsem.client.effects import Call, Effects, Sleep
 from sqlsem.client.operations.acquire import Acquisition, G
+from sqlsem.client.operations.terms import Terms
 from sqlsem.client.waiters.queues import Waiter
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.priorities import PriorityAnswer
@@ -21,7 +21,7 @@ from sqlsem.engines.protocol import Capability
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import ConfigurationError, LockLost, SqlsemError
 from sqlsem.values.events import Behind, Waiting
-from sqlsem.values.locks import Request, Ticket
+from sqlsem.values.locks import Ticket
 
 __all__ = ["PriorityAcquisition", "acquisition_class"]
 
@@ -113,15 +113,14 @@ class PriorityAcquisition(Acquisition[G]):
         after the timeout, if another session keeps the gate.
         """
         member, request = self.member, self.requests[0]
-        requesting_id = self.requesting_id()
 
         def acquire(session: Session, member_id: int) -> PriorityAnswer:
-            self.sent = True  # (see `Acquisition._register`)
+            self.sent = True  # (see `Acquisition._insert_rows`)
             if self.rolled_back:
                 return PriorityAnswer(None, False)
             member.begin_registration(self.uid)
             answer = session.acquire_by_priority(
-                member_id, requesting_id, self.owner, self.uid, request, self.timeout == 0, entry
+                member_id, self.requesting_id, self.owner, self.uid, request, self.timeout == 0, entry
             )
             # (No heartbeat comes in between, because this call has the main connection.)
             if answer.ticket is not None:
@@ -175,9 +174,6 @@ class PriorityAcquisition(Acquisition[G]):
         bus.publish(Waiting(**fields, behind=waiter.behind), self.trace)
 
 
-def acquisition_class(requests: Sequence[Request]) -> type[Acquisition[Any]]:
-    """Return the class that acquires these requests."""
-    for request in requests:  # (Runs at every lock: a loop is faster than `any`.)
-        if request.priority is not None:
-            return PriorityAcquisition
-    return Acquisition
+def acquisition_class(terms: Terms) -> type[Acquisition[Any]]:
+    """Return the class that acquires a lock of these terms."""
+    return PriorityAcquisition if terms.has_priority else Acquisition

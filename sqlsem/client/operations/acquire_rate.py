@@ -403,7 +403,7 @@ class RateAcquisition(Generic[R]):
                 client.registry.publish_released(state)
                 return
             if self._all_served(batch):  # members that have left needed no slot
-                yield from client.registry.release(grant, ReleaseToken())
+                yield from client.release(grant, ReleaseToken())
                 return
             if self._taken_ms is not None and self._hand_off(batch, grant):
                 return

@@ -148,7 +148,7 @@ class ReleaseOnCommit:
                 return self._stopped
             self._released = True
         try:
-            effects = self._client.registry.release_now(self._grant, ReleaseToken(), self._discarded.set)
+            effects = self._client.release(self._grant, ReleaseToken(), self._discarded.set)
             run_generator(effects, self._client.execute_effect)
         finally:
             self._discarded.set()

@@ -95,9 +95,12 @@ class Terms:
         self.cancel_on_lost = cancel_on_lost
         # As with `threading.Semaphore`, any thread may release a grant that was acquired outside of a block.
         self.semaphore = semaphore and not reentrant
+        kinds = [template.request for template in self.templates]
+        self.has_rates = any(isinstance(request, RateRequest) for request in kinds)
+        self.has_priority = any(isinstance(request, Request) and request.priority is not None for request in kinds)
         # The requests are known, unless a name must be computed.
         is_complete = all(isinstance(template.name, str) for template in self.templates)
-        self._requests = tuple(template.request for template in self.templates) if is_complete else None
+        self._requests = tuple(kinds) if is_complete else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.given_client is not None:

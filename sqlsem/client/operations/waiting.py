@@ -30,6 +30,8 @@ class WaitingOperation:
     upgrade = False
 
     def __init__(self, client: DatabaseClient, caller: Caller, timeout: float | None) -> None:
+        if client.member.closing.is_set():
+            client.require_open()
         self.client = client
         self.member = client.member
         self.caller = caller

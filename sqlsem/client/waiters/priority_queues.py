@@ -20,25 +20,25 @@ class PriorityWaiters:
 
     def __init__(self, state_lock: threading.Lock) -> None:
         self._state_lock = state_lock
-        self._queues: dict[str, dict[int, Waiter]] = {}
+        self.queues: dict[str, dict[int, Waiter]] = {}
         self._behind: dict[Waiter, int] = {}  # the position of the waiter right ahead, if it is one of this process
 
     def add(self, waiter: Waiter) -> None:
         """Put a waiter into the queue of its resource."""
         with self._state_lock:
-            self._queues.setdefault(waiter.request.resource, {})[waiter.position] = waiter
+            self.queues.setdefault(waiter.request.resource, {})[waiter.position] = waiter
 
     def remove(self, waiter: Waiter) -> None:
         """Take a waiter out, and wake the waiters right behind it. Idempotent."""
         with self._state_lock:
-            queue = self._queues.get(waiter.request.resource, {})
+            queue = self.queues.get(waiter.request.resource, {})
             queue.pop(waiter.position, None)
             self._behind.pop(waiter, None)
             woken = [other for other in queue.values() if self._behind.get(other) == waiter.position]
             for other in woken:
                 del self._behind[other]
             if not queue:
-                self._queues.pop(waiter.request.resource, None)
+                self.queues.pop(waiter.request.resource, None)
         _wake(woken)
 
     def is_behind_local(self, waiter: Waiter, position: int | None) -> bool:
@@ -49,7 +49,7 @@ class PriorityWaiters:
         """
         with self._state_lock:
             self._behind.pop(waiter, None)
-            ahead = None if position is None else self._queues.get(waiter.request.resource, {}).get(position)
+            ahead = None if position is None else self.queues.get(waiter.request.resource, {}).get(position)
             if ahead is None or position is None:
                 return False
             self._behind[waiter] = position
@@ -64,7 +64,7 @@ class PriorityWaiters:
         """Return True if the waiter is directly or indirectly behind the other. Called with the lock held. (There are
         no cycles: the call that would close one breaks it.)
         """
-        queue = self._queues.get(other.request.resource, {})
+        queue = self.queues.get(other.request.resource, {})
         while waiter is not None and waiter is not other:
             waiter = queue.get(self._behind.get(waiter, 0))
         return waiter is other
@@ -73,10 +73,10 @@ class PriorityWaiters:
         """Wake the waiters of a resource, as one of its rows was removed; but not those that another waiter
         notifies.
         """
-        if resource not in self._queues:
+        if resource not in self.queues:
             return
         with self._state_lock:
-            queue = self._queues.get(resource, {})
+            queue = self.queues.get(resource, {})
             woken = [waiter for waiter in queue.values() if waiter not in self._behind]
         _wake(woken)
 
@@ -87,7 +87,7 @@ class PriorityWaiters:
     def waiters(self) -> list[Waiter]:
         """Return all waiters."""
         with self._state_lock:
-            return [waiter for queue in self._queues.values() for waiter in queue.values()]
+            return [waiter for queue in self.queues.values() for waiter in queue.values()]
 
 
 def _wake(waiters: Iterable[Waiter]) -> None:

@@ -195,7 +195,7 @@ class WaiterQueues:
     def __init__(self, state_lock: threading.Lock, longest_poll: float = timing.DEFAULT.longest_poll) -> None:
         self._state_lock = state_lock
         self._longest_poll = longest_poll
-        self._queues: dict[str, _WaiterQueue] = {}
+        self.queues: dict[str, _WaiterQueue] = {}
         self._polled: dict[Waiter, float] = {}  # polled waiters, and when each is due
         self._leader: Waiter | None = None
         self._poll_at = math.inf  # when the poll leader wakes
@@ -205,12 +205,12 @@ class WaiterQueues:
     def waiters(self) -> list[Waiter]:
         """Return all waiters."""
         with self._state_lock:
-            return [waiter for queue in self._queues.values() for waiter in queue.waiters]
+            return [waiter for queue in self.queues.values() for waiter in queue.waiters]
 
     def add(self, waiter: Waiter) -> None:
         """Put a waiter into the queue of its resource."""
         with self._state_lock:
-            self._queues.setdefault(waiter.ticket.resource, _WaiterQueue()).add(waiter)
+            self.queues.setdefault(waiter.ticket.resource, _WaiterQueue()).add(waiter)
 
     def remove(self, waiters: Collection[Waiter]) -> None:
         """Take waiters out, and wake the waiters that have become candidates. Idempotent."""
@@ -221,9 +221,9 @@ class WaiterQueues:
                     waiter.answer = None  # first, in case of an interrupt
             for waiter in waiters:
                 # (Usually the waiter has its answer, and none of our waiters is behind it: nothing is left to do.)
-                if waiter.ticket.resource in self._queues or waiter in self._polled or self._leader is waiter:
+                if waiter.ticket.resource in self.queues or waiter in self._polled or self._leader is waiter:
                     woken += self._remove(waiter)
-                queue = self._queues.get(waiter.ticket.resource)
+                queue = self.queues.get(waiter.ticket.resource)
                 if queue is not None and waiter in queue.granted:
                     queue.granted.remove(waiter)
         if woken:
@@ -239,7 +239,7 @@ class WaiterQueues:
     def state(self, waiter: Waiter) -> WaiterState:
         """Return the state of a waiter that was added."""
         with self._state_lock:
-            queue = self._queues.get(waiter.ticket.resource)
+            queue = self.queues.get(waiter.ticket.resource)
             if waiter.answer is not False or queue is None:
                 return WaiterState.ANSWERED
             return queue.state(waiter)
@@ -249,7 +249,7 @@ class WaiterQueues:
         earlier waiter itself.
         """
         with self._state_lock:
-            queue = self._queues.get(waiter.ticket.resource)
+            queue = self.queues.get(waiter.ticket.resource)
             for earlier in queue.waiters if queue is not None else ():
                 if earlier.position >= waiter.position:
                     break
@@ -262,10 +262,10 @@ class WaiterQueues:
 
     def notify(self, resource: str) -> None:
         """Wake the candidates of a resource to poll: one of its rows was removed."""
-        if resource not in self._queues:
+        if resource not in self.queues:
             return
         with self._state_lock:
-            queue = self._queues.get(resource)
+            queue = self.queues.get(resource)
             candidates = queue.candidates() if queue is not None else []
             for waiter in candidates:
                 if waiter in self._polled:
@@ -280,7 +280,7 @@ class WaiterQueues:
     def wake_missed(self) -> None:
         """Wake heads and the poll leader if an interrupt kept them from being notified."""
         with self._state_lock:
-            heads = [queue.waiters[0] for queue in self._queues.values() if queue.waiters]
+            heads = [queue.waiters[0] for queue in self.queues.values() if queue.waiters]
         self.remove([head for head in heads if head.answer is not False])
         with self._state_lock:
             late = bool(self._polled) and monotonic() > self._poll_at + self._longest_poll
@@ -290,22 +290,22 @@ class WaiterQueues:
     def _remove(self, waiter: Waiter) -> list[Waiter]:
         """Take one waiter out; return the waiters to wake."""
         woken = self._stop_polling(waiter)
-        queue = self._queues.get(waiter.ticket.resource)
+        queue = self.queues.get(waiter.ticket.resource)
         if queue is not None and queue.waiters == [waiter]:  # the usual case: no waiter is left behind it
-            del self._queues[waiter.ticket.resource]
+            del self.queues[waiter.ticket.resource]
         elif queue is not None:
             before = queue.candidates()
             if queue.remove(waiter):
                 woken += [candidate for candidate in queue.candidates() if candidate not in before]
             if not queue.waiters:
-                del self._queues[waiter.ticket.resource]
+                del self.queues[waiter.ticket.resource]
         return woken
 
     def _answer(self, waiter: Waiter, answer: bool | None) -> list[Waiter]:
         if waiter.answer is not False:
             return []
         waiter.answer = answer
-        queue = self._queues.get(waiter.ticket.resource)
+        queue = self.queues.get(waiter.ticket.resource)
         if queue is not None:
             queue.shared_kind = waiter.kind if answer and waiter.request.shared else None
             if answer:
@@ -322,7 +322,7 @@ class WaiterQueues:
         local, too: if the local copy of the state is wrong, the waiter loses one slice at most.
         """
         with self._state_lock:
-            queue = self._queues.get(waiter.ticket.resource)
+            queue = self.queues.get(waiter.ticket.resource)
             if waiter.answer is not False or queue is None:
                 return False
             if waiter.waits_locally or queue.no_local_waits:
@@ -338,7 +338,7 @@ class WaiterQueues:
         removed.
         """
         with self._state_lock:
-            queue = self._queues.get(resource)
+            queue = self.queues.get(resource)
             if queue is None:
                 return
             chosen = [candidate for candidate in queue.candidates() if candidate.waits_locally]
@@ -364,9 +364,14 @@ class WaiterQueues:
             except SqlsemError as exc:  # the waiters behind them poll from time to time
                 log.debug("Cannot restore the wakeup locks of %r, its waiters poll: %s", resource, exc)
 
+    def has_many_locks(self, resource: str) -> bool:
+        """Return True if so many waiters of a queue have a wakeup lock that dropping some is worth a call."""
+        queue = self.queues.get(resource)
+        return queue is not None and queue.has_many_locks
+
     def drop_wakeup_locks(self, resource: str, session: Session, member_id: int) -> None:
-        """Drop wakeup locks of a long queue, on the main connection, after one of our requests was inserted."""
-        queue = self._queues.get(resource)
+        """Drop wakeup locks of a long queue. A call on the main connection."""
+        queue = self.queues.get(resource)
         if queue is None or not queue.has_many_locks:
             return
         with self._state_lock:
@@ -425,7 +430,7 @@ class WaiterQueues:
         """
         with self._state_lock:
             now = monotonic()
-            queue = self._queues.get(waiter.ticket.resource)
+            queue = self.queues.get(waiter.ticket.resource)
             if waiter.answer is not False or queue is None:
                 return []
             if queue.state(waiter) is WaiterState.SHARED_WAKEUP:  # poll for the following waiters of its kind, too
