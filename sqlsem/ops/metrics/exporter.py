@@ -175,18 +175,17 @@ class Exporter:
     # -- metrics ----------------------------------------------------------------------------------------------------
 
     def _metrics(self, overview: Overview | None, began: float) -> list[Metric]:
-        metrics = [_gauge("up", "1 if the database could be read, else 0.", (), {(): float(overview is not None)})]
+        rows: list[_Rows] = [("up", "1 if the database could be read, else 0.", (), {(): float(overview is not None)})]
+        counters: list[Metric] = []
         if overview is not None:
-            for name, help_text, labels, values in self._rows(overview):
-                metrics.append(_gauge(name, help_text, labels, values))
+            rows += self._rows(overview)
             if not self._once:
                 self._add_blame(root_blockers(overview), began)
                 self._add_rates()
-                metrics += [self._blame_metric(), *self._counter_metrics()]
-        metrics.append(
-            _gauge("scrape_seconds", "Seconds that this read of the database took.", (), {(): monotonic() - began})
-        )
-        return metrics
+                counters += self._counter_metrics()
+        gauges = [_metric(GaugeMetricFamily, *row) for row in rows]
+        took: _Rows = ("scrape_seconds", "Seconds that this read of the database took.", (), {(): monotonic() - began})
+        return [*gauges, *counters, _metric(GaugeMetricFamily, *took)]
 
     def _rows(self, overview: Overview) -> Iterator[_Rows]:
         names = {resource.resource for resource in overview.resources} | {entry.resource for entry in overview.entries}
@@ -268,16 +267,6 @@ class Exporter:
             seconds = min(gap * blocker.waiters, blocker.waiting_seconds)
             self._blamed[holder] = self._blamed.get(holder, 0.0) + seconds
 
-    def _blame_metric(self) -> Metric:
-        family = CounterMetricFamily(
-            "sqlsem_blamed_seconds",
-            "Seconds waited, by the root blocker of the wait; since this exporter began.",
-            labels=["resource", "holder_program", "holder_note"],
-        )
-        for labels, seconds in self._blamed.items():
-            family.add_metric(labels, seconds)
-        return family
-
     def _count(self, name: str, pattern: str, number: int, *more: str) -> None:
         """Add to a counter. The number of its labels stays bounded, however many names come and go."""
         counted = self._counted[name]
@@ -304,6 +293,13 @@ class Exporter:
         self._known_rates = known
 
     def _counter_metrics(self) -> Iterator[Metric]:
+        yield _metric(
+            CounterMetricFamily,
+            "blamed_seconds",
+            "Seconds waited, by the root blocker of the wait; since this exporter began.",
+            ("resource", "holder_program", "holder_note"),
+            self._blamed,
+        )
         for outcome in ENDS:
             self._counted["ended"].setdefault((OTHER, outcome), 0)
         yield self._counter(
@@ -320,12 +316,11 @@ class Exporter:
         )
 
     def _counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> Metric:
-        family = CounterMetricFamily(f"sqlsem_{name}", help_text, labels=labels)
-        for key, number in self._counted[name].items():
-            # Begin with 0: Prometheus sees no increase in a counter that appears with its first count.
-            family.add_metric(key, number if (name, *key) in self._started_counters else 0)
-            self._started_counters.add((name, *key))
-        return family
+        # Begin with 0: Prometheus sees no increase in a counter that appears with its first count.
+        counted = self._counted[name]
+        started = {key: number if (name, *key) in self._started_counters else 0 for key, number in counted.items()}
+        self._started_counters |= {(name, *key) for key in counted}
+        return _metric(CounterMetricFamily, name, help_text, labels, started)
 
 
 def _read(session: Session) -> tuple[Overview, Sequence[RateEntry], Mapping[str, float]]:
@@ -340,8 +335,14 @@ def _ended(session: Session, outcome: str) -> list[Past]:
     return session.history(None, MAX_ENDS, since=3600.0, outcome=outcome)
 
 
-def _gauge(name: str, help_text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]) -> Metric:
-    family = GaugeMetricFamily(f"sqlsem_{name}", help_text, labels=labels)
+def _metric(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    help_text: str,
+    labels: tuple[str, ...],
+    values: Mapping[tuple[str, ...], float],
+) -> Metric:
+    family = kind(f"sqlsem_{name}", help_text, labels=labels)
     for labels_of_value, value in values.items():
         family.add_metric(labels_of_value, value)
     return family
@@ -375,47 +376,23 @@ def _queues(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterat
     def oldest(rows: Iterable[tuple[Entry, tuple[str, ...]]]) -> dict[tuple[str, ...], float]:
         return _max([*zero, *((name, entry.seconds) for entry, name in rows)])
 
-    yield "holding", "Requests that hold.", by_resource, count(inside)
-    yield "waiting", "Requests that wait.", by_resource, count(waiting)
-    yield (
-        "dead",
-        "Rows whose owner is dead; the next waiter that checks removes them.",
-        by_resource,
-        count((entry, name) for entry, name in entries if entry.state == "dead"),
-    )
-    yield (
-        "missing",
-        "Rows whose owner cannot be found, but counts as alive until its grace is over.",
-        by_resource,
-        count((entry, name) for entry, name in entries if entry.missing_for is not None and entry.state != "dead"),
-    )
-    yield (
-        "held_weight",
-        "The total weight of the holders.",
-        by_resource,
-        _sum((name, entry.weight) for entry, name in inside),
-    )
-    yield (
-        "longest_wait_seconds",
-        "Seconds that the oldest present waiter has waited.",
-        by_resource,
-        oldest(waiting),
-    )
-    yield (
-        "longest_hold_seconds",
-        "Seconds that the oldest present holder has held.",
-        by_resource,
-        oldest(inside),
-    )
     settings = [(setting, labels[setting.resource]) for setting in overview.resources]
-    yield (
-        "paused",
-        "Resources that an operator has paused.",
-        by_resource,
-        _sum([*zero, *((name, 1.0) for setting, name in settings if setting.paused)]),
-    )
     caps = _max((name, -setting.cap) for setting, name in settings if setting.cap is not None)
-    yield "cap", "The lowest cap that an operator has set.", by_resource, {name: -cap for name, cap in caps.items()}
+    dead = [(entry, name) for entry, name in entries if entry.state == "dead"]
+    missing = [(entry, name) for entry, name in entries if entry.missing_for is not None and entry.state != "dead"]
+    paused = [*zero, *((name, 1.0) for setting, name in settings if setting.paused)]
+    for name_of_metric, help_text, values in (
+        ("holding", "Requests that hold.", count(inside)),
+        ("waiting", "Requests that wait.", count(waiting)),
+        ("dead", "Rows whose owner is dead; the next waiter that checks removes them.", count(dead)),
+        ("missing", "Rows whose owner cannot be found, but counts as alive until its grace is over.", count(missing)),
+        ("held_weight", "The total weight of the holders.", _sum((name, entry.weight) for entry, name in inside)),
+        ("longest_wait_seconds", "Seconds that the oldest present waiter has waited.", oldest(waiting)),
+        ("longest_hold_seconds", "Seconds that the oldest present holder has held.", oldest(inside)),
+        ("paused", "Resources that an operator has paused.", _sum(paused)),
+        ("cap", "The lowest cap that an operator has set.", {name: -cap for name, cap in caps.items()}),
+    ):
+        yield name_of_metric, help_text, by_resource, values
 
 
 def _used(rates: Sequence[RateEntry], labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
@@ -468,12 +445,8 @@ def _members(overview: Overview) -> Iterator[_Rows]:
     states: Counter[tuple[str, ...]] = Counter({("open",): 0, ("failed",): 0})
     states.update((batch.status,) for batch in overview.batches)
     yield "batches", "Batches that are open or have failed.", ("status",), states
-    yield (
-        "batches_overdue",
-        "Open batches whose window is over.",
-        (),
-        {(): sum(batch.overdue for batch in overview.batches)},
-    )
+    overdue = sum(batch.overdue for batch in overview.batches)
+    yield "batches_overdue", "Open batches whose window is over.", (), {(): overdue}
 
 
 def _tasks(queues: Sequence[QueueCounts], labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
@@ -491,21 +464,18 @@ def _tasks(queues: Sequence[QueueCounts], labels: Mapping[str, tuple[str, ...]])
         ("queue", "state"),
         _sum(((*labels[queue.queue], state), count(queue)) for queue in queues for state, count in states),
     )
-    yield (
-        "oldest_pending_seconds",
-        "Seconds for which the oldest pending task could have been started.",
-        ("queue",),
-        _max((labels[queue.queue], queue.oldest or 0.0) for queue in queues),
-    )
-    yield (
-        "task_rate",
-        "Attempts at tasks that ended in the last five minutes, per minute.",
-        ("queue",),
-        _sum((labels[queue.queue], queue.rate) for queue in queues),
-    )
-    yield (
-        "queues_blocked",
-        "Work queues in which a failed task blocks later orders.",
-        ("queue",),
-        _sum((labels[queue.queue], float(queue.blocked_by is not None)) for queue in queues),
-    )
+    blocked = _sum((labels[queue.queue], float(queue.blocked_by is not None)) for queue in queues)
+    for name, help_text, values in (
+        (
+            "oldest_pending_seconds",
+            "Seconds for which the oldest pending task could have been started.",
+            _max((labels[queue.queue], queue.oldest or 0.0) for queue in queues),
+        ),
+        (
+            "task_rate",
+            "Attempts at tasks that ended in the last five minutes, per minute.",
+            _sum((labels[queue.queue], queue.rate) for queue in queues),
+        ),
+        ("queues_blocked", "Work queues in which a failed task blocks later orders.", blocked),
+    ):
+        yield name, help_text, ("queue",), values
