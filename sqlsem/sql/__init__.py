@@ -36,8 +36,9 @@ Each engine's folder holds the same scripts:
     removes all tables and routines.
 ``client.sql``
     the statements that the Python client sends, each under a line ``-- name: …``. Where there are routines, most
-    statements call the routine of the same name, and so have the same names on every such engine. SQLite has none:
-    there the client builds a call from smaller statements, and a name that other engines have does the same.
+    statements call the routine of the same name, and so have the same names on every such engine: these are written
+    from the routines' signatures (`sqlsem.sql.calls`). SQLite has none: there the client builds a call from smaller
+    statements, and a name that other engines have does the same.
 ``doctor.sql``
     the statements of ``sqlsem doctor``, in the same form.
 ``by_hand.sql``
@@ -62,6 +63,7 @@ import re
 from collections.abc import Collection
 from importlib import resources
 
+from sqlsem.sql.calls import Routines, expand_calls, listed_calls
 from sqlsem.sql.features import CORE, FEATURES, compose, sections, to_setting
 from sqlsem.values.errors import ConfigurationError
 
@@ -108,6 +110,7 @@ SCRIPTS = tuple(FEATURE_OF)
 RERUNNABLE = SCRIPTS[1:-2]
 ALL = frozenset(FEATURES)
 
+_FOLDER = resources.files(__name__)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _WHERE_LINE = re.compile(r"^-- where (\{\w+\}) is (.+)\n", re.MULTILINE)
 _NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
@@ -128,20 +131,25 @@ def check_identifier(label: str, value: str) -> str:
 
 @functools.cache
 def _read(engine: str, file: str) -> str | None:
-    path = resources.files(__name__) / engine / file
+    path = _FOLDER / engine / file
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def fill(engine: str, text: str, schema: str = "sqlsem", table: str = "ProcessControl") -> str:
     """Return the text of a script, ready to run: with names in place of ``{schema}`` and ``{table}``, the lines that
-    abbreviations stand for, and GO between the batches of SQL Server.
+    abbreviations and lists of calls stand for, and GO between the batches of SQL Server.
     """
     check_identifier("The schema's name", schema)
     check_identifier("The table's name", table)
     for word, meaning in _WHERE_LINE.findall(text):
         text = _WHERE_LINE.sub("", text).replace(word, meaning)
-    text = _separate_batches(_expand(text, _abbreviations(engine)))
+    text = _separate_batches(_expand(expand_calls(text, lambda: _routines(engine)), _abbreviations(engine)))
     return text.replace("{schema}", schema).replace("{table}", table)
+
+
+@functools.cache
+def _routines(engine: str) -> Routines:
+    return Routines("\n".join(filter(None, (_read(engine, f"{name}.sql") for name in RERUNNABLE))))
 
 
 def _abbreviations(engine: str) -> dict[str, str]:
@@ -164,7 +172,7 @@ def _expand(text: str, abbreviations: dict[str, str]) -> str:
             return f"{indentation}{before}\n{abbreviations[name]}"
         return indentation + abbreviations[name].replace("\n", f"\n{indentation}")
 
-    if not abbreviations:
+    if not any(f"{{{name}}}" in text for name in abbreviations):
         return text
     return re.sub(rf"^( *)(.*?) ?\{{({'|'.join(abbreviations)})\}}", lines, text, flags=re.MULTILINE)
 
@@ -234,9 +242,8 @@ def query_features(engine: str) -> dict[str, str]:
     """Return the feature of each of the client's statements."""
     result = {}
     for line, needed, _ in sections(_read(engine, "client.sql") or ""):
-        name = _NAME_LINE.match(line)
-        if name is not None:
-            (result[name[1]],) = needed
+        for name in _NAME_LINE.findall(line) or listed_calls(line):
+            (result[name],) = needed
     return result
 
 

@@ -120,7 +120,6 @@ class SimulatedSession(Calling, PostgresSession):
         self.running_call: _Call | None = None  # the call that runs in the server
         self._rng = rng  # decides which calls have a COMMIT as a step of its own
         self._inside = False  # True during a call that is already divided into steps
-        self.call = functools.partial(self._called, self.call)
         pg_connection.add_notice_handler(self._on_notice)
         pg_connection.session = self
         self._server.sessions.append(self)
@@ -132,11 +131,11 @@ class SimulatedSession(Calling, PostgresSession):
 
     # -- its calls, divided into steps --------------------------------------------------------------------------------
 
-    def rows(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
-        return self._in_steps_once(name, parameters, functools.partial(super().rows, name, parameters))
+    def run(self, name: str, parameters: Any) -> list[tuple[Any, ...]]:
+        return self._in_steps_once(name, parameters, functools.partial(super().run, name, parameters))
 
-    def _called(self, call: Callable[..., Sequence[Any]], name: str, *parameters: Any) -> Sequence[Any]:
-        return self._in_steps_once(name, parameters, functools.partial(call, name, *parameters))
+    def call(self, name: str, *parameters: Any) -> Sequence[Any]:
+        return self._in_steps_once(name, parameters, functools.partial(super().call, name, *parameters))
 
     def _in_steps_once(self, name: str, parameters: Any, call: Callable[[], T]) -> T:
         if self._inside or name in QUIET or self._fibers.running is None:

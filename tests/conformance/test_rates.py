@@ -13,7 +13,7 @@ import sqlsem
 from sqlsem import aio
 from sqlsem.client.operations import acquire_rate
 from sqlsem.engines.base import Disconnected
-from sqlsem.engines.postgresql.rates import PostgresRates
+from sqlsem.engines.postgresql.locks import PostgresLocks
 from sqlsem.values.errors import ConfigurationError, LockLost, Timeout
 from sqlsem.values.rates import RateStatus
 
@@ -315,14 +315,14 @@ def test_concurrent_takes_share_a_call(connect, name, monkeypatch):
     coordinator = connect()
     rate = coordinator.rate(name, 100_000, per="1s")
     assert rate.take() is not None
-    calls, original = [], PostgresRates.take_rate
+    calls, original = [], PostgresLocks.take_rate
 
     def take_rate(self, request, ticket, ahead_ms=0, more=()):
         calls.append(1 + len(more))
         time.sleep(0.05)  # like a distant server
         return original(self, request, ticket, ahead_ms, more)
 
-    monkeypatch.setattr(PostgresRates, "take_rate", take_rate)
+    monkeypatch.setattr(PostgresLocks, "take_rate", take_rate)
     threads = [threading.Thread(target=rate.take) for _ in range(12)]
     for thread in threads:
         thread.start()

@@ -39,7 +39,7 @@ DIFFERENT = {
     "deadlock_rows": "PostgreSQL: the client searches among them, as it is faster than PL/pgSQL",
     "live_members": "PostgreSQL: and asks which members of a deadlock live",
     "find_deadlock": "SQL Server: the routine does it",
-    "listen": "PostgreSQL: is told of tasks (NOTIFY)",
+    "listen_for_tasks": "PostgreSQL: is told of tasks (NOTIFY)",
     "next_ready": "PostgreSQL: and so looks for what is put for later only when that is ready",
     "install_begin": "PostgreSQL: locks a table of ours, which no stranger can; SQL Server has a lock of its owner's",
     "install_end": "PostgreSQL: the same",
@@ -101,11 +101,8 @@ def test_equal_statements_have_equal_names():
 
 @pytest.mark.parametrize("name", engines.ENGINES)
 def test_no_statement_is_left_over(name):
-    folders = (name, "statements") if name == "sqlite" else (name,)
-    files = [
-        PACKAGE / "engines" / "base.py",
-        *(file for f in folders for file in (PACKAGE / "engines" / f).glob("*.py")),
-    ]
+    shared = ("statements/*.py",) if name == "sqlite" else ("routines.py",)
+    files = [file for part in ("base.py", f"{name}/*.py", *shared) for file in (PACKAGE / "engines").glob(part)]
     code = "".join(file.read_text(encoding="utf-8") for file in files)
     composed = {"retry_task", "cancel_task", "warm_main", "warm_wait"}
     composed |= {"pause_schedule", "resume_schedule", "remove_schedule"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import threading
@@ -31,7 +32,7 @@ from sqlsem.engines.mssql.errors import (
 )
 from sqlsem.engines.mssql.odbc import declared_size, is_microsofts, with_nulls
 from sqlsem.engines.mssql.sockets import Handle
-from sqlsem.engines.optional import TableSession
+from sqlsem.engines.routines import RoutineSession
 from sqlsem.util.runtime import had_within
 from sqlsem.values.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
 
@@ -48,12 +49,15 @@ MARGIN_SECONDS = 30
 abandoned: list[Any] = []
 
 
-class SqlServerConnection(TableSession):
+class SqlServerConnection(RoutineSession):
     """One connection in autocommit mode: each routine begins its own transaction."""
+
+    engine: SqlServerDatabase
 
     def __init__(self, engine: SqlServerDatabase, connection: Any, handle: Handle | None) -> None:
         self.engine = engine
         self.options = engine.options
+        self.gate_patience = (int(self.options.gate_timeout * 1000),)
         self.queries = engine.queries()
         self.connection = connection
         self._handle = handle
@@ -118,16 +122,22 @@ class SqlServerConnection(TableSession):
                 if not complete:  # an exception of a signal handler: the answer is still pending
                     self.lost = True
 
-    def rows(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Run a statement of client.sql."""
-        return self.ask(name, self.queries[name], parameters)
+    def rows(self, name: str, *parameters: Any) -> list[list[Any]]:
+        return [_aware(row) for row in self.ask(name, self.queries[name], [_plain(value) for value in parameters])]
 
-    def value(self, name: str, *parameters: Any) -> Any:
-        """Return the first value of a statement's first row."""
+    def row(self, name: str, *parameters: Any) -> list[Any]:
         rows = self.rows(name, *parameters)
         if not rows:
             raise Unavailable(f"{self.engine.label}: {name} gave no answer")
-        return rows[0][0]
+        return rows[0]
+
+    call = row
+
+    def operate(self, name: str, *parameters: Any) -> Any:
+        return self.value(name, *parameters)  # (The routine knows the caller's process.)
+
+    def configure(self, name: str, *parameters: Any) -> None:
+        self.rows(name, *parameters)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -270,6 +280,17 @@ class SqlServerConnection(TableSession):
                 self.connection.close()
 
 
-def aware(row: tuple[Any, ...]) -> list[Any]:
+def _aware(row: tuple[Any, ...]) -> list[Any]:
     """Return a row whose datetimes have the time zone UTC."""
     return [value.replace(tzinfo=timezone.utc) if isinstance(value, datetime) else value for value in row]
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter as every driver takes it."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, list):
+        return json.dumps(value)
+    if isinstance(value, datetime):  # as text, to the microsecond: some drivers round parameters of their own type
+        return value.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds")
+    return value

@@ -11,15 +11,9 @@ from typing import Any
 from sqlsem.engines import borrowed
 from sqlsem.engines.base import Session
 from sqlsem.engines.mssql import sockets
-from sqlsem.engines.mssql.batches import SqlServerBatches
-from sqlsem.engines.mssql.commit_release import SqlServerCommitRelease
 from sqlsem.engines.mssql.database import SqlServerDatabase
-from sqlsem.engines.mssql.guarded_tables import SqlServerGuardedTables
 from sqlsem.engines.mssql.locks import SqlServerLocks
 from sqlsem.engines.mssql.odbc import choose_driver, join, load_driver, with_nulls
-from sqlsem.engines.mssql.periodic import SqlServerPeriods
-from sqlsem.engines.mssql.rates import SqlServerRates
-from sqlsem.engines.mssql.schedules import SqlServerSchedules
 from sqlsem.engines.mssql.tables import SqlServerTables
 from sqlsem.engines.mssql.tasks import SqlServerTasks
 from sqlsem.util import runtime
@@ -42,17 +36,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock_in_child)
 
 
-class SqlServerSession(
-    SqlServerLocks,
-    SqlServerPeriods,
-    SqlServerCommitRelease,
-    SqlServerTasks,
-    SqlServerSchedules,
-    SqlServerBatches,
-    SqlServerGuardedTables,
-    SqlServerRates,
-    SqlServerTables,
-):
+class SqlServerSession(SqlServerLocks, SqlServerTasks, SqlServerTables):
     """One connection with all capabilities."""
 
 

@@ -1,4 +1,4 @@
-"""Installation and diagnosis of the tables on SQL Server, and the removal of members."""
+"""Installation and diagnosis of the tables on SQL Server, and guards of other tables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 
 from sqlsem import sql
 from sqlsem.engines.answers import name_sessions
-from sqlsem.engines.base import Busy
-from sqlsem.engines.installed import Installed, setting_number
+from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.installed import setting_number
 from sqlsem.engines.mssql.connection import SqlServerConnection
 from sqlsem.engines.mssql.doctor import SqlServerDoctor
 from sqlsem.engines.protocol import Check, Plan
 from sqlsem.util import runtime
-from sqlsem.values.errors import SqlsemError, Unavailable
+from sqlsem.values.errors import ConfigurationError, SqlsemError, Unavailable
 
 #: Seconds after which an installation is not retried.
 INSTALL_SECONDS = 60.0
@@ -23,19 +23,15 @@ _GO = re.compile(r"^[ \t]*GO[ \t]*\r?$", re.MULTILINE | re.IGNORECASE)
 
 
 class SqlServerTables(SqlServerConnection):
-    """Settings and scripts; members that an operator removes."""
+    """The scripts of the tables, and the tables that only a transaction with an asserted grant can write."""
 
-    @property
-    def installed(self) -> Installed:
-        return self.engine.installed
-
-    def settings(self) -> dict[str, str] | None:
-        if self.value("version") is None:
-            return None
-        return {str(name): str(value) for name, value in self.rows("settings")}
-
-    def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
-        return int(self.value("revoke_members", member, login, int(force)))
+    def change_guard(self, name: str, table: str, *parameters: str) -> int:
+        try:
+            return int(self.value(name, table, *parameters))
+        except (Busy, Disconnected):
+            raise
+        except Unavailable as exc:  # the server's answer for this table or this login: a retry cannot change it
+            raise ConfigurationError(str(exc)) from exc
 
     def install(self, plan: Plan) -> None:
         until = runtime.monotonic() + INSTALL_SECONDS

@@ -1,34 +1,24 @@
-"""The work queue on SQL Server."""
+"""The work queue on SQL Server, as far as its calls are no mere calls of routines."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlsem.engines.mssql.connection import CANCEL_SECONDS, SqlServerConnection, aware
+from sqlsem.engines.mssql.connection import CANCEL_SECONDS, SqlServerConnection
 from sqlsem.util import runtime
 from sqlsem.values.errors import TaskFailed, Unavailable
-from sqlsem.values.locks import (
-    Attempt,
-    Claimed,
-    End,
-    NewTask,
-    QueueCounts,
-    QueueLimit,
-    QueueState,
-    QueueWait,
-    TaskEntry,
-    TaskLock,
-)
+from sqlsem.values.locks import Claimed, End, NewTask, TaskEntry, TaskLock
 
 #: The number of tasks put in one round trip: each has 16 parameters, and a statement at most 2,100.
 TASKS_A_TRIP = 100
 
 
 class SqlServerTasks(SqlServerConnection):
-    """Tasks, limits of queues, and the SQL of tasks."""
+    """Tasks, and the SQL of tasks."""
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
         asked = [
@@ -59,26 +49,14 @@ class SqlServerTasks(SqlServerConnection):
         return found
 
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
-        rows = self.rows("claim_task", member_id, queue, owner, uid, int(again))
+        rows = self.rows("claim_task", member_id, queue, owner, uid, again)
         return Claimed(*rows[0]) if rows else None
 
     def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
-        rows = self.rows("claim_blocked", member_id, queue, owner, uid, int(again), requesting_id, row_owner)
+        rows = self.rows("claim_blocked", member_id, queue, owner, uid, again, requesting_id, row_owner)
         return Claimed(*(*rows[0][:8], tuple(_lock(*row[8:]) for row in rows))) if rows else None
-
-    def end_task(self, member_id: int, end: End) -> str | None:
-        ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
-        status: str | None = self.rows("end_task", *ended)[0][0]
-        return status
-
-    def next_task(
-        self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
-    ) -> tuple[str | None, Claimed | None]:
-        ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
-        status, *claimed = self.rows("next_task", *ended, queue, owner, uid, int(again))[0]
-        return status, None if claimed[0] is None else Claimed(*claimed)
 
     def next_tasks(
         self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, maximum: int
@@ -100,54 +78,19 @@ class SqlServerTasks(SqlServerConnection):
             statuses += [row[0] for row in rows[: len(some)]]
             if last:
                 return statuses, [Claimed(*row) for row in rows[len(some) :]]
-        rows = self.rows("claim_tasks", member_id, queue, owner, uid, int(again), maximum) if maximum else []
-        return [], [Claimed(*row) for row in rows]
-
-    def return_claim(self, member_id: int, queue: str, uid: str) -> int:
-        return int(self.rows("return_claim", member_id, queue, uid)[0][0])
-
-    def recover_tasks(self, queue: str | None, mine: int | None) -> int:
-        return int(self.rows("recover_tasks", queue, mine)[0][0])
-
-    def queue_state(self, queue: str) -> QueueState:
-        pending, running, next_pending, failed, error = self.rows("queue_state", queue)[0]
-        return QueueState(bool(pending), bool(running), bool(next_pending), failed, error)
-
-    def queue_counts(self, queue: str | None) -> list[QueueCounts]:
-        return [QueueCounts(*row) for row in self.rows("queue_counts", queue)]
+        claimed = self.rows("claim_tasks", member_id, queue, owner, uid, again, maximum) if maximum else []
+        return [], [Claimed(*row) for row in claimed]
 
     def list_tasks(self, queue: str | None, status: str | None, maximum: int, skip: int = 0) -> list[TaskEntry]:
-        rows = [aware(row) for row in self.rows("show_tasks", queue, status, maximum, skip)]
+        rows = self.rows("show_tasks", queue, status, maximum, skip)
         asking = [row[0] for row in rows if row[-1] is not None]
         locks: dict[int, list[TaskLock]] = {}
-        for task_id, *lock in self.rows("show_task_locks", json.dumps(asking)) if asking else ():
+        for task_id, *lock in self.rows("show_task_locks", asking) if asking else ():
             locks.setdefault(task_id, []).append(_lock(*lock))
         return [TaskEntry(*(*row[:-1], tuple(locks.get(row[0], ())))) for row in rows]
 
-    def queue_limits(self, queue: str | None) -> list[QueueLimit]:
-        return [QueueLimit(*aware(row)) for row in self.rows("queue_limits", queue)]
-
-    def queue_waits(self, queue: str | None) -> list[QueueWait]:
-        return [QueueWait(*row) for row in self.rows("queue_waits", queue)]
-
-    def set_queue(self, queue: str, key: str | None, what: str, value: int | None, per_ms: int | None = None) -> None:
-        self.rows("set_queue", queue, key, what, value, per_ms)
-
-    def task_attempts(self, task_id: int) -> list[Attempt]:
-        return [Attempt(*aware(row)) for row in self.rows("task_attempts", task_id)]
-
-    def set_task(self, task_id: int, what: str) -> int:
-        return int(self.rows("set_task", task_id, what)[0][0])
-
-    def cancel_task(self, task_id: int) -> int:
-        return int(self.rows("cancel_task", task_id)[0][0])
-
-    def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
-        rows = self.rows("task_controls", member_id, json.dumps(list(task_ids)))
-        return [(row[0], row[1], row[2]) for row in rows]
-
-    def prune_tasks(self, maximum: int) -> int:
-        return int(self.rows("prune_tasks", maximum)[0][0])
+    def set_schedule(self, name: str, what: str, due: datetime | None) -> bool:
+        return bool(self.value("set_schedule", name, what, due) == 0)
 
     def execute(self, text: str) -> str | None:
         count = -1

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
 
-from sqlsem.engines.optional import TableSession
+from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.postgresql.psycopg_connection import Connection, PsycopgConnection
+from sqlsem.engines.routines import RoutineSession
 from sqlsem.values.errors import ConfigurationError
 
 
-class PostgresConnection(PsycopgConnection, TableSession):
+class PostgresConnection(PsycopgConnection, RoutineSession):
     """One psycopg connection in autocommit mode: every routine is a transaction of its own."""
+
+    engine: PostgresDatabase
 
     def __init__(self, engine: PostgresDatabase, connection: Connection) -> None:
         super().__init__(engine, connection)
         self.connection = connection
         self.cursor = connection.cursor()
-        # Statements that every acquisition runs are prepared once (see `_prepared`), except with a lease. A lease is
-        # for poolers in transaction mode, which may use another session, without the prepared statement, for the next
-        # call.
+        # Statements that every acquisition runs are prepared once (see `call`), except with a lease. A lease is for
+        # poolers in transaction mode, which may use another session, without the prepared statement, for the next call.
         connection.prepare_threshold = None
-        self.call: Callable[..., Sequence[Any]] = self.row if self.options.lease is not None else self._prepared
+        if self.options.lease is not None:
+            self.call = self.row  # type: ignore[method-assign]
 
     def prepare(self, purpose: str) -> None:
         lease = self.options.lease is not None
@@ -35,11 +38,11 @@ class PostgresConnection(PsycopgConnection, TableSession):
                 if lease or purpose == "look":
                     return  # (Settings would stay in the session for its next user.)
                 self._require_own_session(pid)
-        self.rows("session", self.setup(purpose))
+        self.run("session", self.setup(purpose))
 
     def backend(self) -> int:
         """Return the pid of the server process that answers now."""
-        return self.number("backend")
+        return int(self.value("backend"))
 
     def _require_own_session(self, pid: int) -> None:
         """Raise `ConfigurationError` if a pooler shares sessions between transactions or statements: the next client
@@ -57,8 +60,11 @@ class PostgresConnection(PsycopgConnection, TableSession):
                 f"own; connect with lease=30 (--lease 30), past the pooler, or have it pool sessions"
             )
 
-    def rows(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
-        """Run a statement of client.sql."""
+    def rows(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        return self.run(name, parameters or None)
+
+    def run(self, name: str, parameters: Any) -> list[tuple[Any, ...]]:
+        """Run a statement with its parameters, in order or by name."""
         try:
             self.cursor.execute(self.queries[name], parameters)
             rows = self.cursor.fetchall()
@@ -70,15 +76,12 @@ class PostgresConnection(PsycopgConnection, TableSession):
             self._end_interrupted()
             raise
 
-    def row(self, name: str, *parameters: Any) -> Sequence[Any]:
-        """Run a statement of client.sql; return its first row."""
-        return self.rows(name, parameters)[0]
+    def operate(self, name: str, *parameters: Any) -> Any:
+        return self.row(name, here(), *parameters)[1]  # behind the parameter that the first column stores
 
-    def number(self, name: str, *parameters: Any) -> int:
-        """Run a statement of client.sql; return the first value of its first row."""
-        return int(self.row(name, *parameters)[0])
+    configure = operate
 
-    def _prepared(self, name: str, *parameters: Any) -> Sequence[Any]:
+    def call(self, name: str, *parameters: Any) -> Sequence[Any]:
         """Run a statement as `row` does, but without psycopg's cursor, which would add half the time of the call. For
         the statements of every acquisition.
         """

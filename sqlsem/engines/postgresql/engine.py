@@ -10,31 +10,13 @@ import psycopg
 from sqlsem.engines import borrowed
 from sqlsem.engines.base import Session
 from sqlsem.engines.postgresql.aio import AsyncPostgresSession
-from sqlsem.engines.postgresql.batches import PostgresBatches
-from sqlsem.engines.postgresql.commit_release import PostgresCommitRelease
 from sqlsem.engines.postgresql.database import PostgresDatabase
-from sqlsem.engines.postgresql.guarded_tables import PostgresGuardedTables
-from sqlsem.engines.postgresql.kept_locks import PostgresKeptLocks
 from sqlsem.engines.postgresql.locks import PostgresLocks
-from sqlsem.engines.postgresql.periodic import PostgresPeriods
-from sqlsem.engines.postgresql.rates import PostgresRates
-from sqlsem.engines.postgresql.schedules import PostgresSchedules
 from sqlsem.engines.postgresql.tables import PostgresTables
 from sqlsem.engines.postgresql.tasks import PostgresTasks
 
 
-class PostgresSession(
-    PostgresLocks,
-    PostgresPeriods,
-    PostgresCommitRelease,
-    PostgresTasks,
-    PostgresSchedules,
-    PostgresBatches,
-    PostgresGuardedTables,
-    PostgresKeptLocks,
-    PostgresRates,
-    PostgresTables,
-):
+class PostgresSession(PostgresLocks, PostgresTasks, PostgresTables):
     """One connection with all capabilities."""
 
 
@@ -47,7 +29,7 @@ class BorrowedPostgresSession(PostgresSession):
         self.queries = engine.queries()
         self._cursor = cursor
 
-    def rows(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+    def run(self, name: str, parameters: Any) -> list[tuple[Any, ...]]:
         borrowed.execute(self._cursor, self.queries[name], parameters)
         return [tuple(borrowed.values(row)) for row in self._cursor.fetchall()]
 

@@ -1,8 +1,7 @@
-"""Locks, conversions, hand-overs, priorities and administration on PostgreSQL. Each call is one call of a routine."""
+"""Locks, rates and displays on PostgreSQL, as far as they are no mere calls of routines."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import threading
@@ -10,41 +9,25 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
-from sqlsem.engines.base import Busy, here
+from sqlsem.engines.base import Busy
 from sqlsem.engines.postgresql.wakeup_locks import PostgresWakeupLocks
-from sqlsem.engines.priorities import PriorityAnswer
+from sqlsem.insight.kept import KeptLock
 from sqlsem.insight.overview import MemberEntry, Overview
-from sqlsem.insight.patterns import with_settings
 from sqlsem.values import deadlocks
 from sqlsem.values.deadlocks import Found
-from sqlsem.values.locks import (
-    BatchEntry,
-    Entry,
-    Heartbeat,
-    Operation,
-    Past,
-    QueueCounts,
-    Request,
-    Resource,
-    Ticket,
-    Upgrading,
-    monotonic,
-)
-from sqlsem.values.rates import RateEntry
+from sqlsem.values.locks import BatchEntry, Heartbeat, QueueCounts, Ticket, monotonic
+from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest
 
 log = logging.getLogger("sqlsem")
 
 
 class PostgresLocks(PostgresWakeupLocks):
-    """The queue of every resource."""
+    """The queue of every resource. Rates have batches of demands and reserved slots."""
 
-    def register_member(self, host: str, pid: int, program: str) -> int:
-        grace, lease = int(self.options.grace * 1000), self.options.lease
-        return self.number("register_member", host, pid, program, grace, None if lease is None else int(lease * 1000))
+    batches_rates = True
 
     def reattach_member(self, member_id: int) -> bool:
-        exists = bool(self.row("reattach_member", member_id)[0])
+        exists = super().reattach_member(member_id)
         if exists:
             self.note_dropped(member_id)
         return exists
@@ -52,35 +35,6 @@ class PostgresLocks(PostgresWakeupLocks):
     def heartbeat(self, member_id: int) -> Heartbeat:
         known, positions, revoked = self.call("heartbeat", member_id)
         return Heartbeat(known, frozenset(positions or ()), frozenset(revoked or ()))
-
-    def deregister_member(self, member_id: int) -> None:
-        self.rows("deregister_member", (member_id,))
-
-    # -- requests -----------------------------------------------------------------------------------------------
-
-    def register(
-        self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
-    ) -> list[Ticket] | None:
-        common = (member_id, requesting_id, owner, uid, only_if_free)
-        if len(requests) == 1:
-            request = requests[0]
-            position, granted = self.call(
-                "register", *common, request.resource, request.access, request.limit, request.weight, request.note
-            )
-            if position is None:
-                return None
-            return [Ticket(request.resource, position, requesting_id, granted)]
-        request_list = json.dumps([dataclasses.asdict(request) for request in requests])
-        rows = self.rows("register_all", (*common, request_list))
-        return [Ticket(resource, position, requesting_id, granted) for resource, position, granted in rows] or None
-
-    def release(self, ticket: Ticket, outcome: str) -> bool:
-        self.restore_wakeup_lock(ticket)
-        (code,) = self.call("release", ticket.resource, ticket.position, ticket.requesting_id, outcome)
-        return bool(code == 0)
-
-    def cancel(self, member_id: int, uid: str, outcome: str) -> int:
-        return self.number("cancel", member_id, uid, outcome)
 
     def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         return self._wait("wait", (ticket.resource, ticket.position), timeout)
@@ -90,6 +44,9 @@ class PostgresLocks(PostgresWakeupLocks):
         _, granted, gone = self.row("poll_waiters", member_id, resources, positions)
         return {**dict.fromkeys(granted or (), True), **dict.fromkeys(gone or ())}
 
+    def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
+        return self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout)
+
     def _wait(self, name: str, key: tuple[Any, ...], timeout: float) -> bool | None:
         deadline = monotonic() + timeout
         while True:
@@ -98,80 +55,36 @@ class PostgresLocks(PostgresWakeupLocks):
                 return {0: True, -1: False}.get(code)
             timeout = max(0.0, deadline - monotonic())
 
-    # -- conversions --------------------------------------------------------------------------------------------
-
-    def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
-        key = (ticket.resource, ticket.position, ticket.requesting_id)
-        code = self.number("begin_upgrade", *key, only_if_free)
-        if code == -3:
-            raise already_upgrading(self.entries(ticket.resource), ticket)
-        return {0: Upgrading.DONE, 1: Upgrading.BEGUN, -1: Upgrading.NOT_YET, -2: Upgrading.GONE}[code]
-
-    def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
-        return self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout)
-
     def downgrade(self, ticket: Ticket) -> bool:
-        self.restore_wakeup_lock(ticket)
-        key = (ticket.resource, ticket.position, ticket.requesting_id)
-        if self.number("downgrade", *key) != 0:
+        if not super().downgrade(ticket):
             return False
         if self.options.lease is None:
             try:
-                self.rows("retake_wakeup_lock", key)
+                self.rows("retake_wakeup_lock", ticket.resource, ticket.position, ticket.requesting_id)
             except Busy as exc:  # without the lock, the waiters behind it poll from time to time
                 log.info("Waiters behind %r at %d will poll for it: %s", ticket.resource, ticket.position, exc)
         return True
 
-    # -- hand-overs ---------------------------------------------------------------------------------------------
-
-    def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
-        self.restore_wakeup_locks(member_id, tickets)
-        positions = [ticket.position for ticket in tickets]
-        return self.number("hand_over", member_id, positions, hash_of(token), int(ttl * 1000), to) == 0
-
-    def adopt(
-        self, member_id: int, requesting_id: str, owner: str, uid: str, token: str
-    ) -> list[tuple[Request, Ticket]]:
-        rows = self.rows("adopt", (member_id, requesting_id, owner, uid, token))
-        return adopted(rows, requesting_id, self.engine.label)
-
     def find_deadlock(self, member_id: int) -> Found | None:
         # (The routine `find_deadlock` for SQL sessions searches in PL/pgSQL, which is slow among thousands of rows.)
-        rows = self.rows("deadlock_rows", (member_id,))
+        rows = self.rows("deadlock_rows", member_id)
         caps = {row[1]: row[8] for row in rows if row[8] is not None}
         for cycle in deadlocks.find([deadlocks.Row(*row[:8]) for row in rows], caps):
             if cycle.victim.member == member_id:
                 members = sorted({node[0] for node in cycle.nodes})
-                processes = {
-                    row[0]: (row[1], row[2], row[3]) for row in self.rows("live_members", (members, member_id))
-                }
+                processes = {row[0]: (row[1], row[2], row[3]) for row in self.rows("live_members", members, member_id)}
                 return deadlocks.steps_of(cycle, processes) if processes else None
         return None
 
-    # -- priorities ---------------------------------------------------------------------------------------------
-
-    def acquire_by_priority(
-        self,
-        member_id: int,
-        requesting_id: str,
-        owner: str,
-        uid: str,
-        request: Request,
-        only_if_free: bool,
-        place: Ticket | None,
-    ) -> PriorityAnswer:
-        fields = (request.resource, request.access, request.limit, request.weight, request.note, request.priority)
-        common = (member_id, requesting_id, owner, uid, only_if_free)
-        position, granted, before, ahead = self.row("acquire_by_priority", *common, *fields, place and place.position)
-        return PriorityAnswer.of(request, requesting_id, position, granted, before, ahead)
-
-    def priorities(self) -> dict[str, float]:
-        return dict(self.rows("priorities"))
-
-    # -- displays and administration ----------------------------------------------------------------------------
-
-    def entries(self, resource: str | None) -> list[Entry]:
-        return [Entry(*row) for row in self.rows("entries", (resource,))]
+    def take_rate(
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[RateDemand] = ()
+    ) -> RateAnswer:
+        limits, windows = [window.limit for window in request.windows], [window.ms for window in request.windows]
+        row = (None, None) if ticket is None else (ticket.position, ticket.requesting_id)
+        costs, ahead = [demand.cost for demand in more], [ahead_ms, *(demand.ahead_ms for demand in more)]
+        return RateAnswer.of_row(
+            *self.row("take_rate", request.resource, request.cost, limits, windows, request.burst, *row, costs, ahead)
+        )
 
     def overview(self) -> Overview:
         entries = self.entries(None)
@@ -187,49 +100,11 @@ class PostgresLocks(PostgresWakeupLocks):
             [RateEntry.of_row(*row) for row in rates or ()],
         )
 
-    def history(
-        self,
-        resource: str | None,
-        maximum: int,
-        *,
-        since: float | None = None,
-        until: float | None = None,
-        outcome: str | None = None,
-        who: str | None = None,
-    ) -> list[Past]:
-        return [Past(*row) for row in self.rows("past", (resource, maximum, since, until, outcome, who))]
+    def kept_locks(self, resource: str | None) -> list[KeptLock]:
+        return [KeptLock(*row) for row in self.rows("kept_locks", resource)]
 
-    def operations(
-        self,
-        name: str | None,
-        maximum: int,
-        *,
-        since: float | None = None,
-        until: float | None = None,
-        action: str | None = None,
-        who: str | None = None,
-    ) -> list[Operation]:
-        return [Operation(*row) for row in self.rows("operations", (name, maximum, since, until, action, who))]
-
-    def resources(self) -> list[Resource]:
-        settings = {row[0]: row for row in self.rows("resource_settings")} if self.has_feature("operate") else {}
-        priorities = self.priorities() if self.has_feature("priorities") else {}
-        return with_settings((Resource(*row) for row in self.rows("resources")), settings, priorities)
-
-    def set_resource(self, resource: str, what: str, value: int | None) -> None:
-        self.rows("set_resource", (here(), resource, what, value))
-
-    def rights(self) -> frozenset[str]:
-        return granted_rights(self.row("rights"))
-
-    def revoke(self, position: int, force: bool) -> int:
-        return int(self.row("revoke", here(), position, force)[1])
-
-    def reap(self) -> int:
-        return int(self.row("reap", here())[1])
-
-    def prune(self, maximum: int) -> int:
-        return max(self.number("prune", maximum), self.number("prune_operations", maximum))
+    def part_list(self, parts: Sequence[str]) -> str:
+        return json.dumps(list(parts), ensure_ascii=False)
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -1,4 +1,4 @@
-"""Installation and diagnosis of the tables on PostgreSQL, and the removal of members."""
+"""Installation and diagnosis of the tables on PostgreSQL, and guards of other tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from psycopg import errors
 
 from sqlsem import sql
 from sqlsem.engines.answers import name_sessions
-from sqlsem.engines.base import here
-from sqlsem.engines.installed import Installed, setting_number
+from sqlsem.engines.installed import setting_number
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.postgresql.doctor import PostgresDoctor
 from sqlsem.engines.protocol import Check, Plan
@@ -27,19 +26,23 @@ MADE_BY_ANOTHER = (errors.UniqueViolation, errors.DuplicateTable, errors.Duplica
 
 
 class PostgresTables(PostgresConnection):
-    """The settings and the scripts of the tables, and the removal of members by an operator."""
+    """The scripts of the tables, and the tables that only a transaction with an asserted grant can write."""
 
-    @property
-    def installed(self) -> Installed:
-        return self.engine.installed
-
-    def settings(self) -> dict[str, str] | None:
-        if self.row("version")[0] is None:
-            return None
-        return {str(name): str(value) for name, value in self.rows("settings")}
-
-    def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
-        return int(self.row("revoke_members", here(), member, login, force)[1])
+    def change_guard(self, name: str, table: str, *parameters: str) -> int:
+        try:
+            row = self.cursor.execute(self.queries[name], (table, *parameters)).fetchone()
+        except psycopg.Error as exc:
+            text = first_line(exc)
+            is_own = text.startswith("sqlsem: ")
+            if not is_own and isinstance(exc, (errors.UndefinedFunction, errors.InvalidSchemaName)):
+                raise self.translate(exc) from exc
+            # PostgreSQL's own errors: a missing right, an invalid name, a table of another database.
+            if is_own or (exc.sqlstate or "")[:2] in ("42", "0A"):
+                detail = "; ".join(filter(None, (text, exc.diag.message_hint)))
+                raise ConfigurationError(f"{self.engine.label}: table {table!r}: {detail}") from exc
+            raise self.translate(exc) from exc
+        assert row is not None
+        return int(row[0] or 0)
 
     def install(self, plan: Plan) -> None:
         # Wait for another installer; but only briefly for a table lock, because all other sessions wait behind it.

@@ -1,62 +1,33 @@
-"""Work queues on PostgreSQL."""
+"""Work queues on PostgreSQL, as far as they are no mere calls of routines."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from datetime import datetime
 
 import psycopg
 
-from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.values.errors import TaskFailed
-from sqlsem.values.locks import (
-    Attempt,
-    Claimed,
-    End,
-    NewTask,
-    QueueCounts,
-    QueueLimit,
-    QueueState,
-    QueueWait,
-    TaskEntry,
-    task_locks,
-)
+from sqlsem.values.locks import Claimed, End, NewTask, TaskEntry, task_locks
 
 
 class PostgresTasks(PostgresConnection):
-    """Tasks, limits of queues, and the SQL of tasks."""
+    """Tasks, and the SQL of tasks."""
 
     #: The statement that puts tasks.
     putting = "put_tasks"
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        return [row[0] for row in self.rows(self.putting, (queue, uid, json.dumps(NewTask.as_documents(tasks))))]
-
-    def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
-        return _claimed(self.call("claim_task", member_id, queue, owner, uid, again))
+        return [row[0] for row in self.rows(self.putting, queue, uid, json.dumps(NewTask.as_documents(tasks)))]
 
     def claim_blocked(
         self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
     ) -> Claimed | None:
         *row, locks = self.call("claim_blocked", member_id, queue, owner, uid, again, requesting_id, row_owner)
         return None if row[0] is None else Claimed(*(*row, task_locks(locks)))
-
-    def end_task(self, member_id: int, end: End) -> str | None:
-        (status,) = self.call("end_task", member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
-        return None if status is None else str(status)
-
-    def next_task(
-        self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
-    ) -> tuple[str | None, Claimed | None]:
-        status, *row = self.call(
-            "next_task",
-            *(member_id, end.task_id, end.attempt, end.outcome, end.result, end.error),
-            *(queue, owner, uid, again),
-        )
-        return status, _claimed(row)
 
     def next_tasks(
         self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, maximum: int
@@ -77,59 +48,26 @@ class PostgresTasks(PostgresConnection):
         statuses = json.loads(ended or "{}")  # by task
         return [statuses.get(str(end.task_id)) for end in ends], [Claimed(*row) for row in json.loads(claimed or "[]")]
 
-    def return_claim(self, member_id: int, queue: str, uid: str) -> int:
-        return self.number("return_claim", member_id, queue, uid)
-
-    def recover_tasks(self, queue: str | None, mine: int | None) -> int:
-        return self.number("recover_tasks", queue, mine)
-
     def next_ready(self, queue: str) -> float | None:
-        (seconds,) = self.row("next_ready", queue)
+        seconds = self.value("next_ready", queue)
         return None if seconds is None else float(seconds)
 
     def listen(self) -> bool:
         if self.options.lease is not None:  # a pooler lends the session to other clients
             return False
-        self.rows("listen")
+        self.rows("listen_for_tasks")
         return True
 
     def wait_notification(self, timeout: float) -> bool:
         with self.translated():
             return any(True for _ in self.connection.notifies(timeout=timeout, stop_after=1))
 
-    def queue_state(self, queue: str) -> QueueState:
-        return QueueState(*self.row("queue_state", queue))
-
-    def queue_counts(self, queue: str | None) -> list[QueueCounts]:
-        return [QueueCounts(*row) for row in self.rows("queue_counts", (queue,))]
-
     def list_tasks(self, queue: str | None, status: str | None, maximum: int, skip: int = 0) -> list[TaskEntry]:
-        rows = self.rows("show_tasks", (queue, status, maximum, skip))
+        rows = self.rows("show_tasks", queue, status, maximum, skip)
         return [TaskEntry(*(*row, task_locks(locks))) for *row, locks in rows]
 
-    def queue_limits(self, queue: str | None) -> list[QueueLimit]:
-        return [QueueLimit(*row) for row in self.rows("queue_limits", (queue,))]
-
-    def queue_waits(self, queue: str | None) -> list[QueueWait]:
-        return [QueueWait(*row) for row in self.rows("queue_waits", (queue,))]
-
-    def set_queue(self, queue: str, key: str | None, what: str, value: int | None, per_ms: int | None = None) -> None:
-        self.row("set_queue", here(), queue, key, what, value, per_ms)
-
-    def task_attempts(self, task_id: int) -> list[Attempt]:
-        return [Attempt(*row) for row in self.rows("task_attempts", (task_id,))]
-
-    def set_task(self, task_id: int, what: str) -> int:
-        return int(self.row("set_task", here(), task_id, what)[1])
-
-    def cancel_task(self, task_id: int) -> int:
-        return self.number("cancel_task", task_id)
-
-    def task_controls(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
-        return [(row[0], row[1], row[2]) for row in self.rows("task_controls", (member_id, list(task_ids)))]
-
-    def prune_tasks(self, maximum: int) -> int:
-        return self.number("prune_tasks", maximum)
+    def set_schedule(self, name: str, what: str, due: datetime | None) -> bool:
+        return bool(self.value("set_schedule", name, what, due))
 
     def execute(self, text: str) -> str | None:
         try:
@@ -145,10 +83,6 @@ class PostgresTasks(PostgresConnection):
     def cancel_running(self) -> None:
         with contextlib.suppress(psycopg.Error):
             self.connection.cancel()
-
-
-def _claimed(row: Sequence[Any]) -> Claimed | None:
-    return None if row[0] is None else Claimed(*row)
 
 
 def _in_full(error: psycopg.Error) -> str:

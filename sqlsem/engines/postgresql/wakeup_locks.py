@@ -30,17 +30,17 @@ class PostgresWakeupLocks(PostgresConnection):
     def note_dropped(self, member_id: int) -> None:
         """Read which rows have no wakeup lock, after a member was reattached to this session."""
         if self.options.lease is None:
-            with contextlib.suppress(
-                SchemaError, ConfigurationError
-            ):  # (With older routines, or without the right, no lock is dropped.)
-                self._dropped = {position: member_id for (position,) in self.rows("missing_wakeup_locks", (member_id,))}
+            # (With older routines, or without the right, no lock is dropped.)
+            with contextlib.suppress(SchemaError, ConfigurationError):
+                rows = self.rows("missing_wakeup_locks", member_id, None)
+                self._dropped = {position: member_id for (position,) in rows}
 
     def drop_wakeup_locks(self, member_id: int, tickets: Sequence[Ticket]) -> None:
         if tickets and self.options.lease is None:
             positions = [ticket.position for ticket in tickets]
             self._dropped.update(dict.fromkeys(positions, member_id))  # first, because the answer may be lost
             try:
-                self.rows("drop_wakeup_locks", (member_id, tickets[0].resource, positions))
+                self.rows("drop_wakeup_locks", member_id, tickets[0].resource, positions)
             except (SchemaError, ConfigurationError):  # older routines, or rights
                 self._dropped.clear()
                 raise
@@ -48,12 +48,11 @@ class PostgresWakeupLocks(PostgresConnection):
     def restore_wakeup_locks(self, member_id: int, tickets: Sequence[Ticket]) -> None:
         dropped = [ticket.position for ticket in tickets if ticket.position in self._dropped] if self._dropped else []
         if dropped:
-            self.rows("restore_wakeup_locks", (member_id, dropped))
+            self.rows("restore_wakeup_locks", member_id, dropped)
             for position in dropped:
                 self._dropped.pop(position, None)
 
     def restore_wakeup_lock(self, ticket: Ticket) -> None:
-        """Restore the wakeup lock of a row that is about to be released."""
         member_id = self._dropped.get(ticket.position)
         if member_id is not None:
             self.restore_wakeup_locks(member_id, [ticket])
