@@ -13,6 +13,7 @@ from sqlsem.api.admin import Admin
 from sqlsem.tasks import Json, Worker
 from sqlsem.values.locks import End
 
+pytestmark = pytest.mark.timing(0.2)
 #: Reports of the functions that run in this process.
 told: list[str] = []
 may_go = threading.Event()
@@ -156,6 +157,7 @@ def me_of(queue, number):
     return me(queue)
 
 
+@pytest.mark.timing(1.0)
 def test_a_function_is_interrupted(connect, queue, running):
     number = queue.put(compute)
     until(lambda: told == ["began"])
@@ -183,7 +185,7 @@ def test_a_function_in_a_call_to_the_system_runs_on(connect, queue, running):
     cancel(connect, number)
     cancel(connect, number)
     other = connect().queue(queue.name)
-    remains(lambda: status(queue, number) == "running" and other.try_claim() is None, 2.5, "it is the worker's")
+    remains(lambda: status(queue, number) == "running" and other.try_claim() is None, 0.6, "it is the worker's")
     may_go.set()
     end_of(queue, number)
     assert told == ["began"]
@@ -245,7 +247,7 @@ def test_cancelled_task_of_dead_worker_is_not_rerun(spawn, connect, queue, name)
     assert queue.tasks()[0].cancel_asked_by is None
     with queue.try_claim() as task:
         assert task.attempt == 2
-        time.sleep(1.5)
+        time.sleep(0.5)
         assert not task.stop_event.is_set(), "what was asked of the last attempt is not asked of this one"
 
 
@@ -314,7 +316,6 @@ def test_invalid_time_limit_is_refused(queue):
             queue.put(1, time_limit=limit)
 
 
-@pytest.mark.timing(0.2)
 @pytest.mark.engines("sqlite", "postgresql")
 def test_cancel_poll_costs_a_statement_per_second(queue):
     """Short tasks and an idle worker cost no statement."""

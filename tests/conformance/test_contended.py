@@ -9,7 +9,7 @@ from support import PATIENCE, Attempt, remains, until
 
 import sqlsem
 
-pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks, pytest.mark.quiet]
+pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks, pytest.mark.quiet, pytest.mark.timing(0.1)]
 
 PAIRS = {
     "mutex": (lambda c, name: c.mutex(name), lambda c, name: c.mutex(name)),
@@ -30,6 +30,7 @@ async def made(grant):
     return grant.contended
 
 
+@pytest.mark.timing(1.0)
 @pytest.mark.parametrize("member", ["another member", "this member"])
 @pytest.mark.parametrize("kind", PAIRS)
 def test_contended_is_set_by_a_new_waiter(connect, name, kind, member):
@@ -65,13 +66,12 @@ def test_contended_ignores_holders_and_other_resources(connect, database, name):
         second = attempt.granted()
         elsewhere = Attempt(other.mutex(name("b")))
         events = [contended(first), contended(second)]
-        remains(lambda: not any(event.is_set() for event in events), 1.5, "not contended")
+        remains(lambda: not any(event.is_set() for event in events), 0.5, "not contended")
         attempt.leave()
     elsewhere.granted()
     elsewhere.leave()
 
 
-@pytest.mark.timing(0.1)
 def test_contended_is_set_again_after_clear(connect, name):
     first, other = connect(), connect()
     with first.mutex(name) as grant:

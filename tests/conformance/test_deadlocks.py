@@ -18,6 +18,7 @@ from sqlsem.values import deadlocks
 from sqlsem.values.deadlocks import Row, find
 from sqlsem.values.locks import Request
 
+pytestmark = pytest.mark.timing(0.2)
 NEVER = threading.Event()
 EXAMPLES = {"sqlite": 100, "postgresql": 75, "mssql": 25}
 
@@ -270,6 +271,7 @@ class Holder:
 SOON = 45.0
 
 
+@pytest.mark.timing(1.0)
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_threads_in_a_ring(database, connect, name, threads, size):
     coordinators = [connect(), connect()]  # so one part of the cycle is inside a process, the other between two
@@ -325,7 +327,7 @@ def test_readers_and_limits(database, connect, name, threads):
     second = Holder(database, threads, coordinator.limit(pool, 2), coordinator.write(book))
     holder.want(name)
     reader.want(name)
-    remains(lambda: not (holder.ended.is_set() or reader.ended.is_set()), 2.5, "no deadlock while one of two can leave")
+    remains(lambda: not (holder.ended.is_set() or reader.ended.is_set()), 0.6, "no deadlock while one of two can leave")
     second.want(name)
     assert isinstance(second.done(), sqlsem.Deadlock)
     assert f"'{pool}'" in str(second.outcome)
@@ -467,7 +469,7 @@ def test_no_search_without_possible_deadlock(database, connect, name, threads):
     with coordinator.mutex(name("a")):
 
         def wait():
-            assert not coordinator.mutex(name("a")).acquire(timeout=2)
+            assert not coordinator.mutex(name("a")).acquire(timeout=0.6)
 
         threads.start(wait)
         until(lambda: len(database.queue(name)) == 2, "the request in the queue")
