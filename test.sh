@@ -57,9 +57,12 @@ if ! has_pyodbc; then
     echo "unixODBC is missing (on Debian: apt-get install unixodbc); going on without SQL Server." >&2
 fi
 
-# Tests wait for each other's processes more than they compute: on a small machine two for each core take half the time.
+# Tests wait for each other's processes more than they compute: on a small machine three workers for each core take half
+# the time. The quick ones do not wait, and each worker takes seconds to collect.
 if [[ -z ${PYTEST_XDIST_AUTO_NUM_WORKERS:-} ]]; then
-    PYTEST_XDIST_AUTO_NUM_WORKERS=$(.venv/bin/python -c 'import os; n = os.cpu_count() or 1; print(n if n > 4 else 2 * n)')
+    factor=3
+    [[ " $* " != *" --quick "* ]] || factor=1
+    PYTEST_XDIST_AUTO_NUM_WORKERS=$(.venv/bin/python -c "import os; n = os.cpu_count() or 1; print(n if n > 6 else $factor * n)")
     export PYTEST_XDIST_AUTO_NUM_WORKERS
 fi
 exec .venv/bin/python -m pytest -n auto --dist worksteal "$@"

@@ -29,8 +29,9 @@ KINDS = {
 }
 #: Where `--quick` looks.
 QUICK = ("tests/unit", "tests/conformance")
-#: From so many seconds a case on, a function has one case in the default run; from the other number on, none.
-SLOW, NIGHTLY = 0.5, 5.0
+#: From so many seconds a case on, a function is listed, and is not in a quick run; has one case in the default run; has
+#: none there.
+NOTICED, SLOW, NIGHTLY = 0.2, 0.5, 5.0
 #: Of a table with more cases, one in so many is taken.
 SMALL, SAMPLE = 4, 4
 
@@ -153,7 +154,7 @@ def write_durations(seconds: Mapping[str, Sequence[float]], path: Path = DURATIO
     """Write the slow ones of these functions, and keep the entries of functions that did not run."""
     known = read_durations(path) if path.exists() else {}
     known.update({name: sorted(times)[len(times) // 2] for name, times in seconds.items()})
-    lines = [f"{time:.1f} {name}\n" for name, time in sorted(known.items()) if time >= SLOW]
+    lines = [f"{time:.1f} {name}\n" for name, time in sorted(known.items()) if time >= NOTICED]
     head = (
         "# Seconds of a case, by function: the slow ones, as `./test.sh --all --record` measured them (selection.py).\n"
     )
