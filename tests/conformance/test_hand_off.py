@@ -90,6 +90,7 @@ def test_reader_leaves_while_others_share(party, name, access):
     goes_in_after_both(waiter, second, first)
 
 
+@pytest.mark.kept
 @pytest.mark.parametrize(
     ("limits", "weights"),
     [((3, 3, 3), (1, 1, 3)), ((4, 4, 4), (2, 2, 3)), ((2, 2, 9), (1, 1, 2)), ((2, 2, None), (1, 1, 2))],
@@ -107,6 +108,7 @@ def test_heavy_waiter_waits_for_enough_room(party, name, limits, weights):
     goes_in_after_both(waiter, second, first)
 
 
+@pytest.mark.kept
 @pytest.mark.parametrize("number", range(3))
 def test_release_in_a_limit_of_three_grants_a_waiter(party, name, number):
     """A waiter is granted whichever of the three holders leaves."""
@@ -127,6 +129,7 @@ def test_slot_waiter_stays_behind_earlier_waiters(party, name):
     assert before.sleep(0)() is True
 
 
+@pytest.mark.kept
 @pytest.mark.parametrize(
     ("setting", "pattern", "limit"),
     [("paused", "", 2), ("cap", "", 2), ("cap", "*", 2), ("paused", "", 3), ("cap", "", 3)],

@@ -185,6 +185,7 @@ BEFORE = {
 }
 
 
+@pytest.mark.kept
 @pytest.mark.parametrize("before", BEFORE)
 def test_gate_is_free_while_waiters_sleep(party, before):
     """Marks are written under the gate; a waiter that writes one frees the gate before it sleeps."""

@@ -183,6 +183,7 @@ def test_a_clock_that_steps_back_runs_nothing_twice(pair, database, name):
         assert run is not None
 
 
+@pytest.mark.kept
 @tables
 def test_a_run_counts_for_the_period_of_its_turn(pair, database, name):
     """A run counts for the period of its start, also when it ends in the next one."""

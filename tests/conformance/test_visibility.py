@@ -61,6 +61,7 @@ def test_without_protection_both_enter(database, two, name):
     assert slow_may, "the attack has lost its force: it must let both in here"
 
 
+@pytest.mark.kept
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_member_waits_for_a_bare_row_not_committed_yet(connect, database, two, name, end):
     slow, quick = two

@@ -773,6 +773,7 @@ class NoForks:
         pass
 
 
+@pytest.mark.kept
 @pytest.mark.leaves_rows
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda value: value.__name__)
 def test_every_order_of_steps(world, scenario, database, record_property):

@@ -331,6 +331,7 @@ def run(kind, **options):
     run_state_machine_as_test(machine, settings=settings(**options))
 
 
+@pytest.mark.kept
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_member_trusts_a_grant_past_its_expiry(kind):
     run(kind, max_examples=300, stateful_step_count=30)

@@ -154,6 +154,7 @@ def world(database, name, monkeypatch):
     new_world.close()
 
 
+@pytest.mark.kept
 @pytest.mark.engines("sqlite", "postgresql")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda value: value.__name__)
 def test_every_order_of_steps(world, scenario, database):

@@ -300,6 +300,7 @@ class Machine(RuleBasedStateMachine):
                 assert not limits or sum(held.weight for held in inside) <= min(limits)
 
 
+@pytest.mark.kept
 @pytest.mark.timeout(600)
 def test_the_engine_follows_the_rule(database, name):
     run_in_database(Machine, database, name, max_examples=25, stateful_step_count=30)

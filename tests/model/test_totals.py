@@ -57,6 +57,7 @@ def test_scan_ends_at_the_last_grantable_row():
     assert QueueTotals(None, True).closed
 
 
+@pytest.mark.kept
 @pytest.mark.engines("sqlite")
 @pytest.mark.parametrize(("step", "let_in"), [(1, 0), (1, locks.LET_IN), (locks.FIRST_STEP, locks.LET_IN)])
 def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):

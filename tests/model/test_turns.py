@@ -263,6 +263,7 @@ class Machine(RuleBasedStateMachine):
             task.failures = task.losses = 0
 
 
+@pytest.mark.kept
 @pytest.mark.timeout(600)
 @pytest.mark.leaves_rows
 def test_turns_follow_the_model(database, name):
