@@ -334,58 +334,47 @@ def schedules(options: Connecting, as_json: bool) -> None:
     output.show_or_json(as_json, [row.as_dict() for row in rows], lambda width: render_schedules(rows, width))
 
 
-def _change_schedule(options: Connecting, name: str, change: Callable[[sqlsem.Admin, str], object], done: str) -> None:
-    with options.coordinator(must_exist=True) as coordinator:
-        change(coordinator.admin, name)
-    output.echo(clean(f"Schedule {name} {done}."))
+#: The commands that change a schedule: two parts of the help, the call, and the words when it is done.
+CHANGES: dict[str, tuple[str, str, Callable[[sqlsem.Admin, str], object], str]] = {
+    "pause": ("Put no tasks of a schedule until it is resumed.", "", sqlsem.Admin.pause_schedule, "is paused"),
+    "resume": (
+        "Resume a paused schedule.",
+        " The due times since the pause are left out.",
+        sqlsem.Admin.resume_schedule,
+        "goes on",
+    ),
+    "remove": (
+        "Remove a schedule.",
+        " Its tasks that were put already stay.",
+        sqlsem.Admin.remove_schedule,
+        "was removed",
+    ),
+}
 
 
-@schedules.command("pause", short_help="Put no tasks of a schedule until it is resumed.")
-@click.argument("name")
-@connecting
-def schedules_pause(options: Connecting, name: str) -> None:
-    """Put no tasks of a schedule until it is resumed.
+def _add_command(action: str) -> None:
+    first, rest, change, done = CHANGES[action]
+    help_text = f"""{first}{rest}
 
     \b
     Example:
-      sqlsem schedules pause nightly-1a2b3c4d
+      sqlsem schedules {action} nightly-1a2b3c4d
 
     \b
     Exit codes: 0 done, 1 there is no such schedule.
     """
-    _change_schedule(options, name, sqlsem.Admin.pause_schedule, "is paused")
+
+    @schedules.command(action, short_help=first, help=help_text)
+    @click.argument("name")
+    @connecting
+    def command(options: Connecting, name: str) -> None:
+        with options.coordinator(must_exist=True) as coordinator:
+            change(coordinator.admin, name)
+        output.echo(clean(f"Schedule {name} {done}."))
 
 
-@schedules.command("resume", short_help="Resume a paused schedule.")
-@click.argument("name")
-@connecting
-def schedules_resume(options: Connecting, name: str) -> None:
-    """Resume a paused schedule. The due times since the pause are left out.
-
-    \b
-    Example:
-      sqlsem schedules resume nightly-1a2b3c4d
-
-    \b
-    Exit codes: 0 done, 1 there is no such schedule.
-    """
-    _change_schedule(options, name, sqlsem.Admin.resume_schedule, "goes on")
-
-
-@schedules.command("remove", short_help="Remove a schedule.")
-@click.argument("name")
-@connecting
-def schedules_remove(options: Connecting, name: str) -> None:
-    """Remove a schedule. Its tasks that were put already stay.
-
-    \b
-    Example:
-      sqlsem schedules remove nightly-1a2b3c4d
-
-    \b
-    Exit codes: 0 done, 1 there is no such schedule.
-    """
-    _change_schedule(options, name, sqlsem.Admin.remove_schedule, "was removed")
+for _action in CHANGES:
+    _add_command(_action)
 
 
 @tasks_.command("log", short_help="Show every attempt at a task.")
