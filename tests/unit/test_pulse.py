@@ -33,7 +33,7 @@ def pings(timing, monkeypatch):
 
 @pytest.fixture
 def locks(timing):
-    timing(idle_heartbeat=1e6)
+    timing(0.1, idle_heartbeat=1e6)  # a heartbeat every 0.02 s
     with sqlsem.testing.memory("pulse", grace=GRACE) as locks:
         yield locks
 
@@ -47,7 +47,7 @@ def goes_on(pings):
 def rests(pings):
     def quiet():
         before = len(pings)
-        time.sleep(2 * GRACE)
+        time.sleep(0.5)  # longer than any pause of a client that does not rest
         return len(pings) == before
 
     until(quiet, "it rests")
