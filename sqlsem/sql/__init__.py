@@ -38,7 +38,10 @@ Each engine's folder holds the same scripts:
     the statements that the Python client sends, each under a line ``-- name: …``. Where there are routines, most
     statements call the routine of the same name, and so have the same names on every such engine: these are written
     from the routines' signatures (`sqlsem.sql.calls`). SQLite has none: there the client builds a call from smaller
-    statements, and a name that other engines have does the same.
+    statements, and a name that other engines have does the same. Most of these are in folder ``statements``, for every
+    engine without routines.
+``dialect.sql``
+    the words of an engine without routines, in the statements of folder ``statements``.
 ``doctor.sql``
     the statements of ``sqlsem doctor``, in the same form.
 ``by_hand.sql``
@@ -51,7 +54,8 @@ Each engine's folder holds the same scripts:
     only for PostgreSQL: turns a database into one for simulations (`sqlsem.testing.simulate`). Run it in no other.
 
 Two words are filled in: ``{schema}`` and ``{table}``, after a check that both are plain identifiers. A file may also
-define abbreviations: after a line ``-- where {clock} is …`` the word ``{clock}`` stands for the text in that line. The
+define abbreviations: after a line ``-- where {clock} is …`` the word ``{clock}`` stands for the text in that line, and
+after ``-- where {index:x} is …`` the word ``{index:name}`` for the text with ``name`` in place of ``{x}``. The
 words of ``abbreviations.sql`` stand for lines, in every script of that engine. In scripts for SQL Server, GO follows
 each routine that begins with CREATE OR ALTER. All other values are bound parameters.
 """
@@ -112,7 +116,7 @@ ALL = frozenset(FEATURES)
 
 _FOLDER = resources.files(__name__)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
-_WHERE_LINE = re.compile(r"^-- where (\{\w+\}) is (.+)\n", re.MULTILINE)
+_WHERE_LINE = re.compile(r"^-- where \{(\w+)(:x)?\} is (.+)\n", re.MULTILINE)
 _NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 #: A routine of SQL Server: up to the first line without indentation that is followed by an empty line, or by none.
 _BATCH = re.compile(r"^CREATE OR ALTER .*?^\S[^\n]*\n(?=\n|\Z)", re.MULTILINE | re.DOTALL)
@@ -132,7 +136,15 @@ def check_identifier(label: str, value: str) -> str:
 @functools.cache
 def _read(engine: str, file: str) -> str | None:
     path = _FOLDER / engine / file
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8")
+    dialect = _FOLDER / engine / "dialect.sql"
+    if file == "client.sql" and dialect.is_file():
+        # (Abbreviations of the statements may contain words of the dialect, so these are expanded last.)
+        words = [line for line in dialect.read_text(encoding="utf-8").splitlines() if line.startswith("-- where ")]
+        text = "\n".join((text, (_FOLDER / "statements" / file).read_text(encoding="utf-8"), *words, ""))
+    return text
 
 
 def fill(engine: str, text: str, schema: str = "sqlsem", table: str = "ProcessControl") -> str:
@@ -141,10 +153,17 @@ def fill(engine: str, text: str, schema: str = "sqlsem", table: str = "ProcessCo
     """
     check_identifier("The schema's name", schema)
     check_identifier("The table's name", table)
-    for word, meaning in _WHERE_LINE.findall(text):
-        text = _WHERE_LINE.sub("", text).replace(word, meaning)
+    definitions = _WHERE_LINE.findall(text)
+    text = _WHERE_LINE.sub("", text)
+    for word, argument, meaning in definitions:
+        text = _expand_word(text, word, meaning) if argument else text.replace(f"{{{word}}}", meaning)
     text = _separate_batches(_expand(expand_calls(text, lambda: _routines(engine)), _abbreviations(engine)))
     return text.replace("{schema}", schema).replace("{table}", table)
+
+
+def _expand_word(text: str, word: str, meaning: str) -> str:
+    """Replace a word with an argument, as ``{word:x}``, by its meaning."""
+    return re.sub(rf"\{{{word}:([^{{}}]+)\}}", lambda match: meaning.replace("{x}", match[1]), text)
 
 
 @functools.cache

@@ -298,3 +298,13 @@ class Row:
 )
 def test_rows_of_any_driver_are_read(row, values):
     assert list(borrowed.values(row)) == values
+
+
+@pytest.mark.parametrize("dialect", sorted((PACKAGE / "sql").glob("*/dialect.sql")), ids=lambda path: path.parent.name)
+def test_dialect_defines_the_words_of_the_statements(dialect):
+    texts = (PACKAGE / "sql" / "statements" / "client.sql").read_text(encoding="utf-8")
+    words = set(re.findall(r"\{(\w+:?)", texts)) - {"schema", "table"}
+    own = set(re.findall(r"^-- where \{(\w+)\}", texts, re.MULTILINE))
+    defined = set(re.findall(r"^-- where \{(\w+:?)", dialect.read_text(encoding="utf-8"), re.MULTILINE))
+    assert defined == words - own
+    assert not [name for name, text in sql.queries(dialect.parent.name).items() if "{" in text]

@@ -63,7 +63,7 @@ class SqliteDatabase(StatementEngine):
 
     @property
     def idle_heartbeat(self) -> float:
-        """Shorter than that of a server, so that a deleted file is noticed soon (`SqliteAdministration.install`)."""
+        """Shorter than that of a server, so that a deleted file is noticed soon (`SqliteSchema.install`)."""
         return self.options.timing.idle_file_heartbeat
 
     @property

@@ -47,7 +47,7 @@ class OverviewStatements(LockStatements, TaskStatements, AdministrationStatement
                     for (number,) in self.rows("unfinished_batches")
                     for batch in self.list_batches(None, number, 1)
                 ],
-                self.rows("recent_holds", (json.dumps(resources[:MAX_RESOURCES]),)),
+                self.rows("recent_holds", {"resources": json.dumps(resources[:MAX_RESOURCES])}),
                 self.windows_of(
                     sorted(row["resource_id"] for row in self.rows("wanted_rates", (MAX_RESOURCES,))),
                     self.now_us() // 1000,

@@ -1,0 +1,22 @@
+-- sqlsem, the words of SQLite in the statements of sqlsem/sql/statements. Of a word with an argument, as {index:task_open}
+-- in a statement, {x} here is the argument.
+--
+-- clock: the time, by the host's clock, in seconds since 1970. greatest, least: of their arguments. same: equal, or both
+-- NULL. real: a type. rowid: the number of a row that has no other. json_array_of: an aggregate function.
+-- index: read by this index. numbers, texts: a parameter with a JSON array, as a table with one column, value.
+-- upsert: update the row with these columns if there is one, to the values that follow; new: of these the one to insert.
+-- keep_row: do nothing if there is a row with these columns. replace_into: insert a row in place of the one with its key.
+-- where {clock} is (julianday('now') - 2440587.5) * 86400.0
+-- where {greatest} is max
+-- where {least} is min
+-- where {same} is IS
+-- where {real} is REAL
+-- where {rowid} is rowid
+-- where {json_array_of} is json_group_array
+-- where {index:x} is INDEXED BY {schema}_{x}
+-- where {numbers:x} is json_each(:{x})
+-- where {texts:x} is json_each(:{x})
+-- where {upsert:x} is ON CONFLICT ({x}) DO UPDATE SET
+-- where {new:x} is excluded.{x}
+-- where {keep_row:x} is ON CONFLICT ({x}) DO NOTHING
+-- where {replace_into} is INSERT OR REPLACE INTO
