@@ -69,15 +69,14 @@ def test_giver_learns_in_time_that_it_lost_the_lock():
     """A call that had put the lock in transit, without an answer, could take longer than the token was valid: others
     were granted, and the giver was not notified of its loss. (Found by a simulation.)
     """
-    simulate(travelling, replay="seed=485: 9 slow A 20")
+    simulate(travelling, replay="seed=1123: 8 run A.watchdog; 11 slow A 7")
 
 
 def test_registration_of_several_is_all_or_nothing():
     """The answer to a registration was lost, an operator revoked one of its rows, and the second attempt found the
     other ones: the caller continued as if it had all. (Found by a simulation.)
     """
-    replay = "seed=10862: 8 run A.pulse; 11 run C; 13 run B; 17 run C; 20 run B; 22 run B.watch; 32 run A.pulse"
-    simulate(mixed, replay=f"{replay}; 33 failover 1 7; 71 revoke 0")
+    simulate(mixed, replay="seed=15181: 2 run C; 7 run B; 14 slow C 7; 15 revoke 0")
 
 
 # -- findings in users' programs --------------------------------------------------------------------------------------
