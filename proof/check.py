@@ -184,6 +184,10 @@ CHECKS = (
         words="the living are granted, the dead are removed: one of any number of processes, twice, two faults",
     ),
     _mutant("MCQueue", "QueueServed", "the dead stay", "time", "dead members are not removed", **ONE),
+    # The waiters of one process.
+    Check("Waiters", "Waiters", words="three waiters of a process, two rows of others, two faults"),
+    _mutant("Waiters", "Waiters", "local for ever", "time", "a local wait follows another"),
+    _mutant("Waiters", "Waiters", "wakes nobody", "time", "a waiter that leaves the queue does not wake the next"),
     # Tasks with locks.
     Check("MCBlocked", "BlockedSafe", words="two tasks with the same two locks, two workers"),
     Check("MCBlocked", "Blocked", words="the process behind them is granted, and every task ends"),

@@ -18,7 +18,8 @@ import sqlsem
 import sqlsem.testing
 from sqlsem.client import effects
 from sqlsem.client.waiters import queues
-from sqlsem.client.waiters.queues import Waiter, WaiterQueues, WaiterState
+from sqlsem.client.waiters.queues import Waiter, WaiterQueues
+from sqlsem.client.waiters.state import Facts, WaiterState
 from sqlsem.engines.memory import MemorySession
 from sqlsem.util.timing import DEFAULT
 from sqlsem.values.locks import Request, Ticket
@@ -198,6 +199,26 @@ class Room:
             self.lines.add(waiter)
         return waiter
 
+    def kind_of(self, waiter):
+        """Return the facts of its queue about a waiter, in a word."""
+        queue = self.lines.queues.get(waiter.ticket.resource)
+        if waiter.answer is not False or queue is None:
+            return "answered"
+        if queue.is_blocked(waiter):
+            return "blocked"
+        if queue.can_share(waiter):
+            return "sharing"
+        return "head" if self.lines.is_first(waiter) else "candidate"
+
+    def next_state(self, waiter, held=()):
+        return self.lines.next_step(waiter, Facts(), self.now, DEFAULT, held).state
+
+    def waits_locally(self, waiter, held):
+        return self.next_state(waiter, held) is WaiterState.LOCAL_WAIT
+
+    def leads(self, waiter):
+        return self.lines._leader is waiter
+
     def poll(self, member_id, tickets):
         self.asked.append([ticket.position for ticket in tickets])
         answers = {ticket.position: True for ticket in tickets if ticket.position in self.granted}
@@ -241,9 +262,9 @@ def test_poll_gives_each_waiter_its_answer(room):
     assert [waiting.position for waiting in room.lines.waiters()] == [0, 1, 2, 4, 6, 8, 9], (
         "an answered waiter is in no queue"
     )
-    assert [room.lines.state(several[number]) for number in (3, 5, 4)] == [
-        *[WaiterState.ANSWERED] * 2,
-        WaiterState.HEAD,
+    assert [room.kind_of(several[number]) for number in (3, 5, 4)] == [
+        *["answered"] * 2,
+        "head",
     ]
 
 
@@ -270,10 +291,10 @@ def test_poll_leader_is_replaced_when_it_leaves(room):
     several = [room.waiter(number, f"r{number}") for number in range(3)]
     for waiter in several:
         room.lines.poll_delay(waiter)
-    (leader,) = [waiter for waiter in several if room.lines.is_poll_leader(waiter)]
+    (leader,) = [waiter for waiter in several if room.leads(waiter)]
     room.lines.remove([leader])
     rest = [waiter for waiter in several if waiter is not leader]
-    (next_one,) = [waiter for waiter in rest if room.lines.is_poll_leader(waiter)]
+    (next_one,) = [waiter for waiter in rest if room.leads(waiter)]
     assert woken(*rest) == [next_one.position]
     assert room.lines.poll_delay(next_one) < 1
     room.now += 1
@@ -400,7 +421,7 @@ def test_removed_waiter_wakes_the_next(room):
     room.lines.poll_call(chosen)(room, 1)
     room.lines.end_poll()
     assert first.answer is not True
-    assert [room.lines.state(item) for item in (second, third)] == [WaiterState.HEAD, WaiterState.BLOCKED_LOCALLY]
+    assert [room.kind_of(item) for item in (second, third)] == ["head", "blocked"]
     room.lines.remove([first])
     assert room.lines.waiters() == [second, third]
 
@@ -460,13 +481,13 @@ def test_candidates_are_blocked_by_no_earlier_waiter(room, seed):
             for number, later in enumerate(waiters)
             if not any(earlier.request.keeps_out(later.request) for earlier in waiters[:number])
         ]
-        candidates = [waiter for waiter in waiters if room.lines.state(waiter) is not WaiterState.BLOCKED_LOCALLY]
+        candidates = [waiter for waiter in waiters if room.kind_of(waiter) != "blocked"]
         assert candidates == exposed
-        assert room.lines.state(waiters[0]) is WaiterState.HEAD
+        assert room.kind_of(waiters[0]) == "head"
         woken(*waiters)
         gone = waiters.pop(chance.randrange(len(waiters)))
         room.lines.remove([gone])
-        now_exposed = {item.position for item in waiters if room.lines.state(item) is not WaiterState.BLOCKED_LOCALLY}
+        now_exposed = {item.position for item in waiters if room.kind_of(item) != "blocked"}
         assert set(woken(*waiters)) == now_exposed - {item.position for item in exposed}
     assert room.lines.queues == {}
 
@@ -475,56 +496,56 @@ def test_release_grants_local_waiters(room):
     """In the same call; if another process came first, the next waiters wait in the database."""
     held = Request("a")
     first, second = room.waiter(1), room.waiter(2)
-    assert room.lines.should_wait_locally(first, [held])
+    assert room.waits_locally(first, [held])
     room.granted = {1}
     room.lines.grant_next_local("a", room, 1)
     assert first.answer is True
     assert room.asked == [[1]]
     assert woken(first, second) == [1, 2]
     # The grant of the first one is not recorded yet: the second one waits for it all the same.
-    assert room.lines.state(second) is WaiterState.HEAD
-    assert room.lines.should_wait_locally(second, [])
+    assert room.kind_of(second) == "head"
+    assert room.waits_locally(second, [])
     room.lines.remove([first])
     assert woken(second) == []
     room.lines.grant_next_local("a", room, 1)
     assert woken(second) == [2], "another process came first: to the database"
-    assert not room.lines.should_wait_locally(second, [held])
+    assert not room.waits_locally(second, [held])
     for _ in range(queues.NO_LOCAL_WAITS):
-        stays = room.lines.should_wait_locally(second, [held])
+        stays = room.waits_locally(second, [held])
     assert stays
 
 
 def test_local_wait_lasts_a_single_slice(room):
     """The process may be wrong about its own rows, so a local wait lasts one slice at most."""
     waiter = room.waiter(1)
-    assert [room.lines.should_wait_locally(waiter, [Request("a")]) for _ in range(4)] == [True, False, True, False]
+    assert [room.waits_locally(waiter, [Request("a")]) for _ in range(4)] == [True, False, True, False]
 
 
 def test_possibly_granted_waiter_does_not_wait_locally(room):
     three = room.waiter(5, limit=3)
-    assert not room.lines.should_wait_locally(three, [])
-    assert not room.lines.should_wait_locally(three, [Request("a", limit=3)] * 2)
-    assert room.lines.should_wait_locally(three, [Request("a", limit=3)] * 3)
+    assert not room.waits_locally(three, [])
+    assert not room.waits_locally(three, [Request("a", limit=3)] * 2)
+    assert room.waits_locally(three, [Request("a", limit=3)] * 3)
     other = room.waiter(3, "b", "read")
-    assert not room.lines.should_wait_locally(other, [Request("b", "read")] * 9)
-    assert room.lines.should_wait_locally(other, [Request("b", "read"), Request("b", "write")])
+    assert not room.waits_locally(other, [Request("b", "read")] * 9)
+    assert room.waits_locally(other, [Request("b", "read"), Request("b", "write")])
 
 
 def test_failed_local_hand_off_is_harmless(room):
     waiter = room.waiter(1)
-    assert room.lines.should_wait_locally(waiter, [Request("a")])
+    assert room.waits_locally(waiter, [Request("a")])
     session = mock.Mock()
     session.wait.side_effect = sqlsem.Unavailable("gone")
     room.lines.grant_next_local("a", session, 1)
     assert woken(waiter) == [1]
     assert waiter.answer is False
-    assert not room.lines.should_wait_locally(waiter, [Request("a")])
+    assert not room.waits_locally(waiter, [Request("a")])
 
 
 def test_answered_waiter_waits_nowhere(room):
     first, second = room.waiter(1), room.waiter(2)
     room.lines.set_answer(first, True)
-    assert [room.lines.state(item) for item in (first, second)] == [WaiterState.ANSWERED, WaiterState.HEAD]
+    assert [room.kind_of(item) for item in (first, second)] == ["answered", "head"]
 
 
 def test_poll_interval_grows_with_the_wait(room):
@@ -542,21 +563,21 @@ def test_readers_beside_a_granted_reader_are_polled(room):
     writer = room.waiter(1, limit=None, weight=2)
     readers = [room.waiter(number, access="read", limit=None) for number in (2, 3, 4)]
     room.lines.set_answer(readers[0], True)
-    assert room.lines.state(writer) is WaiterState.HEAD
-    assert room.lines.state(readers[1]) is WaiterState.SHARED_WAKEUP
+    assert room.kind_of(writer) == "head"
+    assert room.kind_of(readers[1]) == "sharing"
     assert room.looks_for(readers[1]) == [3, 4]
 
 
 def test_head_waiter_is_more_than_a_candidate(room):
     room.waiter(1, limit=None)
     reader = room.waiter(2, access="read", limit=None)
-    assert room.lines.state(reader) is WaiterState.CANDIDATE
+    assert room.kind_of(reader) == "candidate"
 
 
 def test_answered_waiter_neither_waits_locally_nor_sleeps(room):
     first, second = room.waiter(1), room.waiter(2)
     room.lines.set_answer(first, True)
-    assert not room.lines.should_wait_locally(first, [Request("a")])
+    assert not room.waits_locally(first, [Request("a")])
     assert room.lines.poll_delay(first) == 0
     assert room.lines.waiters() == [second]
 
@@ -576,7 +597,7 @@ def test_heartbeat_wakes_unpolled_heads(room):
     in_session, standing, at_home = (room.waiter(number, f"r{number}") for number in (1, 2, 3))
     behind = room.waiter(4, "r1")
     pause = room.lines.poll_delay(standing)
-    assert room.lines.should_wait_locally(at_home, [Request("r3")])
+    assert room.waits_locally(at_home, [Request("r3")])
     room.lines.wake_missed()
     assert woken(in_session, standing, at_home, behind) == [1]
     room.now += pause + DEFAULT.longest_poll - 0.001
@@ -587,25 +608,27 @@ def test_heartbeat_wakes_unpolled_heads(room):
     assert 2 in woken(in_session, standing, at_home, behind)
 
 
-def test_poll_leader_is_replaced_when_it_waits_in_session(room):
+def test_poll_leader_of_others_takes_no_connection(room):
     first, second = (room.waiter(number, f"r{number}") for number in (1, 2))
     for waiter in (first, second):
         room.lines.poll_delay(waiter)
-    assert room.lines.is_poll_leader(first)
-    room.lines.mark_blocking(first)
-    assert woken(first, second) == [2]
+    assert room.leads(first)
+    assert room.next_state(first) is WaiterState.POLLED
+    assert room.next_state(second) is WaiterState.ON_CONNECTION
     room.now += 1
-    assert room.looks_for(second) == [2]
+    assert room.looks_for(first) == [1]
+    assert room.next_state(first) is WaiterState.ON_CONNECTION, "it polls for itself alone"
+    assert not room.leads(first)
 
 
 def test_next_waiters_use_the_database_after_others(room):
     waiter = room.waiter(1)
     room.lines.grant_next_local("a", room, 1)
     assert room.asked == [], "no waiter sleeps locally"
-    assert room.lines.should_wait_locally(waiter, [Request("a")])
+    assert room.waits_locally(waiter, [Request("a")])
     room.lines.grant_next_local("a", room, 1)
     assert room.asked == [[1]]
-    stays = [room.lines.should_wait_locally(waiter, [Request("a")]) for _ in range(queues.NO_LOCAL_WAITS + 1)]
+    stays = [room.waits_locally(waiter, [Request("a")]) for _ in range(queues.NO_LOCAL_WAITS + 1)]
     assert stays == [False] * queues.NO_LOCAL_WAITS + [True]
 
 
@@ -644,7 +667,7 @@ def test_interrupted_entry_leaves_no_trace(room, monkeypatch, strike, limit):
     room.lines.notify("a")
     room.lines.remove([struck])
     assert room.lines.waiters() == late
-    assert [room.lines.state(item) for item in late] == [WaiterState.HEAD, WaiterState.BLOCKED_LOCALLY]
+    assert [room.kind_of(item) for item in late] == ["head", "blocked"]
 
 
 def test_interrupt_at_any_line_of_removal_is_harmless(room):
@@ -682,7 +705,7 @@ def test_interrupt_at_any_line_of_removal_is_harmless(room):
         room.lines.notify(first.ticket.resource)  # as others do
         room.lines.remove([first])
         assert [waiting for waiting in room.lines.waiters() if waiting.ticket.resource == f"r{strike}"] == late
-        assert room.lines.state(late[0]) is WaiterState.HEAD
+        assert room.kind_of(late[0]) == "head"
         room.lines.remove(late)
         if not was_struck:
             break
@@ -695,7 +718,7 @@ def test_interrupted_entry_blocks_no_waiter(room):
     first.answer = True  # and then it was struck
     room.lines.wake_missed()
     assert woken(second) == [2]
-    assert room.lines.state(second) is WaiterState.HEAD
+    assert room.kind_of(second) == "head"
 
 
 def test_half_granted_request_blocks_no_waiter(pair):

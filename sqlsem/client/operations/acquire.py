@@ -20,7 +20,8 @@ from sqlsem.client.held.registry import BaseGrant, GrantState, HeldGrant, releas
 from sqlsem.client.monitors import lock_order, parent_locks
 from sqlsem.client.operations.terms import Terms
 from sqlsem.client.operations.waiting import WaitingOperation
-from sqlsem.client.waiters.queues import Waiter, WaiterState
+from sqlsem.client.waiters.queues import Waiter
+from sqlsem.client.waiters.state import FINAL, Step, WaiterState
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.priorities import is_priority_entry, priority_queue
 from sqlsem.util import runtime
@@ -264,57 +265,59 @@ class Acquisition(WaitingOperation, Generic[G]):
     def _wait_for_all(self) -> Effects[bool]:
         """Return True if all requests are granted before the timeout. It waits for one after the other."""
         for ticket in self.tickets:
-            granted: bool | None = ticket.granted
-            while not granted:
-                if self.remaining() <= 0:
-                    yield from self.rollback("timeout")
-                    return False
-                granted = yield from self._wait_for(ticket)
-                if granted is None:
-                    self.publish_row_lost(ticket)
-                    raise LockLost(
-                        f"The request for {ticket.resource!r} at position {ticket.position} was taken out of the queue "
-                        f"while it waited (by an operator, or because the database was out of reach for too long); "
-                        f"ask again",
-                        resource=ticket.resource,
-                    )
+            if ticket.granted:
+                continue
+            state = WaiterState.TIMED_OUT if self.remaining() <= 0 else (yield from self._wait_for(ticket))
+            if state is WaiterState.TIMED_OUT:
+                yield from self.rollback("timeout")
+                return False
+            if state is WaiterState.GONE:
+                self.client.require_open()  # raises if closing has removed the row
+                self.publish_row_lost(ticket)
+                raise LockLost(
+                    f"The request for {ticket.resource!r} at position {ticket.position} was taken out of the queue "
+                    f"while it waited (by an operator, or because the database was out of reach for too long); "
+                    f"ask again",
+                    resource=ticket.resource,
+                )
         return True
 
-    def _wait_for(self, ticket: Ticket) -> Effects[bool | None]:
-        """Wait for at most one slice: True (granted), False (not yet), None (the row is gone)."""
-        self.client.require_open()
-        queues, waiter = self.client.waiter_queues, self.waiters.get(ticket.position)
-        if waiter is None:
-            (request,) = (request for request in self.requests if request.resource == ticket.resource)
-            waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
-            queues.add(waiter)
-            self.client.contention_monitor.request_arrived(ticket.resource, ticket.position)
-            if queues.has_many_locks(ticket.resource):
-                yield from self._drop_wakeup_locks(ticket.resource)
-            if self.client.event_bus.has_subscribers("waiting", logging.INFO):
-                yield from self._publish_waiting(waiter)
-        if not self.member.has_ticket(ticket):
-            return None  # lost while we waited
+    def _wait_for(self, ticket: Ticket) -> Effects[WaiterState]:
+        """Wait until the row is granted, is gone, or the time is up. Return that final state."""
+        client, queues = self.client, self.client.waiter_queues
+        client.require_open()
+        (request,) = (request for request in self.requests if request.resource == ticket.resource)
+        waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
+        queues.add(waiter)
+        client.contention_monitor.request_arrived(ticket.resource, ticket.position)
+        if queues.has_many_locks(ticket.resource):
+            yield from self._drop_wakeup_locks(ticket.resource)
+        if client.event_bus.has_subscribers("waiting", logging.INFO):
+            yield from self._publish_waiting(waiter)
         if self._suspected is None:
-            self._suspected = self.client.deadlock_monitor.add(self, self.tickets, self.caller.number)
-        state = queues.state(waiter)
-        if state is WaiterState.ANSWERED:
-            self.check_answer(waiter.answer)
-        elif self.deadlock is not None:
+            self._suspected = client.deadlock_monitor.add(self, self.tickets, self.caller.number)
+        has_connection = True
+        while True:
+            client.require_open()
+            facts = self.facts(ticket, has_connection=has_connection, is_suspect=self._suspected)
+            held = client.registry.requests_ahead(ticket) if queues.is_first(waiter) else ()
+            step = queues.next_step(waiter, facts, monotonic(), client.timing, held)
+            if step.state in FINAL:
+                return step.state
+            has_connection = yield from self._take(step, waiter)
+
+    def _take(self, step: Step, waiter: Waiter) -> Effects[bool]:
+        """Carry out the action of a state. Return False if it needed a connection, and none was free."""
+        queues = self.client.waiter_queues
+        if step.state is WaiterState.ON_CONNECTION:
+            return (yield from self._wait_in_session(waiter, step))
+        if step.state is WaiterState.VICTIM:
             queues.set_answer(waiter, (yield from self.poll_or_give_up(waiter)))
-        elif state is WaiterState.BLOCKED_LOCALLY:
-            yield Sleep(waiter, self.remaining(self.client.timing.blocked_locally))
-        elif state is WaiterState.HEAD and queues.should_wait_locally(
-            waiter, self.client.registry.requests_ahead(ticket)
-        ):
-            yield Sleep(waiter, self.remaining())
-        elif (
-            state is not WaiterState.HEAD
-            or queues.is_poll_leader(waiter)
-            or not (yield from self._wait_in_session(waiter))
-        ):
-            yield from self._poll(waiter, state)
-        return waiter.answer
+        elif step.state in (WaiterState.BLOCKED_LOCALLY, WaiterState.LOCAL_WAIT):
+            yield Sleep(waiter, step.seconds)
+        else:
+            yield from self._poll(waiter, step)
+        return True
 
     def _drop_wakeup_locks(self, resource: str) -> Effects[None]:
         """Drop wakeup locks of a long queue that this request has joined."""
@@ -324,27 +327,23 @@ class Acquisition(WaitingOperation, Generic[G]):
         except SqlsemError as exc:  # the next request tries again, when the queue is longer
             log.debug("Cannot drop wakeup locks of the waiters for %r: %s", resource, exc)
 
-    def _wait_in_session(self, waiter: Waiter) -> Effects[bool]:
+    def _wait_in_session(self, waiter: Waiter, step: Step) -> Effects[bool]:
         """Wait on a connection of the pool. Return False if none was free."""
-        queues = self.client.waiter_queues
-        queues.mark_blocking(waiter)
-        timeout = self.remaining(self.client.timing.suspect_slice if self._suspected else None)
-        answer = yield from self.wait(waiter, timeout)
+        answer = yield from self.wait(waiter, step.seconds)
         if answer is NO_CONNECTION:
             return False
         if answer is not False:
-            queues.set_answer(waiter, answer)
+            self.client.waiter_queues.set_answer(waiter, answer)
         return True
 
-    def _poll(self, waiter: Waiter, state: WaiterState) -> Effects[None]:
+    def _poll(self, waiter: Waiter, step: Step) -> Effects[None]:
         """Sleep until the next poll is due, then poll for all waiters that are due, unless another thread does so."""
         queues, is_last = self.client.waiter_queues, False
-        if state is not WaiterState.SHARED_WAKEUP:
+        if step.state is WaiterState.POLLED:
             pause = queues.poll_delay(waiter)
-            left = self.remaining(pause)
-            is_last = left < pause  # the timeout comes before the next poll
-            if left > 0:
-                yield Sleep(waiter, left)
+            is_last = step.seconds < pause  # the timeout comes before the next poll
+            if pause > 0:
+                yield Sleep(waiter, min(pause, step.seconds))
         chosen = queues.begin_poll(waiter, is_last)
         if chosen:
             try:

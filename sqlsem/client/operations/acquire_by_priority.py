@@ -15,6 +15,7 @@ from sqlsem.client.effects import Call, Effects, Sleep
 from sqlsem.client.operations.acquire import Acquisition, G
 from sqlsem.client.operations.terms import Terms
 from sqlsem.client.waiters.queues import Waiter
+from sqlsem.client.waiters.state import WaiterState
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.engines.protocol import Capability
@@ -80,18 +81,20 @@ class PriorityAcquisition(Acquisition[G]):
 
     def _wait_in_queue(self, waiter: Waiter, entry: Ticket, answer: PriorityAnswer) -> Effects[bool]:
         """Wait with this entry of the priority queue. Return True if the request is granted before the timeout."""
-        while not answer.granted:
+        while True:
             self.client.require_open()
-            if self.remaining() <= 0:
+            # (No wait on a connection: the database has no lock for an entry of a priority queue.)
+            facts = self.facts(entry, answer=answer.granted, is_first=False)
+            if not answer.granted:
+                facts.has_row = facts.has_row and answer.ticket is not None
+                facts.is_blocked = self.client.priority_waiters.is_behind_local(waiter, answer.before)
+            step = self.next_step(waiter, facts)
+            if step.state is WaiterState.GRANTED:
+                return True
+            if step.state is WaiterState.TIMED_OUT:
                 yield from self.rollback("timeout")
                 return False
-            is_notified = self.client.priority_waiters.is_behind_local(waiter, answer.before)
-            pause = self.client.timing.blocked_locally if is_notified else self._pause(answer.ahead)
-            yield Sleep(waiter, max(0.0, self.remaining(pause)))
-            polled = (yield from self._ask(entry)) if self.member.has_ticket(entry) else PriorityAnswer(None, False)
-            if polled is None:
-                return False
-            if polled.ticket is None:
+            if step.state is WaiterState.GONE:
                 self.client.require_open()  # raises if closing has removed the entry
                 self.publish_row_lost(waiter.ticket)
                 raise LockLost(
@@ -100,8 +103,13 @@ class PriorityAcquisition(Acquisition[G]):
                     f"reach for too long); ask again",
                     resource=waiter.ticket.resource,
                 )
-            answer = polled
-        return True
+            is_polled = step.state is WaiterState.POLLED
+            yield Sleep(waiter, min(step.seconds, self._pause(answer.ahead)) if is_polled else step.seconds)
+            if self.member.has_ticket(entry):
+                polled = yield from self._ask(entry)
+                if polled is None:
+                    return False
+                answer = polled
 
     def _pause(self, ahead: int) -> float:
         """Return the pause until the next poll."""

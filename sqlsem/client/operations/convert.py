@@ -19,6 +19,7 @@ from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.client.operations.timeout_details import blockers
 from sqlsem.client.operations.waiting import WaitingOperation
 from sqlsem.client.waiters.queues import Waiter
+from sqlsem.client.waiters.state import WaiterState
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.protocol import Capability
 from sqlsem.insight.blockers import in_words
@@ -88,7 +89,7 @@ class Upgrade(WaitingOperation):
                 )
                 yield from self._publish_waiting()
             if progress is Upgrading.BEGUN:  # (`_begin` is called again after each slice; it is idempotent)
-                is_writer = yield from self._wait(left)
+                is_writer = yield from self._wait()
             if is_writer is None or progress is Upgrading.GONE:
                 _mark_lost(self.client, self._state)
             if is_writer:
@@ -176,17 +177,26 @@ class Upgrade(WaitingOperation):
             yield Sleep(self._waiter, next(self._pauses))
         return progress
 
-    def _wait(self, timeout: float) -> Effects[bool | None]:
+    def _wait(self) -> Effects[bool | None]:
         """Wait for one slice: True (granted), False (not yet), None (the row is gone)."""
-        self.client.require_open()
-        if not self.member.has_ticket(self._ticket):
-            return None  # lost while we waited
-        if self.deadlock is not None:
-            return (yield from self.poll_or_give_up(self._waiter))
-        answer = yield from self.wait(self._waiter, min(timeout, self.client.timing.suspect_slice))
-        if answer is NO_CONNECTION:
-            yield Sleep(self._waiter, min(timeout, next(self._pauses)))
-            answer = yield from self.poll_once(self._waiter)
+        client, waiter = self.client, self._waiter
+        client.require_open()
+        facts = self.facts(self._ticket, is_suspect=True)
+        answer: Any = NO_CONNECTION
+        while answer is NO_CONNECTION:
+            step = self.next_step(waiter, facts)
+            if step.state is WaiterState.GONE:  # lost while we waited
+                answer = None
+            elif step.state is WaiterState.VICTIM:
+                answer = yield from self.poll_or_give_up(waiter)
+            elif step.state is WaiterState.ON_CONNECTION:
+                answer = yield from self.wait(waiter, step.seconds)
+                facts.has_connection = answer is not NO_CONNECTION
+            elif step.state is WaiterState.POLLED:
+                yield Sleep(waiter, min(step.seconds, next(self._pauses)))
+                answer = yield from self.poll_once(waiter)
+            else:
+                answer = False  # the time is up
         granted: bool | None = answer
         return granted
 

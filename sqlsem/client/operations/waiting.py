@@ -6,17 +6,19 @@ deadlock monitor may choose a waiting operation as the victim, which then raises
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sqlsem.client.callers import Caller
 from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import NO_CONNECTION, Call, Effects, WaitFor
 from sqlsem.client.waiters.queues import Waiter
+from sqlsem.client.waiters.state import Facts, Step, next_step
 from sqlsem.engines.base import Busy, Disconnected, Session
 from sqlsem.util.threads import safe_logger
 from sqlsem.values import deadlocks
 from sqlsem.values.errors import Deadlock
-from sqlsem.values.locks import monotonic
+from sqlsem.values.locks import Ticket, monotonic
 
 __all__ = ["WaitingOperation"]
 
@@ -39,6 +41,21 @@ class WaitingOperation:
         self.retry_timeout = client.retry if timeout is None else min(client.retry, max(timeout, 1.0))
         self.began = monotonic()
         self.deadlock: deadlocks.Found | None = None
+
+    def facts(self, ticket: Ticket, **more: Any) -> Facts:
+        """Return the facts for the next step of a waiter with this row; ``more``: further ones."""
+        return Facts(
+            has_row=self.member.has_ticket(ticket),
+            deadline=math.inf if self.timeout is None else self.began + self.timeout,
+            is_victim=self.deadlock is not None,
+            **more,
+        )
+
+    def next_step(self, waiter: Waiter, facts: Facts) -> Step:
+        """Choose the next step of a waiter that is in no `WaiterQueues`, and record the state that it enters."""
+        step = next_step(waiter.state, facts, monotonic(), self.client.timing)
+        waiter.state = step.state
+        return step
 
     def remaining(self, limit: float | None = None) -> float:
         """Return the seconds until the timeout, at most ``limit`` (None: a slice); 0 or less when the time is up."""

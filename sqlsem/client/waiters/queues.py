@@ -18,7 +18,6 @@ Invariants
 
 from __future__ import annotations
 
-import enum
 import itertools
 import math
 import random
@@ -28,14 +27,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 
 from sqlsem.client.callers import ours
+from sqlsem.client.waiters.state import Facts, Step, WaiterState, next_step
 from sqlsem.engines.base import Session
-from sqlsem.util import timing
 from sqlsem.util.threads import safe_logger
+from sqlsem.util.timing import DEFAULT, Timing
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.events import Behind, meets
 from sqlsem.values.locks import Request, Ticket, monotonic
 
-__all__ = ["Waiter", "WaiterQueues", "WaiterState"]
+__all__ = ["Waiter", "WaiterQueues"]
 
 log = safe_logger
 
@@ -54,16 +54,6 @@ NO_LOCAL_WAITS = 16
 _position = attrgetter("position")
 
 
-class WaiterState(enum.Enum):
-    """The states of a waiter."""
-
-    ANSWERED = "it has its answer, and is in no queue"
-    BLOCKED_LOCALLY = "an earlier waiter of this process must be granted first"
-    HEAD = "first in its queue"
-    CANDIDATE = "not first, but no earlier waiter of this process blocks it"
-    SHARED_WAKEUP = "a waiter of its kind was just granted, and it can share the lock"
-
-
 class Waiter:
     """A waiting request of this process. Its ``event`` is set when polling may succeed.
 
@@ -72,7 +62,7 @@ class Waiter:
 
     __slots__ = (
         *("answer", "began", "behind", "event", "has_wakeup_lock", "kind", "position"),
-        *("request", "since", "ticket", "waits_locally"),
+        *("request", "since", "state", "ticket"),
     )
 
     def __init__(self, ticket: Ticket, request: Request, event: threading.Event) -> None:
@@ -82,7 +72,7 @@ class Waiter:
         self.kind = (request.access, request.limit, request.weight)
         self.event = event
         self.answer: bool | None = False
-        self.waits_locally = False
+        self.state = WaiterState.REGISTERED
         self.has_wakeup_lock = True  # a lock in the database, on which a waiter behind it may sleep
         self.since = math.inf  # when it was first polled
         self.began = monotonic()
@@ -135,12 +125,13 @@ class _WaiterQueue:
             if not any(earlier.request.keeps_out(later.request) for earlier in firsts[:number])
         ]
 
-    def state(self, waiter: Waiter) -> WaiterState:
-        if self.waiters[0] is not waiter and waiter not in self.candidates():
-            return WaiterState.BLOCKED_LOCALLY
-        if self.shared_kind == waiter.kind:
-            return WaiterState.SHARED_WAKEUP
-        return WaiterState.HEAD if self.waiters[0] is waiter else WaiterState.CANDIDATE
+    def is_blocked(self, waiter: Waiter) -> bool:
+        """Return True if an earlier waiter must be granted before this one."""
+        return self.waiters[0] is not waiter and waiter not in self.candidates()
+
+    def can_share(self, waiter: Waiter) -> bool:
+        """Return True if a waiter of its kind was just granted, and it can share the lock."""
+        return self.shared_kind == waiter.kind and not self.is_blocked(waiter)
 
     @property
     def has_many_locks(self) -> bool:
@@ -192,7 +183,7 @@ def _remove(waiters: list[Waiter], waiter: Waiter) -> bool:
 class WaiterQueues:
     """All waiters of this process, except readers that upgrade: these hold their lock already."""
 
-    def __init__(self, state_lock: threading.Lock, longest_poll: float = timing.DEFAULT.longest_poll) -> None:
+    def __init__(self, state_lock: threading.Lock, longest_poll: float = DEFAULT.longest_poll) -> None:
         self._state_lock = state_lock
         self._longest_poll = longest_poll
         self.queues: dict[str, _WaiterQueue] = {}
@@ -236,13 +227,46 @@ class WaiterQueues:
         if len(woken) > 1:
             _wake(other for other in woken if other is not waiter)
 
-    def state(self, waiter: Waiter) -> WaiterState:
-        """Return the state of a waiter that was added."""
+    def is_first(self, waiter: Waiter) -> bool:
+        """Return True if the waiter is the first of its queue."""
+        queue = self.queues.get(waiter.ticket.resource)
+        return queue is not None and queue.waiters[:1] == [waiter]
+
+    def next_step(self, waiter: Waiter, facts: Facts, now: float, timing: Timing, held: Iterable[Request] = ()) -> Step:
+        """Choose the next step of a waiter that was added (`state.next_step`), and record the state that it enters.
+
+        Args:
+            waiter: The waiter.
+            facts: The facts that the operation knows. Those of the queues are filled in.
+            now: The time (`monotonic`).
+            timing: The times of the client.
+            held: The requests that this process holds ahead of the waiter, if it is the first of its queue.
+        """
         with self._state_lock:
             queue = self.queues.get(waiter.ticket.resource)
-            if waiter.answer is not False or queue is None:
-                return WaiterState.ANSWERED
-            return queue.state(waiter)
+            facts.answer = waiter.answer
+            if facts.answer is False and queue is not None:
+                facts.is_first = queue.waiters[0] is waiter
+                facts.is_blocked, facts.can_share = queue.is_blocked(waiter), queue.can_share(waiter)
+                facts.polls_for_others = self._leader is waiter and len(self._polled) > 1
+                # (Not asked again for a waiter that has just found no connection.)
+                facts.is_held = facts.is_first and facts.has_connection and self._is_held(queue, waiter, held)
+            step = next_step(waiter.state, facts, now, timing)
+            waiter.state = step.state
+            woken = self._stop_polling(waiter) if step.state is WaiterState.ON_CONNECTION else []
+        _wake(woken)
+        return step
+
+    def _is_held(self, queue: _WaiterQueue, waiter: Waiter, held: Iterable[Request]) -> bool:
+        """Return True if requests that this process holds, or was just granted, block the first waiter of a queue
+        whatever other processes do. Return False for some time after another process was granted the lock that this
+        process had released.
+        """
+        if waiter.state is WaiterState.LOCAL_WAIT or queue.no_local_waits:
+            queue.no_local_waits = max(0, queue.no_local_waits - 1)
+            return False
+        granted = (earlier.request for earlier in queue.granted if earlier.position < waiter.position)
+        return not waiter.request.fits([*held, *granted], None)
 
     def blocker_of(self, waiter: Waiter) -> Behind | None:
         """Return the blocker of a waiter behind an earlier waiter of this process: the earlier waiter's blocker, or the
@@ -284,7 +308,9 @@ class WaiterQueues:
         self.remove([head for head in heads if head.answer is not False])
         with self._state_lock:
             late = bool(self._polled) and monotonic() > self._poll_at + self._longest_poll
-            woken = [head for head in heads if late or not (head in self._polled or head.waits_locally)]
+            woken = [
+                head for head in heads if late or not (head in self._polled or head.state is WaiterState.LOCAL_WAIT)
+            ]
         _wake(woken)
 
     def _remove(self, waiter: Waiter) -> list[Waiter]:
@@ -314,25 +340,6 @@ class WaiterQueues:
 
     # -- local waits and wakeup locks ---------------------------------------------------------------------------
 
-    def should_wait_locally(self, waiter: Waiter, held: Iterable[Request]) -> bool:
-        """Return True if the waiter should sleep locally for one slice: requests that this process holds (``held``), or
-        was just granted, block it whatever other processes do.
-
-        Return False if another process was granted the lock after our recent releases, and if the previous slice was
-        local, too: if the local copy of the state is wrong, the waiter loses one slice at most.
-        """
-        with self._state_lock:
-            queue = self.queues.get(waiter.ticket.resource)
-            if waiter.answer is not False or queue is None:
-                return False
-            if waiter.waits_locally or queue.no_local_waits:
-                queue.no_local_waits = max(0, queue.no_local_waits - 1)
-                waiter.waits_locally = False
-                return False
-            granted = (earlier.request for earlier in queue.granted if earlier.position < waiter.position)
-            waiter.waits_locally = not waiter.request.fits([*held, *granted], None)
-            return waiter.waits_locally
-
     def grant_next_local(self, resource: str, session: Session, member_id: int) -> None:
         """Poll for the waiters that wait locally. Called on the main connection, right after one of our rows was
         removed.
@@ -341,9 +348,9 @@ class WaiterQueues:
             queue = self.queues.get(resource)
             if queue is None:
                 return
-            chosen = [candidate for candidate in queue.candidates() if candidate.waits_locally]
+            chosen = [waiter for waiter in queue.candidates() if waiter.state is WaiterState.LOCAL_WAIT]
             for waiter in chosen:
-                waiter.waits_locally = False
+                waiter.state = WaiterState.REGISTERED
         try:
             if chosen:
                 self.poll_call(chosen)(session, member_id)
@@ -384,12 +391,6 @@ class WaiterQueues:
 
     # -- polling ------------------------------------------------------------------------------------------------
 
-    def mark_blocking(self, waiter: Waiter) -> None:
-        """Stop polling for a waiter that blocks on a connection, or is about to."""
-        with self._state_lock:
-            woken = self._stop_polling(waiter)
-        _wake(woken)
-
     def _stop_polling(self, waiter: Waiter) -> list[Waiter]:
         self._polled.pop(waiter, None)
         if self._leader is not waiter:
@@ -416,12 +417,6 @@ class WaiterQueues:
                 return self._longest_poll * random.uniform(0.8, 1.2)
             return max(0.0, self._poll_at - now)
 
-    def is_poll_leader(self, waiter: Waiter) -> bool:
-        """Return True if the waiter polls for other waiters too, and so must not block. (A leader without others blocks
-        on a connection as soon as one is free.)
-        """
-        return self._leader is waiter and len(self._polled) > 1
-
     def begin_poll(self, waiter: Waiter, last: bool = False) -> list[Waiter]:
         """Return the waiters for which this one must poll now: none while another waiter polls. ``last``: only
         itself, as it does not sleep again.
@@ -433,7 +428,7 @@ class WaiterQueues:
             queue = self.queues.get(waiter.ticket.resource)
             if waiter.answer is not False or queue is None:
                 return []
-            if queue.state(waiter) is WaiterState.SHARED_WAKEUP:  # poll for the following waiters of its kind, too
+            if queue.can_share(waiter):  # poll for the following waiters of its kind, too
                 queue.shared_kind = None
                 return list(itertools.islice(queue.run_of(waiter), MAX_POLLED))
             if last:
