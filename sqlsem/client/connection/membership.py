@@ -85,31 +85,31 @@ class _WeakOwner:
     """A reference to the owner: weak, but strong while the owner has rows. Calls to a dropped owner do nothing."""
 
     def __init__(self, owner: MembershipOwner) -> None:
-        self._reference = weakref.ref(owner)
+        self.reference = weakref.ref(owner)
         self.pinned: MembershipOwner | None = None  # the owner, while it has rows
 
     def pin(self) -> None:
         """Keep the owner alive: it has rows."""
-        self.pinned = self.pinned or self._reference()
+        self.pinned = self.pinned or self.reference()
 
     def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
-        owner = self._reference()
+        owner = self.reference()
         return [] if owner is None else owner.mark_lost(positions, why)
 
     def wake_waiters(self, positions: Collection[int]) -> None:
-        if (owner := self._reference()) is not None:
+        if (owner := self.reference()) is not None:
             owner.wake_waiters(positions)
 
     def interrupt_overdue(self) -> None:
-        if (owner := self._reference()) is not None:
+        if (owner := self.reference()) is not None:
             owner.interrupt_overdue()
 
     def calls_to_repeat(self) -> Iterable[Callable[[Session, int], object]]:
-        owner = self._reference()
+        owner = self.reference()
         return () if owner is None else owner.calls_to_repeat()
 
     def clean_up(self) -> None:
-        if (owner := self._reference()) is not None:
+        if (owner := self.reference()) is not None:
             owner.clean_up()
 
 
@@ -212,8 +212,7 @@ class Membership:
         with self.state_lock:
             for ticket in tickets:
                 self.tickets[ticket.position] = ticket
-                if self._owner.pinned is None:
-                    self._owner.pin()
+                self._owner.pinned = self._owner.reference()
         self._activity += 1
         if not self._activity % CHECK_EVERY and not self.heartbeat_thread.runs:
             self.wake_heartbeat()

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -122,9 +123,9 @@ class Terms:
         """The client of the lock's coordinator, or of the default one."""
         return self.given_client or client_of(None)
 
-    @property
+    @functools.cached_property
     def requests(self) -> Sequence[AnyRequest]:
-        """Return the requests. Raises `ConfigurationError` if they depend on the arguments of a call."""
+        """The requests. Raises `ConfigurationError` if they depend on the arguments of a call."""
         if self._requests is None:
             raise ConfigurationError(
                 "The name of this lock is computed from a call's arguments, so it can only decorate functions; "
