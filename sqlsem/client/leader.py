@@ -7,7 +7,6 @@ in Python, which the first block installs and the last block removes.
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from sqlsem.client.held.registry import BaseGrant, LostCallback
 from sqlsem.client.operations import terms
 from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.client.operations.terms import Terms
+from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import LockLost, SqlsemError, Unavailable
 from sqlsem.values.locks import WRITE, Duration, Entry, check_call, check_name
 
@@ -35,7 +35,7 @@ __all__ = [
     "watch_sigterm",
 ]
 
-log = logging.getLogger("sqlsem")
+log = safe_logger
 #: The exit code of a process that SIGTERM has ended, as shells report it.
 TERMINATED = 128 + signal.SIGTERM
 #: The longest pause between two attempts to take part in an election.
