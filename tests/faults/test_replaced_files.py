@@ -116,8 +116,6 @@ DIVIDING = [
     folder_replaced_by_a_copy,
     link_led_elsewhere,
 ]
-#: After these there is a copy of the rows, in which the holder looks dead.
-COPYING = [replaced_by_a_copy, folder_replaced_by_a_copy, link_led_elsewhere]
 #: After these the path leads to a database, or to nothing.
 USABLE = [way for way in DIVIDING if way is not replaced_by_a_folder]
 #: After these the database is made anew, beside the beacons of those that have the old one.
@@ -303,16 +301,18 @@ def has_all(channel, url, options, place, keeps, way, grace):
     path = Path(place)
     coordinator = sqlsem.connect(f"sqlite:///{path}", grace=grace, retry=AMPLE["retry"])
     known = uses(coordinator)
-    lost_at = []
-    lock = coordinator.mutex("told", on_lost=lambda _: lost_at.append(time.monotonic()))
+    lost_at, called = [], []
+    lock = coordinator.mutex("told", on_lost=called.append)
     lock.acquire()
+    # Called as the grant is marked as lost; `on_lost` follows, in another thread.
+    lock.grant.state.loss_callbacks.append(lambda: lost_at.append(time.monotonic()))
     channel.tell("has all")
     channel.ask()
     by_name(way)(path)
     channel.tell("done")
     while (command := channel.ask())["do"] != "end":
         if command["do"] == "await loss":
-            until(lambda: lost_at and all(is_lost() for _, is_lost in known.values() if is_lost))
+            until(lambda: called and all(is_lost() for _, is_lost in known.values() if is_lost))
             channel.tell("lost", told=lost_at[0])
         if command["do"] == "acquire more":
             channel.tell("more", had=had(coordinator))
@@ -496,7 +496,7 @@ def test_a_waiter_is_told_and_never_granted_beside_another(spawn, tmp_path, way)
     lost = holder.expect("lost")
     answer = waiter.next()
     if answer["event"] == "granted":  # its request was just being written, and was written again in the new files
-        assert lost["told"] <= answer["at"] or way in COPYING
+        assert lost["told"] <= answer["at"] or way not in MADE_ANEW
         tried = spawn(tries_all, place=str(path)).expect("tried")
         assert tried["had"]["holding"] is False
     else:
