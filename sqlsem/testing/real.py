@@ -2,7 +2,7 @@
 
 The actors' sessions are the shipped ones, divided into steps. So this searches the interleavings that the real SQL
 allows. The database reports nothing: after each step the simulation reads the tables in a session of its own, to see
-what has changed.
+the changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A database server in a simulation: SQLite's engine on a database in memory, with sessions that can break.
 
 A call is one step: other actors may run before its effect, and between its effect and its answer. All sessions share
-one connection, whose outermost transaction is a run. It is rolled back at the end, so that no run leaves anything to
+one connection. Its outermost transaction is a run, and is rolled back at the end, so that no run leaves anything to
 the next one, and prepared statements serve all runs.
 
 The beacon of a member is its session, as on a server: it is missing when the server has noticed the session's end.

@@ -109,7 +109,7 @@ def test_refused_connection_leads_to_polls():
             assert next_step(step.state, refused, NOW, DEFAULT).state is S.POLLED
 
 
-def test_times_are_those_of_the_client():
+def test_times_come_from_the_client():
     timing = Timing(slice=1.0, suspect_slice=0.25, blocked_locally=3.0)
     assert next_step(S.REGISTERED, Facts(), NOW, timing).seconds == 1.0
     assert next_step(S.REGISTERED, Facts(is_suspect=True), NOW, timing).seconds == 0.25

@@ -10,9 +10,9 @@ which its operation carries out before it asks for the next step:
     SHARED_WAKEUP    poll at once
     VICTIM           poll once more, and raise `Deadlock` if that does not grant it
 
-A state is left only by its next step, so each action is bounded by `Step.seconds`. What grants the request is the
-database, in the same way from each state (``Poll`` and ``Grant`` of proof/Queues.tla); the states only decide who asks,
-and when.
+A state is left only by its next step, so each action is bounded by `Step.seconds`. The database grants
+the request, in the same way from each state (``Poll`` and ``Grant`` of proof/Queues.tla); the states only decide which
+waiter asks, and when.
 """
 
 from __future__ import annotations
