@@ -257,9 +257,9 @@ class Holder:
 
     def want(self, name):
         """Let the thread acquire its second lock; return once the request is in the queue."""
-        before = len(self.database.queue(name))
+        before = set(self.database.queue(name))  # (the victim of another cycle may leave meanwhile)
         self.may_want.set()
-        until(lambda: self.ended.is_set() or len(self.database.queue(name)) > before, "the request in the queue")
+        until(lambda: self.ended.is_set() or {*self.database.queue(name)} - before, "the request in the queue")
         return self
 
     def done(self):
