@@ -6,7 +6,6 @@ the next heartbeat does. It relies on the unique id (``uid``) that the database 
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -256,6 +255,10 @@ class Acquisition(WaitingOperation, Generic[G]):
         )
         self.tickets = tickets or []
         member.add(self.tickets)
+        for ticket in self.tickets:
+            if not ticket.granted:
+                # (Not in a call of its own: in a crowd it would come after the calls of all others.)
+                self.client.waiter_queues.drop_wakeup_locks(ticket.resource, session, member_id)
         if self.rolled_back:
             self.forget_rows()
         return tickets is not None
@@ -290,8 +293,6 @@ class Acquisition(WaitingOperation, Generic[G]):
         waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
         queues.add(waiter)
         client.contention_monitor.request_arrived(ticket.resource, ticket.position)
-        if queues.has_many_locks(ticket.resource):
-            yield from self._drop_wakeup_locks(ticket.resource)
         if client.event_bus.has_subscribers("waiting", logging.INFO):
             yield from self._publish_waiting(waiter)
         if self._suspected is None:
@@ -318,14 +319,6 @@ class Acquisition(WaitingOperation, Generic[G]):
         else:
             yield from self._poll(waiter, step)
         return True
-
-    def _drop_wakeup_locks(self, resource: str) -> Effects[None]:
-        """Drop wakeup locks of a long queue that this request has joined."""
-        drop = functools.partial(self.client.waiter_queues.drop_wakeup_locks, resource)
-        try:
-            yield Call("drop_wakeup_locks", drop, 0.0)
-        except SqlsemError as exc:  # the next request tries again, when the queue is longer
-            log.debug("Cannot drop wakeup locks of the waiters for %r: %s", resource, exc)
 
     def _wait_in_session(self, waiter: Waiter, step: Step) -> Effects[bool]:
         """Wait on a connection of the pool. Return False if none was free."""

@@ -371,13 +371,8 @@ class WaiterQueues:
             except SqlsemError as exc:  # the waiters behind them poll from time to time
                 log.debug("Cannot restore the wakeup locks of %r, its waiters poll: %s", resource, exc)
 
-    def has_many_locks(self, resource: str) -> bool:
-        """Return True if so many waiters of a queue have a wakeup lock that dropping some is worth a call."""
-        queue = self.queues.get(resource)
-        return queue is not None and queue.has_many_locks
-
     def drop_wakeup_locks(self, resource: str, session: Session, member_id: int) -> None:
-        """Drop wakeup locks of a long queue. A call on the main connection."""
+        """Drop wakeup locks of a long queue that a request has joined. A call on the main connection."""
         queue = self.queues.get(resource)
         if queue is None or not queue.has_many_locks:
             return
