@@ -7,10 +7,11 @@ No call blocks the event loop. The operations are those of `sqlsem.client`; `sql
 
 driver    runs operations on an event loop
 grants    the grants of tasks
-leading   leaders
+leader    leaders
 locks     locks
-periodic  jobs that run once per period
+once      jobs that run once per period
 rates     rates
+wakeup    wakes an idle event loop at a signal
 """
 
 from __future__ import annotations

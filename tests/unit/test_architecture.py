@@ -93,6 +93,24 @@ def test_every_piece_can_be_seen_whole():
     assert too_long == []
 
 
+def test_heads_of_packages_list_their_modules():
+    """A head that lists modules lists all of them, and no others."""
+    wrong, lists = [], 0
+    for path in MODULES:
+        if path.name != "__init__.py":
+            continue
+        head = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        listed = {match[1] for match in re.finditer(r"^(\w+)(?:\.py|/)?  +\S", head, re.MULTILINE)}
+        if len(listed) > 1:
+            lists += 1
+            there = {p.stem for p in path.parent.glob("*.py")} | {
+                p.parent.name for p in path.parent.glob("*/__init__.py")
+            }
+            wrong += [f"{path.parent.name}: {name}" for name in sorted(listed ^ (there - {"__init__"}))]
+    assert wrong == []
+    assert lists >= 3
+
+
 def test_no_import_hides_in_a_function():
     """A comment beside the import gives the reason: a driver that may be missing, or a module that is slow to load."""
     hidden = []
