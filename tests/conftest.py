@@ -68,6 +68,7 @@ ENGINES = ("sqlite", "postgresql", "mssql")
 #: Fixtures that start other processes, or other servers.
 OTHERS = {"spawn", "agents", "make_database", "own_postgres_server", "start_postgres", "postgres_server"}
 SHARED = "SQLSEM_TEST_SHARED_DIRECTORY"
+BEGAN = pytest.StashKey[float]()  # the seconds of a processor before a test
 OUTSIDE = pytest.StashKey[int]()  # the number of cases that the run leaves out
 MADE = pytest.StashKey[str]()  # that directory, in the run that has made it
 SHOWN = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mssql": "SQL Server", "memory": "memory"}
@@ -203,6 +204,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     faces = metafunc.definition.get_closest_marker("faces")
     if faces and len(faces.args) > 1 and "face" in metafunc.fixturenames:
         metafunc.parametrize("face", faces.args, scope="session")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    item.stash[BEGAN] = selection.processor_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    if call.when == "teardown":  # for selection.Recorder
+        item.user_properties.append(("busy", selection.processor_seconds() - item.stash[BEGAN]))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,6 +1,7 @@
 """Chooses the cases of a run. The default run takes minutes on two cores, so it has a part of the full product.
 
-`durations.txt` lists the slow functions with the seconds of their cases, as ``./test.sh --all --record`` measured them.
+`durations.txt` lists the slow functions: the seconds of a case, and of those the seconds of a processor, as
+``./test.sh --all --record`` measured them.
 
     --default   what `./test.sh` runs: see `is_in_default_run`
     --rest      what the default run leaves out
@@ -12,11 +13,13 @@ All choices are the same in each run and on each machine.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -32,6 +35,8 @@ QUICK = ("tests/unit", "tests/conformance")
 #: From so many seconds a case on, a function is listed, and is not in a quick run; has one case in the default run; has
 #: none there.
 NOTICED, SLOW, NIGHTLY = 0.2, 0.5, 5.0
+#: The same as the last one, in seconds of a processor: two cores have few of them to share.
+BUSY = 0.5
 #: Of a table with more cases, one in so many is taken.
 SMALL, SAMPLE = 4, 4
 
@@ -76,17 +81,28 @@ class Case:
         )
 
 
-def read_durations(path: Path = DURATIONS) -> dict[str, float]:
-    """Return the seconds of a case, by function, for the slow functions."""
-    lines = (line.split(" ", 1) for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
-    return {function: float(seconds) for seconds, function in lines}
+class Cost(NamedTuple):
+    """The seconds of a case, and of those the seconds of a processor."""
+
+    seconds: float = 0.0
+    busy: float = 0.0
+
+    @property
+    def is_nightly(self) -> bool:
+        return self.seconds >= NIGHTLY or self.busy >= BUSY
+
+
+def read_durations(path: Path = DURATIONS) -> dict[str, Cost]:
+    """Return the cost of a case, by function, for the slow functions."""
+    lines = (line.split(" ", 2) for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return {function: Cost(float(seconds), float(busy)) for seconds, busy, function in lines}
 
 
 def _number(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def chosen(kind: str, cases: Sequence[Case], seconds: Mapping[str, float]) -> set[str]:
+def chosen(kind: str, cases: Sequence[Case], costs: Mapping[str, Cost]) -> set[str]:
     """Return the ids of the cases that a run of this kind has."""
     if kind == "all":
         return {case.id for case in cases}
@@ -97,15 +113,17 @@ def chosen(kind: str, cases: Sequence[Case], seconds: Mapping[str, float]) -> se
         return {
             several[0].id
             for function, several in functions.items()
-            if function not in seconds and function.startswith(QUICK)
+            if function not in costs and function.startswith(QUICK)
         }
     default = {
-        case.id for function, several in functions.items() for case in _of_function(several, seconds.get(function, 0.0))
+        case.id
+        for function, several in functions.items()
+        for case in _of_function(several, costs.get(function, Cost()))
     }
     return default if kind == "default" else {case.id for case in cases} - default
 
 
-def _of_function(cases: Sequence[Case], seconds: float) -> Iterable[Case]:
+def _of_function(cases: Sequence[Case], cost: Cost) -> Iterable[Case]:
     """Return the cases of one function in the default run.
 
     A slow function has one case. Of the others, SQLite has both faces, or another engine if SQLite is none of its
@@ -114,9 +132,9 @@ def _of_function(cases: Sequence[Case], seconds: float) -> Iterable[Case]:
     first = cases[0]
     if first.kept:
         return cases
-    if seconds >= NIGHTLY:
+    if cost.is_nightly:
         return []
-    if seconds >= SLOW and first.sample is None:
+    if cost.seconds >= SLOW and first.sample is None:
         return [cases[_number(first.function) % len(cases)]]
     engines = list(dict.fromkeys(case.engine for case in cases))
     home = "sqlite" if "sqlite" in engines else engines[0]
@@ -137,25 +155,35 @@ def _of_function(cases: Sequence[Case], seconds: float) -> Iterable[Case]:
 
 
 class Recorder:
-    """Writes `durations.txt` after a run: of each slow function the median of its cases."""
+    """Writes `durations.txt` after a run: of each slow function the medians of its cases."""
 
     def __init__(self, path: Path = DURATIONS) -> None:
         self.path = path
-        self._seconds: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._costs: defaultdict[str, dict[str, Cost]] = defaultdict(dict)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid.split("[", 1)[0]][report.nodeid] += report.duration
+        cases = self._costs[report.nodeid.split("[", 1)[0]]
+        seconds, busy = cases.get(report.nodeid, Cost())
+        cases[report.nodeid] = Cost(seconds + report.duration, dict(report.user_properties).get("busy", busy))
 
     def pytest_sessionfinish(self) -> None:
-        write_durations({name: list(cases.values()) for name, cases in self._seconds.items()}, self.path)
+        write_durations({name: list(cases.values()) for name, cases in self._costs.items()}, self.path)
 
 
-def write_durations(seconds: Mapping[str, Sequence[float]], path: Path = DURATIONS) -> None:
+def processor_seconds() -> float:
+    """Return the seconds of a processor that this process and its ended children have used."""
+    return sum(os.times()[:4])
+
+
+def write_durations(costs: Mapping[str, Sequence[Cost]], path: Path = DURATIONS) -> None:
     """Write the slow ones of these functions, and keep the entries of functions that did not run."""
     known = read_durations(path) if path.exists() else {}
-    known.update({name: sorted(times)[len(times) // 2] for name, times in seconds.items()})
-    lines = [f"{time:.1f} {name}\n" for name, time in sorted(known.items()) if time >= NOTICED]
-    head = (
-        "# Seconds of a case, by function: the slow ones, as `./test.sh --all --record` measured them (selection.py).\n"
-    )
+    for name, cases in costs.items():
+        known[name] = Cost(*(sorted(values)[len(values) // 2] for values in zip(*cases, strict=True)))
+    lines = [
+        f"{cost.seconds:.1f} {cost.busy:.1f} {name}\n"
+        for name, cost in sorted(known.items())
+        if cost.seconds >= NOTICED
+    ]
+    head = "# Seconds of a case of each slow function, and of a processor (./test.sh --all --record; selection.py).\n"
     path.write_text(head + "".join(lines), encoding="utf-8")
