@@ -140,7 +140,7 @@ class Table:
 @contextlib.contextmanager
 def coordinator_of(table):
     """A runtime that runs effects on the table, and takes the time from the table's clock."""
-    coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
+    coordinator = Coordinator("sqlite:////dev/null/all.db", retry=0.5)
     coordinator.client.execute_effect = table.perform
     with (
         mock.patch.object(waiting, "monotonic", table.now),
