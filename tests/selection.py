@@ -3,7 +3,7 @@
 `durations.txt` lists the slow functions: the seconds of a case, and of those the seconds of a processor, as
 ``./test.sh --all --record`` measured them.
 
-    --default   what `./test.sh` runs: see `is_in_default_run`
+    --default   what `./test.sh` runs: see `_of_function`
     --rest      what the default run leaves out
     --all       both; also when tests are chosen by file, name (``file::test``, ``-k``) or marker (``-m``)
     --quick     while one edits: of each fast function one case, in this process's databases only
@@ -27,17 +27,17 @@ DURATIONS = Path(__file__).with_name("durations.txt")
 KINDS = {
     "default": "the cases that ./test.sh runs",
     "rest": "the cases that the default run leaves out",
-    "all": "all cases of all tables, on all engines and with all faces",
+    "all": "all cases",
     "quick": "of each fast function one case, in SQLite and memory",
 }
 #: Where `--quick` looks.
 QUICK = ("tests/unit", "tests/conformance")
-#: From so many seconds a case on, a function is listed, and is not in a quick run; has one case in the default run; has
-#: none there.
+#: Seconds of a case. From NOTICED on, its function is listed in durations.txt, and is in no quick run. From SLOW on, it
+#: has one case in the default run; from NIGHTLY on, none.
 NOTICED, SLOW, NIGHTLY = 0.2, 0.5, 5.0
-#: The same as the last one, in seconds of a processor: two cores have few of them to share.
+#: Seconds of a processor from which on a function has no case in the default run either: two cores have few to share.
 BUSY = 0.5
-#: Of a table with more cases, one in so many is taken.
+#: A function with more variants than SMALL has one in SAMPLE of them in the default run.
 SMALL, SAMPLE = 4, 4
 
 
@@ -136,20 +136,17 @@ def _of_function(cases: Sequence[Case], cost: Cost) -> Iterable[Case]:
         return []
     if cost.seconds >= SLOW and first.sample is None:
         return [cases[_number(first.function) % len(cases)]]
-    engines = list(dict.fromkeys(case.engine for case in cases))
-    home = "sqlite" if "sqlite" in engines else engines[0]
-    faces = list(dict.fromkeys(case.face for case in cases))
-    variants = {variant: number for number, variant in enumerate(dict.fromkeys(case.variant for case in cases))}
+    home = "sqlite" if any(case.engine == "sqlite" for case in cases) else first.engine
+    is_small = first.sample is None and len({case.variant for case in cases}) <= SMALL
     sample = first.sample or SAMPLE
 
     def is_taken(case: Case) -> bool:
-        number = variants[case.variant]
-        typical = number == 0 or _number(case.function + case.variant) % sample == 0
+        is_typical = case.variant == first.variant or _number(case.function + case.variant) % sample == 0
         if case.engine == home:
-            return typical or (first.sample is None and len(variants) <= SMALL)
-        if case.engine == "memory" or case.face != faces[0]:
-            return typical and _number(case.id) % SAMPLE == 0
-        return typical
+            return is_typical or is_small
+        if case.engine == "memory" or case.face != first.face:
+            return is_typical and _number(case.id) % SAMPLE == 0
+        return is_typical
 
     return filter(is_taken, cases)
 
