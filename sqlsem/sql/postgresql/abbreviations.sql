@@ -35,6 +35,10 @@ AS $$
 -- name: sql
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
+-- name: sql_indexed_definer
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
 -- name: sql_stable
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$

@@ -160,8 +160,7 @@ $$;
 
 -- Return the rows of rates() in JSON, of the 200 rates with the most waiters, then with the latest use.
 CREATE OR REPLACE FUNCTION {schema}.overview_rates() RETURNS json
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{sql_indexed_definer}
     -- feature: rates
     SELECT json_agg(json_build_array(r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in,
                                       r.cap)

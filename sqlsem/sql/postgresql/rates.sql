@@ -473,8 +473,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.rates(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, window_ms bigint, rate_limit bigint, used bigint, idle float, taken bigint, returned bigint,
                waits bigint, free_in float, cap bigint)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{sql_indexed_definer}
     SELECT w.resource_id, w.window_ms, coalesce(f.rate_limit, w.rate_limit), u.used, greatest(0, (n.now_ms - w.seen_ms) / 1000.0)::float,
            w.taken, w.returned, w.waits,
            greatest(f.wait_ms, w.promised_ms - n.now_ms, 0,

@@ -1754,8 +1754,7 @@ RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, 
 -- pattern's.
 CREATE OR REPLACE FUNCTION {schema}.resources()
 RETURNS TABLE (resource_id varchar, cap integer, paused boolean, stale_after float, holding bigint, waiting bigint)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{sql_indexed_definer}
     SELECT n.resource_id, coalesce(n.cap, s.cap), s.paused_at IS NOT NULL, n.stale_after_ms / 1000.0::float,
            coalesce(n.holding, 0), coalesce(n.waiting, 0)
     FROM ((SELECT r.resource_id, r.stale_after_ms FROM {schema}.resource AS r

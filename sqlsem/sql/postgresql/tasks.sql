@@ -1305,9 +1305,7 @@ RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varc
                owner varchar, host varchar, pid integer, error text, result text, put_by name, login name,
                time_limit float, unique_key varchar, cancel_asked_at timestamptz, cancel_asked_by name, task_key varchar,
                task_priority integer, locks text)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
-AS $$
+{sql_indexed_definer}
     WITH asks AS MATERIALIZED (SELECT {schema}.has_role('worker', 'operator', 'reader') AS sees),
     looked AS MATERIALIZED (SELECT l.member_id, l.dead, l.since FROM {schema}.member_liveness() AS l
                             WHERE EXISTS (SELECT FROM {schema}.task AS r WHERE r.status = 'running'
