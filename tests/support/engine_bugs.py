@@ -38,7 +38,7 @@ def no_gate(patch):
         "row",
         lambda self, name, parameters=(): (
             {**dict(rows(self, name, parameters)), "queued": True}
-            if name == "anybody"
+            if name == "resource_state"
             else rows(self, name, parameters)
         ),
     )

@@ -130,7 +130,9 @@ class LockStatements(MemberStatements):
                     self.check_blockers(request, LAST, member_id)
         with self.forks_blocked, self.transaction():
             self.renew_lease(member_id, known=True)
-            state = [self.row("anybody", {"resource": request.resource, "member": member_id}) for request in requests]
+            state = [
+                self.row("resource_state", {"resource": request.resource, "member": member_id}) for request in requests
+            ]
             if not state[0]["known"]:
                 raise self.given_up_error()
             busy = [row["queued"] for row in state]
@@ -368,7 +370,7 @@ class LockStatements(MemberStatements):
     def find_deadlock(self, member_id: int) -> deadlocks.Found | None:
         if self.row("holds_and_waits", (member_id,)) is None:
             return None
-        rows = self.rows("those_who_wait")
+        rows = self.rows("deadlock_candidates")
         waiting = [deadlocks.Row(**{name: row[name] for name in _WAITING}) for row in rows]
         caps = (
             {resource.resource: resource.cap for resource in self.resources() if resource.cap is not None}

@@ -56,7 +56,7 @@ class PriorityStatements(LockStatements):
             own = self._own_entry(request, member_id, uid)
             if own is None and place is not None:
                 return PriorityAnswer(None, False)
-            state = self.row("anybody", {"resource": request.resource, "member": member_id})
+            state = self.row("resource_state", {"resource": request.resource, "member": member_id})
             if state["ageing"] is None:
                 raise priorities_not_set(request.resource)
             if request.limit is None and state["cap"] is None:

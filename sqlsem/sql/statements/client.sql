@@ -51,7 +51,7 @@ SELECT queue_position, revoked_at IS NOT NULL AS revoked FROM {table} WHERE memb
 -- name: deregister_member
 DELETE FROM {schema}_member WHERE member_id = ?
 
--- name: anybody
+-- name: resource_state
 SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
     OR EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource) OR {patterned} AS queued,
        {cap} AS cap,
@@ -374,7 +374,7 @@ SELECT 1 FROM {table} WHERE member_id = ? AND owner IS NOT NULL AND revoked_at I
 GROUP BY owner HAVING max(access_type = 'upgrade') OR count(*) > 1 AND max(granted_at IS NULL)
 LIMIT 1
 
--- name: those_who_wait
+-- name: deadlock_candidates
 -- The rows of owners that wait and have two rows, and the rows that wait ahead of them: without these there is no
 -- deadlock.
 WITH q AS (
