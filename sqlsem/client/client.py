@@ -228,22 +228,21 @@ class DatabaseClient:
             if grant.state.on_lost is not None
         ]
         if lost or claims:
-            _run_in_pool(self.loss_log_pool, self._log_losses, lost, claims, why)
-        self.waiter_queues.wake(positions)
-        self.priority_waiters.wake(positions)
+            _run_in_pool(self.loss_log_pool, self._publish_losses, lost, claims, why)
+        self.wake_waiters(positions)
         for grant in lost:  # local waiters behind these rows must now ask the database
             for ticket in grant.state.tickets:
                 self.notify_waiters(ticket.resource)
         return callbacks
 
-    def _log_losses(self, grants: list[BaseGrant], claims: list[Claim], why: str) -> None:
+    def _publish_losses(self, grants: list[BaseGrant], claims: list[Claim], why: str) -> None:
         for claim in claims:
             log.error("Lost %r: %s", claim, why)
         for grant in grants:
             self.registry.publish_lost(grant.state)
 
-    def wake_waiters(self, positions: Collection[int]) -> None:
-        """Wake the waiters of these rows, so that they notice the removal."""
+    def wake_waiters(self, positions: Collection[int] | None) -> None:
+        """Wake the waiters of these rows (None: all waiters), so that they notice the removal."""
         self.waiter_queues.wake(positions)
         self.priority_waiters.wake(positions)
 

@@ -285,12 +285,15 @@ class Acquisition(WaitingOperation, Generic[G]):
                 )
         return True
 
+    def _request_of(self, ticket: Ticket) -> Request:
+        (request,) = (request for request in self.requests if request.resource == ticket.resource)
+        return request
+
     def _wait_for(self, ticket: Ticket) -> Effects[WaiterState]:
         """Wait until the row is granted, is gone, or the time is up. Return that final state."""
         client, queues = self.client, self.client.waiter_queues
         client.require_open()
-        (request,) = (request for request in self.requests if request.resource == ticket.resource)
-        waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
+        waiter = self.waiters[ticket.position] = Waiter(ticket, self._request_of(ticket), self.new_event())
         queues.add(waiter)
         client.contention_monitor.request_arrived(ticket.resource, ticket.position)
         if client.event_bus.has_subscribers("waiting", logging.INFO):
@@ -370,8 +373,7 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     def publish_row_lost(self, ticket: Ticket) -> None:
         """Publish `lost` for a request whose row was removed while it waited."""
-        (request,) = (request for request in self.requests if request.resource == ticket.resource)
-        fields = self.client.event_bus.common_fields(request, ticket.position, self.caller)
+        fields = self.client.event_bus.common_fields(self._request_of(ticket), ticket.position, self.caller)
         lost = Lost(**fields, held=None, why="its row was taken out of the queue while it waited")
         self.client.event_bus.publish(lost, self.trace)
 
