@@ -3,6 +3,18 @@
 >>> import sqlsem
 >>> with sqlsem.limit("etl", 3):  # doctest: +SKIP
 ...     ...
+
+Most programs need these names:
+
+- `mutex`, `limit`, `read`, `write`, `all_of` make a lock: for ``with``, as a decorator, or with ``acquire`` and
+  ``release``, with the options ``timeout`` and ``note``.
+- The `Grant` that ``with`` gives has ``fence``, ``lost``, ``check`` and ``assert_held``.
+- `Timeout`, `LockLost`, `Deadlock`, `Unavailable` are the errors to expect.
+- `configure` names the database, if no variable or file does.
+
+When you need more: `rate`, `once` and `leader`; then `queue` and `batch` with the classes of tasks; `connect` for
+several databases, `aio` for asyncio, ``Coordinator.admin`` for operators. `stage`, `adopt` and `on` are for special
+cases.
 """
 
 from __future__ import annotations
@@ -47,57 +59,62 @@ if TYPE_CHECKING:
     from sqlsem.ops import metrics as metrics
     from sqlsem.ops import otel as otel
 
-__all__ = [
-    "Admin",
-    "Batch",
-    "BatchFailed",
-    "Call",
-    "ConfigurationError",
-    "Coordinator",
-    "Database",
-    "Deadlock",
-    "Duration",
-    "Grant",
-    "Leader",
-    "Lock",
-    "LockLost",
-    "LockOrderWarning",
-    "NotHeld",
-    "Once",
-    "Queue",
-    "Rate",
-    "RateGrant",
-    "Run",
-    "SchemaError",
-    "Shell",
-    "Sql",
-    "SqlsemError",
-    "Subscription",
-    "Task",
-    "TaskFailed",
-    "TaskInterrupted",
-    "Term",
-    "Timeout",
-    "Unavailable",
-    "Worker",
-    "adopt",
-    "aio",
+__all__ = [  # noqa: RUF022 - by subject, in the order in which programs need them
+    # what most programs need: locks, the database, and what may happen
+    "mutex",
+    "limit",
+    "read",
+    "write",
     "all_of",
-    "batch",
+    "Lock",
+    "Grant",
     "configure",
+    "Timeout",
+    "LockLost",
+    "Deadlock",
+    "Unavailable",
+    # several databases, asyncio, operators; the other errors
+    "aio",
     "connect",
     "default",
     "default_url",
-    "leader",
-    "limit",
-    "mutex",
-    "on",
-    "once",
-    "queue",
+    "Coordinator",
+    "Admin",
+    "Database",
+    "Duration",
+    "SqlsemError",
+    "ConfigurationError",
+    "SchemaError",
+    "NotHeld",
+    "LockOrderWarning",
+    # rates, runs once per period, leaders
     "rate",
-    "read",
+    "Rate",
+    "RateGrant",
+    "once",
+    "Once",
+    "Run",
+    "leader",
+    "Leader",
+    "Term",
+    # work queues and batches
+    "queue",
+    "Queue",
+    "Task",
+    "Worker",
+    "Sql",
+    "Shell",
+    "Call",
+    "TaskFailed",
+    "TaskInterrupted",
+    "batch",
+    "Batch",
+    "BatchFailed",
+    # for special cases
     "stage",
-    "write",
+    "adopt",
+    "on",
+    "Subscription",
 ]
 __version__ = "0.1.0"
 on = global_bus.on

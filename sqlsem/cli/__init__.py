@@ -20,17 +20,26 @@ __all__ = ["main"]
 
 log = logging.getLogger("sqlsem")
 
-#: The module and the variable of each command, in the order of the help.
+#: The commands by the headings of the help, each with its module and variable. The first heading has the commands that
+#: most users need; the other commands come by subject.
 COMMANDS = {
-    **{"init": "schema:init", "run": "run:run", "ls": "locks:ls", "why": "why:why", "history": "locks:history"},
-    **{"put": "tasks:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
-    **{"schedules": "tasks:schedules", "batches": "batches:batches_", "rates": "rates:rates"},
-    **{"set": "locks:set_", "pause": "locks:pause", "resume": "locks:resume"},
-    **{"revoke": "locks:revoke", "reap": "locks:reap", "guard": "guarding:guard"},
-    **{"top": "watch:top", "dashboard": "watch:dashboard", "metrics": "metrics:metrics"},
-    **{"timeline": "nights:timeline", "replay": "nights:replay", "audit": "nights:audit"},
-    **{"sql": "schema:sql_", "config": "config:config_", "doctor": "doctor:doctor", "certify": "certify:certify"},
-    "demo": "demo:demo",
+    "Core": {
+        **{"init": "schema:init", "doctor": "doctor:doctor", "run": "run:run", "ls": "locks:ls", "why": "why:why"},
+        **{"history": "locks:history", "set": "locks:set_", "pause": "locks:pause", "resume": "locks:resume"},
+        "revoke": "locks:revoke",
+    },
+    "Locks": {"rates": "rates:rates", "guard": "guarding:guard"},
+    "Work queue": {
+        **{"put": "tasks:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
+        **{"schedules": "tasks:schedules", "batches": "batches:batches_"},
+    },
+    "Operate": {
+        **{"top": "watch:top", "dashboard": "watch:dashboard", "metrics": "metrics:metrics", "reap": "locks:reap"},
+    },
+    "Reports": {"timeline": "nights:timeline", "audit": "nights:audit", "replay": "nights:replay"},
+    "Database": {
+        **{"config": "config:config_", "sql": "schema:sql_", "certify": "certify:certify", "demo": "demo:demo"},
+    },
 }
 
 
@@ -54,7 +63,8 @@ def _logging(verbose: int) -> Iterator[None]:
 
 @click.group(
     cls=Commands,
-    commands=Loaded(COMMANDS),
+    commands=Loaded({name: place for group in COMMANDS.values() for name, place in group.items()}),
+    headings={heading: tuple(group) for heading, group in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="""\b
 Examples:

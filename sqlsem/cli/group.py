@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import click
@@ -81,10 +81,23 @@ class _InOrder(click.Group):
 
 
 class Commands(_InOrder):
-    """The top group: prints errors as one line, and sets the exit code."""
+    """The top group: lists its commands by headings, prints errors as one line, and sets the exit code."""
 
     #: Print the tracebacks of errors, too.
     traces = False
+
+    def __init__(self, *args: Any, headings: Mapping[str, Sequence[str]], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.headings = headings
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under their headings, all with the same width of the first column."""
+        width = max(map(len, self.commands))
+        for heading, names in self.headings.items():
+            with formatter.section(heading):
+                limit = formatter.width - formatter.current_indent - width - 2
+                rows = [(name.ljust(width), self.commands[name].get_short_help_str(limit)) for name in names]
+                formatter.write_dl(rows)
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command like `click.Group.main`, with our exit codes."""

@@ -35,13 +35,14 @@ def address(value: str) -> tuple[str, int]:
 
 
 @click.command(
+    short_help="Serve metrics for Prometheus.",
     epilog="""\b
 Examples:
   sqlsem metrics                         http://127.0.0.1:9464/metrics
   sqlsem metrics --listen 0.0.0.0:9464   for a Prometheus on another host
   sqlsem metrics --once                  now, to stdout
   sqlsem metrics --once -o sqlsem.prom   into a file, for node_exporter
-"""
+""",
 )
 @click.option(
     "--listen",

@@ -160,7 +160,7 @@ def picture_file(value: str) -> Path:
     return path
 
 
-@click.command(short_help="Draw waiting and holding requests over time, and the use of limits.")
+@click.command(short_help="Draw requests over time, and the use of limits.")
 @click.argument("resource", required=False, type=resource_name)
 @since_option("24h")
 @click.option(

@@ -23,7 +23,7 @@ _queue_name = name_of("The queue's name")
 @click.group(
     cls=Listing,
     invoke_without_command=True,
-    short_help="Show the work queues: counts, the oldest, the rate, limits; set limits and rates.",
+    short_help="Show the work queues: counts, limits and rates; set these.",
 )
 @one_name("queue", _queue_name, "queue", "The queue, should it be named like a command.")
 @json_option
