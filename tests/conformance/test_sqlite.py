@@ -263,9 +263,6 @@ def test_beacon_file_follows_its_member(tmp_path, by_path):
         look.remove()
     assert (beacons.folder / first.name).exists(), "what is held stays"
     os.utime(beacons.folder / first.name, (1, 1))
-    first.touch(60)
-    with beacons.probe(first.name) as look:
-        assert look.seen == 1, "the last sign is young enough"
     first.touch()
     with beacons.probe(first.name) as look:
         assert look.seen == pytest.approx(time.time(), abs=60)
@@ -294,6 +291,21 @@ def test_beacon_file_follows_its_member(tmp_path, by_path):
     (beacons.folder / lost.name).touch()
     assert by_path or not lost.in_place, "another file of that name is not it"
     lost.remove()
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["free", "busy"])
+def test_registration_touches_the_beacon_once_in_an_eighth_of_the_grace(file, is_busy):
+    with contextlib.closing(file.session()) as session:
+        member, eighth = session.register_member("h", 1, "p"), session.options.grace / 8
+        beacon_file = folder_of(file) / session.beacon.name
+        if is_busy:
+            session.register(member, "r", "o", "holder", [Request("q", limit=9)], False)
+        for uid, age, is_touched in (("young", eighth / 2, False), ("old", eighth + 1, True)):
+            os.utime(beacon_file, (1, 1))
+            session.beacon.touched_at = time.monotonic() - age
+            (ticket,) = session.register(member, "r", "o", uid, [Request("q", limit=9)], False)
+            assert (beacon_file.stat().st_mtime > 1) == is_touched
+            session.release(ticket, "released")
 
 
 def test_reap_removes_orphan_beacons(file):

@@ -51,15 +51,14 @@ class Beacon:
         self.name = name
         self._beacons = beacons
         self._lock: int | filelock.BaseFileLock | None = lock
-        self._touched = time.monotonic()
+        self.touched_at = time.monotonic()
         _own_beacons.add(self)
 
-    def touch(self, seldom: float = 0.0) -> None:
-        """Set the file's time to now, unless it was set within the last ``seldom`` seconds."""
-        now = time.monotonic()
-        if self._lock is None or now - self._touched < seldom:
+    def touch(self) -> None:
+        """Set the file's time to now."""
+        if self._lock is None:
             return
-        self._touched = now
+        self.touched_at = time.monotonic()
         # (Only to display the time of death. Whether a member is dead, the lock decides.)
         with contextlib.suppress(OSError):
             os.utime(self._lock if isinstance(self._lock, int) else self._beacons.folder / self.name)

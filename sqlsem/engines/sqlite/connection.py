@@ -87,18 +87,32 @@ class SqliteConnection(StatementSession):
         self.log_is_protected = files.protect_log(self.files, self)
         self.engine.follow_link()
 
+    # A fork in another thread closes the connections, and the last process that closes the database deletes the log. So
+    # no fork may begin between the test for an open connection and the comparison of its files.
+
     def require_in_place(self) -> None:
-        self._check_files(files.OpenFiles.require_in_place)
+        with fork.forks_blocked:
+            self._check_files(files.OpenFiles.require_in_place)
 
     def compare_files(self) -> None:
         """Raise `Replaced` as `require_in_place` does, but compare file by file."""
-        self._check_files(files.OpenFiles.compare)
+        with fork.forks_blocked:
+            self._check_files(files.OpenFiles.compare)
 
     def _check_files(self, compare: Callable[[files.OpenFiles], None]) -> None:
-        # A fork in another thread closes the connections, and the last process that closes the database deletes the
-        # log. So no fork may begin between the test for an open connection and the comparison of its files.
-        with fork.forks_blocked:
-            _compare(self, compare)
+        """Compare the files of an open connection. (A method of its own: an interrupt at a `try` inside a `with` block
+        would keep the lock of that block.)
+        """
+        if self._displaced is not None:
+            raise Replaced(self._displaced)
+        if self.files is not None and self.connection is not None:
+            try:
+                compare(self.files)
+                if self.is_second and self.engine.files is not None:
+                    self.files.require_same(self.engine.files)
+            except Replaced as exc:
+                displace(self.engine, exc)
+                raise
 
     # -- statements ---------------------------------------------------------------------------------------------
 
@@ -196,11 +210,13 @@ class SqliteConnection(StatementSession):
         """Write the log back into the file, if some transactions were written since the last time. This waits for the
         disk. It excludes writers only in SQLite versions that would lose their commits.
         """
-        connection = self.connection
-        if self._written < (1 if at_once else wal.EVERY) or connection is None or connection.in_transaction:
+        if self._written < (1 if at_once else wal.EVERY):
             return
-        self._changed = connection.total_changes
         with contextlib.suppress(sqlite3.Error, SqlsemError), fork.forks_blocked:
+            connection = self.connection
+            if connection is None or connection.in_transaction:
+                return
+            self._changed = connection.total_changes
             self.compare_files()  # (Afterwards a truncated file would no longer be empty.)
             if wal.MUST_BE_ALONE:
                 self._write_back_alone(connection)
@@ -307,22 +323,6 @@ def _open_again(session: SqliteConnection) -> sqlite3.Connection:
         session.disconnect()
         raise
     return cast("sqlite3.Connection", session.connection)
-
-
-def _compare(session: SqliteConnection, compare: Callable[[files.OpenFiles], None]) -> None:
-    """Compare the files of a connection. (A function of its own: an interrupt at a `try` inside a `with` block would
-    keep the lock of that block.)
-    """
-    if session._displaced is not None:
-        raise Replaced(session._displaced)
-    if session.files is not None and session.connection is not None:
-        try:
-            compare(session.files)
-            if session.is_second and session.engine.files is not None:
-                session.files.require_same(session.engine.files)
-        except Replaced as exc:
-            displace(session.engine, exc)
-            raise
 
 
 def displace(engine: SqliteDatabase, exc: Replaced) -> None:

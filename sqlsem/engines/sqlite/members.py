@@ -37,8 +37,9 @@ class SqliteMembers(SqliteConnection, MemberStatements):
         return self.beacon.in_place or self.reattach_member(member_id)
 
     def touch_beacon(self) -> None:
-        if self.beacon is not None:
-            self.beacon.touch(self.options.grace / 8)
+        beacon = self.beacon
+        if beacon is not None and time.monotonic() - beacon.touched_at >= self.options.grace / 8:
+            beacon.touch()
 
     def follow_member(self) -> bool:
         known, self.engine.files = self.engine.files, self.files

@@ -20,30 +20,28 @@ class SqliteShortcuts(SqliteConnection):
     def register_alone(self, values: dict[str, Any]) -> int | None:
         with fork.forks_blocked:
             self.roll_back()
-            inserted = self.run("insert_first", values)
+            inserted = self.run_text(self.queries["insert_first"], values)
             return inserted.lastrowid if inserted.rowcount == 1 else None
 
     def leave_alone(self, values: dict[str, Any]) -> bool:
-        self.roll_back()
-        left = self.run_routine("leave_alone", values) > 0
-        if left:
-            self.wrote()
-        return left
+        with fork.forks_blocked:  # a fork would close the connection, which counts the changed rows
+            self.roll_back()
+            connection = self.connection or self.open_connection()
+            if self.has_routines is not connection:
+                self._create_routines(connection)
+            before = connection.total_changes
+            self.run_text(self.queries["leave_alone"], values)
+            left = connection.total_changes > before
+            if left:
+                self.wrote()
+            return left
 
     def version(self) -> tuple[int, int]:
         return self.row("data_version")["data_version"], id(self.connection)
 
-    def run_routine(self, name: str, parameters: Any) -> int:
-        """Call a routine of client.sql outside of a transaction, and return the number of rows that it has changed.
-
-        The caller holds `fork.forks_blocked`, because the connection counts the rows.
-        """
-        connection = self.connection or self.open_connection()
-        if self.has_routines is not connection:
-            self.rows_of_text("PRAGMA temp_store = MEMORY")
-            for routine in ROUTINES:
-                self.run(routine)
-            self.has_routines = connection
-        before = connection.total_changes
-        self.run(name, parameters)
-        return connection.total_changes - before
+    def _create_routines(self, connection: sqlite3.Connection) -> None:
+        """Prepare an open connection for the routines of client.sql."""
+        self.rows_of_text("PRAGMA temp_store = MEMORY")
+        for routine in ROUTINES:
+            self.run(routine)
+        self.has_routines = connection

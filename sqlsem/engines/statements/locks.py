@@ -119,7 +119,7 @@ class LockStatements(MemberStatements):
     ) -> list[Ticket] | None:
         who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
         if self._came_alone and len(requests) == 1 and self.options.lease is None:
-            self.renew_lease(member_id, known=True)
+            self.touch_beacon()  # (a member with a beacon has no lease to renew)
             position = self.register_alone({**who, **columns(requests[0]), "uid": uid})
             if position is not None:
                 return [Ticket(requests[0].resource, position, requesting_id, True)]
@@ -171,21 +171,18 @@ class LockStatements(MemberStatements):
         return Admission(granted or bool(row["fits"] and not row["paused"]), granted, row["edge"])
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
-        with self.forks_blocked:
-            removed = self._left_alone and self._leave_alone(ticket, outcome)
-            if not removed:
+        removed = False
+        if self._left_alone:
+            key = {"resource": ticket.resource, "position": ticket.position, "requesting_id": ticket.requesting_id}
+            removed = self._left_alone = self.leave_alone({**key, "outcome": outcome})
+        if not removed:  # the resource has other rows, or the row was removed before
+            with self.forks_blocked:
                 with self.transaction():
                     removed, granted = self.leave(ticket, outcome)
                 if granted:
                     self.sleeper.notify(granted)
-            self.write_back()
+        self.write_back()
         return removed
-
-    def _leave_alone(self, ticket: Ticket, outcome: str) -> bool:
-        """Release in one statement. Return False if the resource has other rows, or the row was removed before."""
-        key = {"resource": ticket.resource, "position": ticket.position, "requesting_id": ticket.requesting_id}
-        self._left_alone = self.leave_alone({**key, "outcome": outcome})
-        return self._left_alone
 
     def leave(self, ticket: Ticket, outcome: str) -> tuple[bool, list[int]]:
         """Release in a writing transaction. Return False if the row was removed before; and the positions of the
