@@ -143,7 +143,8 @@ def _read(engine: str, file: str) -> str | None:
     if file == "client.sql" and dialect.is_file():
         # (Abbreviations of the statements may contain words of the dialect, so these are expanded last.)
         words = [line for line in dialect.read_text(encoding="utf-8").splitlines() if line.startswith("-- where ")]
-        text = "\n".join((text, (_FOLDER / "statements" / file).read_text(encoding="utf-8"), *words, ""))
+        # A statement of the engine replaces the one of the same name.
+        text = "\n".join(((_FOLDER / "statements" / file).read_text(encoding="utf-8"), text, *words, ""))
     return text
 
 
@@ -162,8 +163,14 @@ def fill(engine: str, text: str, schema: str = "sqlsem", table: str = "ProcessCo
 
 
 def _expand_word(text: str, word: str, meaning: str) -> str:
-    """Replace a word with an argument, as ``{word:x}``, by its meaning."""
-    return re.sub(rf"\{{{word}:([^{{}}]+)\}}", lambda match: meaning.replace("{x}", match[1]), text)
+    """Replace a word with an argument, as ``{word:x}``, by its meaning. In that, ``{x1}`` is the first of several
+    columns.
+    """
+
+    def mean(match: re.Match[str]) -> str:
+        return meaning.replace("{x1}", match[1].partition(",")[0]).replace("{x}", match[1])
+
+    return re.sub(rf"\{{{word}:([^{{}}]+)\}}", mean, text)
 
 
 @functools.cache

@@ -74,11 +74,15 @@ class TaskLock:
         return {"resource": self.resource, "access": self.access, "limit": self.limit, "weight": self.weight}
 
 
-def task_locks(rows: str | None) -> tuple[TaskLock, ...]:
-    """Return the locks of a task from a database's JSON list of resource, position, access, limit and weight."""
+def task_locks(rows: str | None, *, numbered: bool = False) -> tuple[TaskLock, ...]:
+    """Return the locks of a task from a database's JSON list of resource, position, access, limit and weight.
+    ``numbered``: the rows begin with a number, and are to be sorted by it.
+    """
+    values = json.loads(rows or "[]")
+    if numbered:
+        values = [rest for _, *rest in sorted(values)]
     return tuple(
-        TaskLock(resource, access, limit, weight, position)
-        for resource, position, access, limit, weight in json.loads(rows or "[]")
+        TaskLock(resource, access, limit, weight, position) for resource, position, access, limit, weight in values
     )
 
 

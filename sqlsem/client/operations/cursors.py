@@ -13,6 +13,8 @@ __all__ = ["IDLE", "cursor_of", "refuse_autocommit", "refused"]
 
 #: psycopg's status of a connection without a transaction (`psycopg.pq.TransactionStatus.IDLE`).
 IDLE = 0
+#: The bit of the status of a MySQL session that tells that a transaction is open.
+IN_TRANSACTION = 1
 _ADVICE = (
     "it guards what is written until that transaction ends; begin one (psycopg: with connection.transaction(), Django: "
     "transaction.atomic(), SQLAlchemy: with engine.begin(); else BEGIN, or autocommit off)"
@@ -56,6 +58,8 @@ def refuse_autocommit(cursor: Any, what: str = "assert_held") -> None:
         in_autocommit = (
             begins_none or getattr(connection, "autocommit", None) is True
         ) and not connection.in_transaction
+    elif hasattr(connection, "get_autocommit"):  # PyMySQL
+        in_autocommit = connection.get_autocommit() and not connection.server_status & IN_TRANSACTION
     else:
         return  # the routines of SQL Server check this themselves
     if in_autocommit:

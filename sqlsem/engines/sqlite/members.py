@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.beacons import Beacons
 from sqlsem.engines.sqlite.connection import SqliteConnection
 from sqlsem.engines.sqlite.users import user_name
 from sqlsem.engines.statements.members import MemberStatements
@@ -15,6 +16,10 @@ ORPHANED_SECONDS = 60.0
 
 class SqliteMembers(SqliteConnection, MemberStatements):
     """The beacon of this session's member, and the file that has its rows."""
+
+    @property
+    def beacons(self) -> Beacons:
+        return self.engine.beacons
 
     def login(self) -> str:
         return user_name()

@@ -28,6 +28,8 @@ WAKEUP_SECONDS = 0.1
 class UnixSocketNotifier:
     """The sending and the receiving socket of one session. A waiter is addressed by its position, which is unique."""
 
+    waits_for_rows = False
+
     def __init__(self, database: Path, table: str) -> None:
         self._database, self._table = database, table
         self._prefix: str | None = None
@@ -50,6 +52,10 @@ class UnixSocketNotifier:
                     receiver.close()
                     raise
                 self._receiver = receiver
+
+    def wait_for_row(self, position: int, seconds: float) -> bool:
+        """Return False: a file tells nobody that a row is removed."""
+        return False
 
     def recheck_seconds(self) -> float:
         """Return for how many seconds to poll after a notification. From the third notification without a grant on,

@@ -117,7 +117,7 @@ class AdministrationStatements(BatchStatements):
                 self.check_owner(resource, position, row["member_id"])
         self.recover_batches(None, None)
         for member in self.rows("idle_members"):
-            with self.engine.beacons.probe(member["beacon"]) as probe:
+            with self.beacons.probe(member["beacon"]) as probe:
                 if not probe.held:
                     with self.forks_blocked, self.transaction():
                         self.run("deregister_member", (member["member_id"],))

@@ -148,7 +148,7 @@ class BlockedTaskStatements(LockStatements, FairQueueingStatements):
                 request = {name: lock[name] for name in ("resource", "access", "limit", "weight")}
                 uid = f"blocked {task_id}.{lock['number']}"
                 values = {**owner, **request, "uid": uid, "granted": False, "note": task["note"]}
-                position = self.run("insert", values).lastrowid
+                position = self.insert(values)
                 self.run("lock_waits", {"task": task_id, "number": lock["number"], "position": position})
             self.run("locks_pending", {"task": task_id, "left": len(locks)})
             count += 1

@@ -157,8 +157,7 @@ class LockStatements(MemberStatements):
             tickets = []
             for number, (request, free) in enumerate(zip(requests, granted, strict=True), 1):
                 row_uid = uid if len(requests) == 1 else f"{uid}.{number}"
-                position = self.run("insert", {**who, **columns(request), "uid": row_uid, "granted": free}).lastrowid
-                assert position is not None
+                position = self.insert({**who, **columns(request), "uid": row_uid, "granted": free})
                 tickets.append(Ticket(request.resource, position, requesting_id, free))
         return tickets
 
@@ -265,7 +264,13 @@ class LockStatements(MemberStatements):
                     seen = None
                     continue
             pause = distance.pause(now - quiet_since, self.sleeper.trusted)
-            notified = self.sleeper.wait(min(pause * random.uniform(0.8, 1.2), deadline - now), wakeup)
+            pause = min(pause * random.uniform(0.8, 1.2), deadline - now)
+            if self.sleeper.waits_for_rows and request.weight == request.limit and not admission.allowed:
+                # (The rows ahead must all leave, so the last one of them is the one to wait for.)
+                ahead = self.row("row_ahead", {**key, "access": request.access})["ahead"]
+                if ahead is not None and self.sleeper.wait_for_row(ahead, deadline - now):
+                    continue
+            notified = self.sleeper.wait(pause, wakeup)
 
     def _is_let_in(self, key: dict[str, Any]) -> bool:
         """Return True if the process that sent the notification grants this row. It may be about to commit the

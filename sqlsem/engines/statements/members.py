@@ -47,7 +47,7 @@ class MemberStatements(StatementSession):
         member = self.row("member", (member_id,))
         if member is None:
             return Heartbeat(False)
-        if member["lease_until"] is not None or member["missing_since"] is not None:
+        if self.writes_heartbeats or member["lease_until"] is not None or member["missing_since"] is not None:
             with self.forks_blocked, self.transaction():
                 if self.run("renew", (member_id,)).rowcount != 1:
                     return Heartbeat(False)
@@ -134,15 +134,16 @@ class MemberStatements(StatementSession):
         if member is None:
             return False
         key = {"member": member_id, "beacon": member["beacon"]}
-        with self.engine.beacons.probe(member["beacon"]) as probe:
+        with self.beacons.probe(member["beacon"]) as probe:
             dead = False
             if member["lease_until"] is None:
                 if probe.held:
                     return False
                 dead = probe.held is False
                 if not dead and member["missing_since"] is None:
+                    seen = max(member["heartbeat_at"], probe.seen or 0.0) if self.writes_heartbeats else None
                     with self.forks_blocked, self.transaction():
-                        self.run("miss", key)
+                        self.run("miss", {**key, "seen": seen})
             elif member["lease_until"] >= member["now"]:
                 return False
             with self.forks_blocked, self.transaction():
@@ -166,12 +167,15 @@ class MemberStatements(StatementSession):
             return True, None
         if lease_until is not None:
             return lease_until < now, now - row["heartbeat_at"] if lease_until < now else None
-        with self.engine.beacons.probe(row["beacon"]) as probe:
+        with self.beacons.probe(row["beacon"]) as probe:
             if probe.held:
                 return False, None
+            seen = min(now, max(row["heartbeat_at"], probe.seen or 0.0))
+            if since is None and self.writes_heartbeats:
+                since = seen
             dead = probe.held is False or (since is not None and since + grace <= now)
             if since is None:
-                since = min(now, max(row["heartbeat_at"], probe.seen or 0.0))
+                since = seen
         return dead, max(0.0, now - since)
 
     def lives(self, member_id: int) -> bool:

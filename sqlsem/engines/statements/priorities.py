@@ -63,8 +63,7 @@ class PriorityStatements(LockStatements):
                 raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
             before = self._before(request, own)
             if before is None and self.admission(request, LAST).allowed:
-                position = self.run("insert", {**who, **columns(request), "uid": uid, "granted": True}).lastrowid
-                assert position is not None
+                position = self.insert({**who, **columns(request), "uid": uid, "granted": True})
                 if own is not None:
                     self.remove(priority_queue(request.resource), own["queue_position"], requesting_id, "released")
                 return PriorityAnswer(Ticket(request.resource, position, requesting_id, True), True)
@@ -73,8 +72,7 @@ class PriorityStatements(LockStatements):
             if own is not None:
                 return self._waiting_answer(own["queue_position"], requesting_id, request, before)
             values = {**who, **columns(priority_entry(request)), "uid": f"{uid}.1", "granted": True}
-            position = self.run("insert", values).lastrowid
-            assert position is not None
+            position = self.insert(values)
             return self._waiting_answer(position, requesting_id, request, before)
 
     @staticmethod

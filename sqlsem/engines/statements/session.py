@@ -60,6 +60,10 @@ class Sleeper(Protocol):
     #: True if a notification ended the last successful wait.
     trusted: bool
 
+    @property
+    def waits_for_rows(self) -> bool:
+        """True if a waiter can sleep until a certain row is removed."""
+
     def listen(self, position: int) -> None:
         """Receive notifications for this position, until the next call or `stop`."""
 
@@ -71,6 +75,11 @@ class Sleeper(Protocol):
         notification.
         """
 
+    def wait_for_row(self, position: int, seconds: float) -> bool:
+        """Sleep until the row at this position is removed, up to ``seconds``; return False if that is not possible.
+        Only for a sleeper that ``waits_for_rows``.
+        """
+
     def recheck_seconds(self) -> float:
         """Return for how many seconds to poll after a notification."""
 
@@ -80,8 +89,6 @@ class Sleeper(Protocol):
 
 class StatementEngine(Engine):
     """An engine of sessions that run statements."""
-
-    beacons: Beacons
 
     @property
     @abc.abstractmethod
@@ -95,6 +102,9 @@ class StatementSession(TableSession):
     engine: StatementEngine
     sleeper: Sleeper
     member_id: int | None = None  # the member of the main session
+    #: True if each heartbeat is written. Then the grace of a member without its beacon begins at the last one, and else
+    #: when the beacon is first missed.
+    writes_heartbeats = False
     given_up = False  # True after the member was found removed: no further call can succeed
 
     def __init__(self, engine: StatementEngine) -> None:
@@ -152,7 +162,18 @@ class StatementSession(TableSession):
     def version(self) -> object:
         """Return a value that changes whenever another connection has written."""
 
+    def insert(self, values: dict[str, Any]) -> int:
+        """Insert the row of a request, in a writing transaction; return its position."""
+        position = self.run("insert", values).lastrowid
+        assert position is not None
+        return position
+
     # -- members --------------------------------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def beacons(self) -> Beacons:
+        """The beacons of all members."""
 
     @abc.abstractmethod
     def login(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlsem.engines.statements.fair_queueing import FairQueueingStatements, key_hash
+from sqlsem.engines.statements.locks import LAST
 from sqlsem.engines.statements.session import StatementEngine
 from sqlsem.engines.statements.values import shown
 from sqlsem.insight.patterns import no_limit_set
@@ -93,7 +94,7 @@ class TaskStatements(FairQueueingStatements):
         self.run("put_task", values)
         task_id = int(self.row("put_before", before)["task_id"])
         if previous is not None and previous["status"] != "running":
-            self.run("superseded_by", {"task": previous["task_id"], "by": task_id})
+            self.run("superseded_by", {"task": previous["task_id"], "error": f"replaced by task {task_id}"})
         return task_id
 
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
@@ -227,10 +228,10 @@ class TaskStatements(FairQueueingStatements):
             "maximum": skip + maximum,
         }
         if status in ("running", "lost"):
-            criteria["maximum"] = -1  # (Only after the read is it known which members are dead.)
+            criteria["maximum"] = LAST  # (Only after the read is it known which members are dead.)
         entries = []
         for row in self.rows("page_tasks", criteria):
-            entry = shown(TaskEntry, row, locks=task_locks(row["locks"]))
+            entry = shown(TaskEntry, row, locks=task_locks(row["locks"], numbered=True))
             if self.missing(row)[0]:
                 entry = dataclasses.replace(entry, status="lost")
             if status is None or entry.status == status:

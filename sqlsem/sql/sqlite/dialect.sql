@@ -2,16 +2,27 @@
 -- in a statement, {x} here is the argument.
 --
 -- clock: the time, by the host's clock, in seconds since 1970. greatest, least: of their arguments. same: equal, or both
--- NULL. real: a type. rowid: the number of a row that has no other. json_array_of: an aggregate function.
--- index: read by this index. numbers, texts: a parameter with a JSON array, as a table with one column, value.
--- upsert: update the row with these columns if there is one, to the values that follow; new: of these the one to insert.
--- keep_row: do nothing if there is a row with these columns. replace_into: insert a row in place of the one with its key.
+-- NULL. real, integer: types. whole: the next lower integer. div: division of integers. length: in characters. random:
+-- from 0 to 1. after_all: a value that sorts after all times. rowid: the number of a row that has no other.
+-- json_text: the text at a path. json_array_of: an aggregate function. index: read by this index. numbers, texts: a
+-- parameter with a JSON array, as a table with one column, value. upsert: update the row with these columns if there is
+-- one, to the values that follow (in order: none reads a column that an earlier one has set); new: of these the one to
+-- insert. keep_row: do nothing if there is a row with these columns ({x1}: the first of these). replace_into: insert a row
+-- in place of the one with its key.
 -- where {clock} is (julianday('now') - 2440587.5) * 86400.0
 -- where {greatest} is max
 -- where {least} is min
 -- where {same} is IS
 -- where {real} is REAL
+-- where {integer} is INTEGER
+-- where {whole:x} is CAST({x} AS INTEGER)
+-- where {div} is /
+-- where {length} is length
+-- where {newline} is char(10)
+-- where {random} is (abs(random() % 1000) / 1000.0)
+-- where {after_all} is x'ffffffffffffffff'
 -- where {rowid} is rowid
+-- where {json_text:x} is json_extract({x})
 -- where {json_array_of} is json_group_array
 -- where {index:x} is INDEXED BY {schema}_{x}
 -- where {numbers:x} is json_each(:{x})

@@ -247,21 +247,21 @@ CREATE TABLE {schema}_task (
     CHECK ((task_key IS NULL) = (task_hash IS NULL))
 );
 -- Claims read only these indexes of open tasks. Their keys do not change from put to end.
-CREATE INDEX {schema}_task_open ON {schema}_task (queue_name, task_order, task_id) WHERE is_open;
-CREATE INDEX {schema}_task_by_priority ON {schema}_task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
+CREATE INDEX {schema}_task_open ON {schema}_task (queue_name, task_order, task_id) WHERE is_open = 1;
+CREATE INDEX {schema}_task_by_priority ON {schema}_task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open = 1 AND task_priority <> 0;
 CREATE INDEX {schema}_task_running ON {schema}_task (queue_name) WHERE status = 'running';
 CREATE INDEX {schema}_task_blocked ON {schema}_task (queue_name, task_order, locks_pending, task_priority DESC, task_id)
-    WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
+    WHERE is_open = 1 AND status = 'pending' AND lock_count IS NOT NULL;
 CREATE INDEX {schema}_task_fair ON {schema}_task (queue_name, task_order, task_hash, task_priority DESC, task_id)
-    WHERE is_open AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL;
+    WHERE is_open = 1 AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL;
 CREATE INDEX {schema}_task_plain ON {schema}_task (queue_name, task_order, task_id)
-    WHERE is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL;
+    WHERE is_open = 1 AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL;
 -- Only tasks that were put for later, or wait for their next attempt: other tasks cost nothing here.
 CREATE INDEX {schema}_task_later ON {schema}_task (queue_name, task_order, ready_at)
     WHERE status = 'pending' AND lock_count IS NULL AND ready_at > put_at;
-CREATE INDEX {schema}_task_ended ON {schema}_task (ended_at) WHERE NOT is_open;
+CREATE INDEX {schema}_task_ended ON {schema}_task (ended_at) WHERE is_open = 0;
 CREATE UNIQUE INDEX {schema}_task_put ON {schema}_task (put_uid);
-CREATE UNIQUE INDEX {schema}_task_unique ON {schema}_task (queue_name, unique_key) WHERE is_open AND unique_key IS NOT NULL;
+CREATE UNIQUE INDEX {schema}_task_unique ON {schema}_task (queue_name, unique_key) WHERE is_open = 1 AND unique_key IS NOT NULL;
 
 -- One row for each ended attempt.
 CREATE TABLE {schema}_task_log (

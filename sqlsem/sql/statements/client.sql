@@ -3,10 +3,11 @@
 --
 -- Times are seconds since 1970. The words that differ between databases are in dialect.sql of the engine.
 -- where {status_after} is CASE WHEN :outcome = 'finished' THEN 'finished' WHEN :outcome = 'cancelled' OR cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending' ELSE 'failed' END
--- where {error_after} is CASE WHEN cancel_asked_by IS NULL OR :outcome = 'finished' THEN :error ELSE 'cancelled by ' || cancel_asked_by || coalesce(char(10) || :error, '') END
--- where {cap} is coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), (SELECT cap FROM {schema}_limit_pattern WHERE substr(:resource, 1, length(prefix)) = prefix ORDER BY length(prefix) DESC LIMIT 1))
--- where {patterned} is EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(:resource, 1, length(prefix)) = prefix)
+-- where {error_after} is CASE WHEN cancel_asked_by IS NULL OR :outcome = 'finished' THEN :error ELSE 'cancelled by ' || cancel_asked_by || coalesce({newline} || :error, '') END
+-- where {cap} is coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), (SELECT cap FROM {schema}_limit_pattern WHERE substr(:resource, 1, {length}(prefix)) = prefix ORDER BY {length}(prefix) DESC LIMIT 1))
+-- where {patterned} is EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(:resource, 1, {length}(prefix)) = prefix)
 -- where {end_of_time} is 253370764800.0
+-- where {expired_tasks} is SELECT task_id FROM (SELECT task_id FROM {schema}_task WHERE is_open = 0 AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days') ORDER BY ended_at LIMIT :maximum) AS expired
 
 -- name: settings
 SELECT name, value FROM {schema}_setting
@@ -72,7 +73,7 @@ SELECT coalesce(sum(weight), 0) + :weight
            AS let_in
 FROM (SELECT queue_position, weight, concurrency_limit FROM {table}
       WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
-      ORDER BY queue_position LIMIT :places)
+      ORDER BY queue_position LIMIT :places) AS ahead
 
 -- name: places
 -- The limit of a request that names none: the operator's, or that of the first row ahead that names one.
@@ -89,6 +90,11 @@ SELECT queue_position, member_id FROM {table}
 WHERE resource_id = :resource AND queue_position >= :first AND queue_position < :position
   AND (:access = 'write' OR access_type <> :access)
 ORDER BY queue_position LIMIT :maximum
+
+-- name: row_ahead
+-- The last conflicting row before a position.
+SELECT max(queue_position) AS ahead FROM {table}
+WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
 
 -- name: pass
 -- The columns that the rule needs, of a resource's rows after a position, in order, and without one of them.
@@ -138,8 +144,8 @@ SELECT window_ms, slot, used, rate_limit, burst FROM {schema}_rate_slot WHERE re
 INSERT INTO {schema}_rate_window (resource_id, window_ms, rate_limit, seen_ms, full_us, taken, returned, waits, burst, cap, cap_by)
 VALUES (:resource, :window, :limit, :seen, :full, :taken, :returned, :waits, :burst, :cap, CASE WHEN :cap IS NOT NULL THEN :login END)
 {upsert:resource_id, window_ms} rate_limit = {new:rate_limit}, seen_ms = {new:seen_ms}, full_us = {new:full_us}, taken = {new:taken},
-    returned = {new:returned}, waits = {new:waits}, burst = {new:burst}, cap = {new:cap},
-    cap_by = CASE WHEN cap {same} {new:cap} THEN cap_by ELSE {new:cap_by} END
+    returned = {new:returned}, waits = {new:waits}, burst = {new:burst},
+    cap_by = CASE WHEN cap {same} {new:cap} THEN cap_by ELSE {new:cap_by} END, cap = {new:cap}
 
 -- name: drop_rate_window
 DELETE FROM {schema}_rate_window WHERE resource_id = :resource AND window_ms = :window
@@ -163,7 +169,7 @@ DELETE FROM {schema}_rate_window WHERE cap IS NULL AND seen_ms + 2 * window_ms <
 -- name: find
 SELECT resource_id, queue_position, requesting_id, granted_at IS NOT NULL AND revoked_at IS NULL AS granted FROM {table}
 WHERE member_id = :member AND request_uid >= :uid AND request_uid < :uid || '/'
-  AND (request_uid = :uid OR substr(request_uid, 1, length(:uid) + 1) = :uid || '.')
+  AND (request_uid = :uid OR substr(request_uid, 1, {length}(:uid) + 1) = :uid || '.')
 ORDER BY queue_position
 
 -- name: insert
@@ -224,17 +230,17 @@ ORDER BY queue_position LIMIT 32
 -- name: free_readers
 -- The waiting readers behind a position for which there is room. (Not blocked tasks, which must hold nothing.) held_up:
 -- only an operator's pause or cap blocks the reader.
-SELECT queue_position, paused OR load + weight > cap AS held_up
+SELECT queue_position, paused OR taken + weight > cap AS held_up
 FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight, member_id,
-             coalesce(sum(CASE WHEN access_type <> 'read' THEN weight END) OVER ahead, 0) AS load,
+             coalesce(sum(CASE WHEN access_type <> 'read' THEN weight END) OVER ahead, 0) AS taken,
              {least}(coalesce(concurrency_limit, 9223372036854775807),
                  coalesce(min(CASE WHEN access_type <> 'read' THEN concurrency_limit END) OVER ahead, 9223372036854775807)) AS declared
       FROM {table} WHERE resource_id = :resource
-      WINDOW ahead AS (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)),
+      WINDOW ahead AS (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS q,
      (SELECT coalesce({cap}, 9223372036854775807) AS cap, count(paused_at) > 0 AS paused
-      FROM {schema}_resource WHERE resource_id = :resource)
+      FROM {schema}_resource WHERE resource_id = :resource) AS s
 WHERE queue_position > :position AND access_type = 'read' AND granted_at IS NULL AND revoked_at IS NULL
-  AND load + weight <= declared AND member_id NOT IN (SELECT member_id FROM {schema}_queue_proxy WHERE member_id IS NOT NULL)
+  AND taken + weight <= declared AND member_id NOT IN (SELECT member_id FROM {schema}_queue_proxy WHERE member_id IS NOT NULL)
 
 -- name: set_access
 UPDATE {table} SET access_type = :access WHERE resource_id = :resource AND queue_position = :position
@@ -249,8 +255,7 @@ WHERE resource_id = :resource AND queue_position = :position AND requesting_id =
 SELECT NOT EXISTS (
     SELECT 1 FROM {schema}_once_run
     WHERE once_name = :name
-      AND CAST(granted_at * 1000 AS INTEGER)
-          >= (CAST(coalesce(:at, {clock}) * 1000 AS INTEGER) - :offset_ms) / :per_ms * :per_ms + :offset_ms) AS due
+      AND {whole:granted_at * 1000} >= ({whole:coalesce(:at, {clock}) * 1000} - :offset_ms) {div} :per_ms * :per_ms + :offset_ms) AS due
 
 -- name: mark_once
 INSERT INTO {schema}_once_run (once_name, granted_at, done_at, queue_position, requesting_id, login)
@@ -301,7 +306,7 @@ FROM {table} WHERE member_id = ? AND revoked_at IS NULL ORDER BY queue_position
 -- name: adopted_rows
 SELECT resource_id AS resource, queue_position AS position, access_type AS access, concurrency_limit AS "limit", weight, note
 FROM {table}
-WHERE member_id = :member AND (request_uid = :uid OR substr(request_uid, 1, length(:uid) + 1) = :uid || '.')
+WHERE member_id = :member AND (request_uid = :uid OR substr(request_uid, 1, {length}(:uid) + 1) = :uid || '.')
 ORDER BY queue_position
 
 -- name: note_adoption
@@ -338,7 +343,8 @@ WHERE t.member_id = :member
 DELETE FROM {table} WHERE member_id = :member
 
 -- name: miss
-UPDATE {schema}_member SET missing_since = {clock}
+-- (:seen: the last sign of life, where heartbeats are written.)
+UPDATE {schema}_member SET missing_since = coalesce(:seen, {clock})
 WHERE member_id = :member AND beacon {same} :beacon AND missing_since IS NULL
 
 -- name: given_up
@@ -387,7 +393,7 @@ WITH q AS (
     SELECT *, max(CASE WHEN busy AND waits THEN queue_position END) OVER (PARTITION BY resource_id) AS last FROM q
 )
 SELECT r.queue_position AS position, r.resource_id AS resource, r.member_id AS member, r.owner, r.access_type AS access,
-       CAST(r.concurrency_limit AS INTEGER) AS "limit", CAST(r.weight AS INTEGER) AS weight,
+       CAST(r.concurrency_limit AS {integer}) AS "limit", CAST(r.weight AS {integer}) AS weight,
        r.granted_at IS NOT NULL AS granted, m.host, m.pid
 FROM r LEFT JOIN {schema}_member AS m ON m.member_id = r.member_id
 WHERE r.busy OR r.waits AND r.queue_position < r.last
@@ -421,7 +427,7 @@ SELECT resource_id AS resource, queue_position AS position, access_type AS acces
        outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, {rowid} AS rowid
 FROM {schema}_history {index:history_outcome}
 WHERE outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
-  AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (a blob sorts after all numbers)
+  AND ended_at <= coalesce({clock} - :until, {after_all})
   AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
 ORDER BY ended_at DESC, {rowid} DESC LIMIT :maximum
 
@@ -432,7 +438,7 @@ SELECT resource_id AS resource, queue_position AS position, access_type AS acces
        outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, {rowid} AS rowid
 FROM {schema}_history {index:history_resource}
 WHERE resource_id = :resource AND outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
-  AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (a blob sorts after all numbers)
+  AND ended_at <= coalesce({clock} - :until, {after_all})
   AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
 ORDER BY ended_at DESC, {rowid} DESC LIMIT :maximum
 
@@ -469,9 +475,11 @@ ORDER BY r.batch_id DESC
 -- name: recent_holds
 -- The newest holds of each of these resources that ended normally, read by the index.
 SELECT h.resource_id, {greatest}(0.0, h.ended_at - h.granted_at) AS held, {greatest}(0.0, h.granted_at - h.requested_at) AS waited, h.note, h.program
-FROM {texts:resources} AS w JOIN {schema}_history AS h ON h.{rowid} IN (
-    SELECT p.{rowid} FROM {schema}_history AS p {index:history_resource}
-    WHERE p.resource_id = w.value AND p.outcome = 'released' ORDER BY p.ended_at DESC LIMIT 200)
+FROM {texts:resources} AS w JOIN {schema}_history AS h {index:history_resource}
+    ON h.resource_id = w.value AND h.outcome = 'released'
+       AND h.ended_at >= coalesce((SELECT p.ended_at FROM {schema}_history AS p {index:history_resource}
+                                   WHERE p.resource_id = w.value AND p.outcome = 'released'
+                                   ORDER BY p.ended_at DESC LIMIT 1 OFFSET 199), -1e300)
 WHERE h.granted_at IS NOT NULL
 ORDER BY w.value, h.ended_at DESC, h.queue_position DESC
 
@@ -510,10 +518,10 @@ DELETE FROM {schema}_limit_pattern WHERE prefix = ?
 -- The number of requests that name no limit and for which no limit is set any more, and one of their resources.
 SELECT count(*) AS number, min(t.resource_id) AS resource
 FROM {table} AS t
-WHERE (t.resource_id = :resource OR substr(t.resource_id, 1, length(:prefix)) = :prefix)
+WHERE (t.resource_id = :resource OR substr(t.resource_id, 1, {length}(:prefix)) = :prefix)
   AND t.concurrency_limit IS NULL AND t.member_id IS NOT NULL
   AND NOT EXISTS (SELECT 1 FROM {schema}_resource AS o WHERE o.resource_id = t.resource_id AND o.cap IS NOT NULL)
-  AND NOT EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(t.resource_id, 1, length(prefix)) = prefix)
+  AND NOT EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(t.resource_id, 1, {length}(prefix)) = prefix)
 
 -- name: members_of
 SELECT member_id FROM {schema}_member WHERE member_id = :member OR login = :login ORDER BY member_id
@@ -540,11 +548,11 @@ ORDER BY operation_id DESC LIMIT :maximum
 
 -- name: prune_operations
 DELETE FROM {schema}_operation WHERE operation_id IN (
-    SELECT operation_id FROM (SELECT operation_id, done_at FROM {schema}_operation ORDER BY operation_id LIMIT ?)
+    SELECT operation_id FROM (SELECT operation_id, done_at FROM {schema}_operation ORDER BY operation_id LIMIT ?) AS oldest,
+                             (SELECT max(operation_id) AS last_id FROM {schema}_operation) AS newest
     WHERE done_at < {clock}
                     - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
-       OR operation_id <= (SELECT max(operation_id) FROM {schema}_operation)
-                          - (SELECT value FROM {schema}_setting WHERE name = 'history_rows'))
+       OR operation_id <= last_id - (SELECT value FROM {schema}_setting WHERE name = 'history_rows'))
 
 -- name: delete_empty_settings
 DELETE FROM {schema}_resource
@@ -564,7 +572,7 @@ SELECT resource_id, queue_position FROM {table}
 -- name: idle_members
 SELECT member_id, beacon FROM {schema}_member
 WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NULL)
-  AND member_id NOT IN (SELECT member_id FROM {schema}_task WHERE is_open AND member_id IS NOT NULL)
+  AND member_id NOT IN (SELECT member_id FROM {schema}_task WHERE is_open = 1 AND member_id IS NOT NULL)
   AND member_id NOT IN (SELECT member_id FROM {schema}_batch_part WHERE status = 'running' AND member_id IS NOT NULL)
   AND member_id NOT IN (SELECT callback_member FROM {schema}_batch WHERE callback_status = 'running' AND callback_member IS NOT NULL)
   AND coalesce(lease_until, joined_at + grace_ms / 1000.0) < {clock}
@@ -575,11 +583,11 @@ SELECT beacon FROM {schema}_member
 -- name: prune
 -- (Reads only the oldest rows, however long the history is.)
 DELETE FROM {schema}_history WHERE {rowid} IN (
-    SELECT {rowid} FROM (SELECT {rowid}, ended_at FROM {schema}_history ORDER BY {rowid} LIMIT ?)
+    SELECT number FROM (SELECT {rowid} AS number, ended_at FROM {schema}_history ORDER BY {rowid} LIMIT ?) AS oldest,
+                       (SELECT max({rowid}) AS last_number FROM {schema}_history) AS newest
     WHERE ended_at < {clock}
                      - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
-       OR {rowid} <= (SELECT max({rowid}) FROM {schema}_history)
-                   - (SELECT value FROM {schema}_setting WHERE name = 'history_rows'))
+       OR number <= last_number - (SELECT value FROM {schema}_setting WHERE name = 'history_rows'))
 
 -- The work queue: see the comments of PostgreSQL's tasks.sql.
 
@@ -601,7 +609,7 @@ WHERE put_uid = :uid AND lock_count IS NOT NULL
 SELECT t.task_id FROM {texts:uids} AS u JOIN {schema}_task AS t ON t.put_uid = u.value ORDER BY t.task_id
 
 -- name: task_of_key
-SELECT task_id, status, put_by FROM {schema}_task WHERE queue_name = :queue AND unique_key = :key AND is_open
+SELECT task_id, status, put_by FROM {schema}_task WHERE queue_name = :queue AND unique_key = :key AND is_open = 1
 
 -- name: give_up_key
 UPDATE {schema}_task SET unique_key = NULL WHERE task_id = ?
@@ -610,30 +618,30 @@ UPDATE {schema}_task SET unique_key = NULL WHERE task_id = ?
 UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock} WHERE task_id = ?
 
 -- name: superseded_by
-UPDATE {schema}_task SET error = 'replaced by task ' || :by WHERE task_id = :task
+UPDATE {schema}_task SET error = :error WHERE task_id = :task
 
 -- name: next_pending
 SELECT task_id FROM {schema}_task {index:task_plain}
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL
+WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL
   AND ready_at <= {greatest}({clock}, put_at)  -- (put_at: the clock may have gone back since)
-  AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
+  AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open = 1)
 ORDER BY task_id LIMIT 1
 
 -- name: next_group
 SELECT task_id, kind, losses FROM {schema}_task {index:task_plain}
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL
+WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL
   AND ready_at <= {greatest}({clock}, put_at)
-  AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
+  AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open = 1)
 ORDER BY task_id LIMIT :maximum
 
 -- name: uses_fair_queueing
 -- True if the queue has limits, or tasks with keys. PostgreSQL's tasks.sql explains fair queueing.
 SELECT EXISTS (SELECT 1 FROM {schema}_queue_setting WHERE queue_name = :queue)
     OR EXISTS (SELECT 1 FROM {schema}_task {index:task_fair}
-               WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL) AS turns
+               WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL) AS turns
 
 -- name: order_of_turns
-SELECT (SELECT min(task_order) FROM {schema}_task {index:task_open} WHERE queue_name = :queue AND is_open) AS task_order,
+SELECT (SELECT min(task_order) FROM {schema}_task {index:task_open} WHERE queue_name = :queue AND is_open = 1) AS task_order,
        (SELECT task_limit FROM {schema}_queue_setting WHERE queue_name = :queue) AS task_limit
 
 -- name: running_keys
@@ -642,16 +650,15 @@ WHERE queue_name = :queue AND status = 'running' GROUP BY 1
 
 -- name: next_key_hashes
 -- The task_hash of the next keys after a hash that have pending tasks.
-WITH RECURSIVE turns (task_hash) AS (
-    SELECT min(task_hash) FROM {schema}_task {index:task_fair}
-    WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL
+WITH RECURSIVE turns (task_hash, number) AS (
+    SELECT min(task_hash), 1 FROM {schema}_task {index:task_fair}
+    WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND task_hash IS NOT NULL AND lock_count IS NULL
       AND task_order = :order AND task_hash > :beyond AND task_hash < :until
     UNION ALL
     SELECT (SELECT min(t.task_hash) FROM {schema}_task AS t {index:task_fair}
-            WHERE t.queue_name = :queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NULL AND t.task_hash > k.task_hash
-              AND t.task_hash < :until AND t.task_order = :order)
-    FROM turns AS k WHERE k.task_hash IS NOT NULL
-    LIMIT :maximum)
+            WHERE t.queue_name = :queue AND t.is_open = 1 AND t.status = 'pending' AND t.lock_count IS NULL AND t.task_hash > k.task_hash
+              AND t.task_hash < :until AND t.task_order = :order), number + 1
+    FROM turns AS k WHERE k.task_hash IS NOT NULL AND number < :maximum)
 SELECT task_hash FROM turns WHERE task_hash IS NOT NULL
 
 -- name: heavy_keys
@@ -669,14 +676,14 @@ WHERE ({clock} * 1000 >= w.since_ms AND {clock} * 1000 < w.free_ms) IS NOT TRUE
 
 -- name: first_task_of_key
 SELECT task_id, task_priority FROM {schema}_task {index:task_fair}
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NULL AND task_hash = :turn AND task_order = :order
+WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND lock_count IS NULL AND task_hash = :turn AND task_order = :order
   AND ready_at <= {greatest}({clock}, put_at)
 ORDER BY task_priority DESC, task_id LIMIT 1
 
 -- name: first_without_key
 -- Tasks that were put before the queue had keys, limits or priorities, and so have no priority.
 SELECT task_id, task_priority FROM {schema}_task {index:task_plain}
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL AND task_order = :order
+WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL AND task_order = :order
   AND ready_at <= {greatest}({clock}, put_at)
 ORDER BY task_id LIMIT 1
 
@@ -686,7 +693,7 @@ SELECT * FROM (
            task_rate, task_ms / 1000.0 AS task_per, key_rate, key_ms / 1000.0 AS key_per FROM {schema}_queue_setting
     UNION ALL
     SELECT queue_name, task_key, task_limit, NULL, weight, set_at, set_by, task_rate, task_ms / 1000.0, NULL, NULL
-    FROM {schema}_queue_key)
+    FROM {schema}_queue_key) AS s
 WHERE :queue IS NULL OR queue = :queue
 ORDER BY queue, task_key
 
@@ -756,11 +763,11 @@ WHERE queue_name = :queue AND task_limit IS NULL AND key_limit IS NULL AND task_
 
 -- name: has_blocked_tasks
 SELECT 1 FROM {schema}_task {index:task_blocked}
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL LIMIT 1
+WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND lock_count IS NOT NULL LIMIT 1
 
 -- name: queue_proxy
 -- left: the rest of the proxy member's lease, in seconds; NULL: the member was removed.
-SELECT p.member_id, m.lease_until - {clock} AS left
+SELECT p.member_id, m.lease_until - {clock} AS "left"
 FROM {schema}_queue_proxy AS p LEFT JOIN {schema}_member AS m ON m.member_id = p.member_id WHERE p.queue_name = :queue
 
 -- name: register_proxy
@@ -774,14 +781,14 @@ INSERT INTO {schema}_queue_proxy (queue_name, member_id) VALUES (:queue, :member
 -- name: forget_lines
 UPDATE {schema}_task_lock SET queue_position = NULL, waits = 0
 WHERE task_id IN (SELECT task_id FROM {schema}_task {index:task_blocked}
-                  WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL)
+                  WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND lock_count IS NOT NULL)
 
 -- name: forget_asked
 UPDATE {schema}_task SET locks_pending = NULL
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending IS NOT NULL
+WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending IS NOT NULL
 
 -- name: lowest_order
-SELECT min(task_order) AS task_order FROM {schema}_task {index:task_open} WHERE queue_name = :queue AND is_open
+SELECT min(task_order) AS task_order FROM {schema}_task {index:task_open} WHERE queue_name = :queue AND is_open = 1
 
 -- name: waiting_locks
 SELECT task_id, number, resource_id AS resource, access_type AS access, concurrency_limit AS "limit", weight, queue_position AS position
@@ -815,14 +822,14 @@ SELECT coalesce(task_key, '') AS task_key FROM {schema}_task WHERE task_id = ?
 
 -- name: enqueued_blocked_tasks
 SELECT task_id, task_order, task_key FROM {schema}_task {index:task_blocked}
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending = 0
+WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending = 0
 ORDER BY task_order, task_priority DESC, task_id
 
 -- name: unqueued_blocked_tasks
 SELECT task_id, task_key, note FROM {schema}_task {index:task_blocked}
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending IS NULL
+WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending IS NULL
   AND enqueue_locks_at <= {greatest}({clock}, put_at)
-  AND task_order = (SELECT min(task_order) FROM {schema}_task {index:task_open} WHERE queue_name = :queue AND is_open)
+  AND task_order = (SELECT min(task_order) FROM {schema}_task {index:task_open} WHERE queue_name = :queue AND is_open = 1)
 ORDER BY task_priority DESC, task_id
 
 -- name: has_room
@@ -832,16 +839,17 @@ SELECT count(t.task_id) < coalesce(q.task_limit, 9223372036854775807)
                        9223372036854775807)) AS room,
        count(CASE WHEN t.status = 'pending' THEN 1 END) AS ask,
        count(CASE WHEN t.status = 'pending' AND t.task_key = :key THEN 1 END) AS ask_of_key
-FROM (SELECT 1) LEFT JOIN {schema}_queue_setting AS q ON q.queue_name = :queue
+FROM (SELECT 1) AS one LEFT JOIN {schema}_queue_setting AS q ON q.queue_name = :queue
 LEFT JOIN {schema}_task AS t
-    ON q.queue_name IS NOT NULL AND t.queue_name = :queue AND t.is_open
+    ON q.queue_name IS NOT NULL AND t.queue_name = :queue AND t.is_open = 1
        AND (t.status = 'running' OR :asked AND t.status = 'pending' AND t.locks_pending IS NOT NULL)
 
 -- name: claim_task
 UPDATE {schema}_task
 SET status = 'running', attempt = attempt + 1, member_id = :member, owner = :owner, claim_uid = :uid,
-    claimed_at = {clock},
-    (host, pid, login) = (SELECT host, pid, login FROM {schema}_member WHERE member_id = :member)
+    claimed_at = {clock}, host = (SELECT host FROM {schema}_member WHERE member_id = :member),
+    pid = (SELECT pid FROM {schema}_member WHERE member_id = :member),
+    login = (SELECT login FROM {schema}_member WHERE member_id = :member)
 WHERE task_id = :task AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
 
 -- name: claimed
@@ -863,14 +871,14 @@ WHERE t.task_id = :task AND t.attempt = :attempt AND t.member_id = :member AND t
 UPDATE {schema}_task
 SET status = {status_after},
     is_open = {status_after} = 'pending' OR {status_after} = 'failed' AND on_failure = 'stop',
-    failures = failures + (:outcome = 'failed'),
     ready_at = CASE WHEN :outcome = 'failed' AND failures + 1 < max_attempts
                     -- The pause doubles with each failure, up to five minutes; half of it is random.
                     THEN {clock} + {least}(300.0, backoff_ms / 1000.0 * (1 << {least}(failures, 20)))
-                         * (0.5 + abs(random() % 1000) / 2000.0)
+                         * (0.5 + {random} / 2)
                     ELSE ready_at END,
     ended_at = CASE WHEN {status_after} <> 'pending' THEN {clock} END,
-    error = {error_after}, result = :result, member_id = NULL, claim_uid = NULL
+    error = {error_after}, result = :result, member_id = NULL, claim_uid = NULL,
+    failures = failures + (:outcome = 'failed')
 WHERE task_id = :task
 
 -- name: ended_before
@@ -891,11 +899,10 @@ WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
 UPDATE {schema}_task
 SET status = CASE WHEN cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
     is_open = cancel_asked_at IS NULL AND (losses < 4 OR on_failure = 'stop'),
-    losses = losses + 1,
     ended_at = CASE WHEN cancel_asked_at IS NOT NULL OR losses >= 4 THEN {clock} END,
-    error = CASE WHEN cancel_asked_at IS NOT NULL THEN 'cancelled by ' || cancel_asked_by || char(10) || 'its worker died'
+    error = CASE WHEN cancel_asked_at IS NOT NULL THEN 'cancelled by ' || cancel_asked_by || {newline} || 'its worker died'
                  WHEN losses < 4 THEN error ELSE 'its worker died five times' END,
-    member_id = NULL, claim_uid = NULL
+    losses = losses + 1, member_id = NULL, claim_uid = NULL
 WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
   AND member_id NOT IN (SELECT member_id FROM {schema}_member)
 
@@ -907,27 +914,27 @@ WITH waits AS (
 later AS (
     SELECT ready_at FROM {schema}_task {index:task_later}
     WHERE queue_name = :queue AND status = 'pending' AND lock_count IS NULL AND ready_at > put_at
-      AND task_order = (SELECT min(task_order) FROM {schema}_task {index:task_open} WHERE queue_name = :queue AND is_open)
+      AND task_order = (SELECT min(task_order) FROM {schema}_task {index:task_open} WHERE queue_name = :queue AND is_open = 1)
       AND ready_at > {clock} - CASE WHEN EXISTS (SELECT 1 FROM waits) THEN 0.1 ELSE 10 END
     ORDER BY ready_at LIMIT 1),
 next AS (
     SELECT {greatest}(0.0, coalesce((SELECT free_at FROM waits WHERE task_key = ''),
-                             (SELECT min(free_at) FROM (SELECT free_at FROM waits UNION ALL SELECT ready_at FROM later))) - {clock})
+                             (SELECT min(free_at) FROM (SELECT free_at FROM waits UNION ALL SELECT ready_at FROM later) AS either)) - {clock})
            AS seconds)
 SELECT CASE WHEN EXISTS (SELECT 1 FROM {schema}_task {index:task_blocked}
-                         WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL)
+                         WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND lock_count IS NOT NULL)
             THEN {least}(0.25, coalesce(seconds, 0.25)) ELSE seconds END AS seconds
 FROM next
 
 -- name: queue_state
-SELECT EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND is_open AND status = 'pending'),
+SELECT EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND is_open = 1 AND status = 'pending'),
        EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND status = 'running'),
-       EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND is_open AND status = 'pending'
-               AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)),
+       EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND is_open = 1 AND status = 'pending'
+               AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open = 1)),
        f.task_id, f.error
-FROM (SELECT 1) LEFT JOIN (SELECT task_id, error FROM {schema}_task
-                           WHERE queue_name = :queue AND is_open AND status = 'failed'
-                           ORDER BY task_order, task_id LIMIT 1) AS f
+FROM (SELECT 1) AS one LEFT JOIN (SELECT task_id, error FROM {schema}_task
+                           WHERE queue_name = :queue AND is_open = 1 AND status = 'failed'
+                           ORDER BY task_order, task_id LIMIT 1) AS f ON 1 = 1
 
 -- name: queue_counts
 -- The client counts the lost tasks, as it tests their members.
@@ -937,9 +944,9 @@ SELECT t.queue_name AS queue, count(CASE WHEN t.status = 'pending' THEN 1 END) A
        {greatest}(0.0, max(CASE WHEN t.status = 'pending' AND t.ready_at <= {greatest}({clock}, t.put_at) THEN {clock} - {greatest}(t.put_at, t.ready_at) END)) AS oldest,
        count(CASE WHEN t.ended_at > {clock} - 300 THEN 1 END) / 5.0 AS rate,
        (SELECT b.task_id FROM {schema}_task AS b
-        WHERE b.queue_name = t.queue_name AND b.is_open AND b.status = 'failed'
+        WHERE b.queue_name = t.queue_name AND b.is_open = 1 AND b.status = 'failed'
           AND b.task_order < (SELECT max(l.task_order) FROM {schema}_task AS l
-                              WHERE l.queue_name = t.queue_name AND l.is_open AND l.status = 'pending')
+                              WHERE l.queue_name = t.queue_name AND l.is_open = 1 AND l.status = 'pending')
         ORDER BY b.task_order, b.task_id LIMIT 1) AS blocked_by
 FROM {schema}_task AS t WHERE :queue IS NULL OR t.queue_name = :queue
 GROUP BY t.queue_name ORDER BY t.queue_name
@@ -961,26 +968,26 @@ SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body
        t.unique_key AS "unique", t.cancel_asked_at, t.cancel_asked_by, nullif(t.task_key, '') AS "key",
        t.task_priority AS priority,
        CASE WHEN t.lock_count IS NOT NULL THEN
-           (SELECT {json_array_of}(json_array(resource_id, queue_position, access_type, concurrency_limit, weight))
-            FROM (SELECT * FROM {schema}_task_lock WHERE task_id = t.task_id ORDER BY number)) END AS locks, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS {real}) AS lease_until,
+           (SELECT {json_array_of}(json_array(number, resource_id, queue_position, access_type, concurrency_limit, weight))
+            FROM {schema}_task_lock AS l WHERE l.task_id = t.task_id) END AS locks, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS {real}) AS lease_until,
        CAST(m.missing_since AS {real}) AS missing_since, CAST(m.heartbeat_at AS {real}) AS heartbeat_at, {clock} AS now
 FROM (-- A page of open tasks (those with a priority have an index of their own), and one of ended tasks.
       SELECT * FROM (SELECT * FROM {schema}_task
-                     WHERE is_open AND task_priority = 0 AND (:queue IS NULL OR queue_name = :queue)
+                     WHERE is_open = 1 AND task_priority = 0 AND (:queue IS NULL OR queue_name = :queue)
                        AND (:status IS NULL OR status = :status)
-                     ORDER BY queue_name, task_order, task_id LIMIT :maximum)
+                     ORDER BY queue_name, task_order, task_id LIMIT :maximum) AS plain
       UNION ALL
       SELECT * FROM (SELECT * FROM {schema}_task
-                     WHERE is_open AND task_priority <> 0 AND (:queue IS NULL OR queue_name = :queue)
+                     WHERE is_open = 1 AND task_priority <> 0 AND (:queue IS NULL OR queue_name = :queue)
                        AND (:status IS NULL OR status = :status)
-                     ORDER BY queue_name, task_order, task_priority DESC, task_id LIMIT :maximum)
+                     ORDER BY queue_name, task_order, task_priority DESC, task_id LIMIT :maximum) AS ranked
       UNION ALL
       SELECT * FROM (SELECT * FROM {schema}_task
-                     WHERE NOT :status {same} 'pending' AND NOT is_open AND (:queue IS NULL OR queue_name = :queue)
+                     WHERE NOT :status {same} 'pending' AND is_open = 0 AND (:queue IS NULL OR queue_name = :queue)
                        AND (:status IS NULL OR status = :status)
-                     ORDER BY ended_at DESC, task_id DESC LIMIT :maximum)) AS t
+                     ORDER BY ended_at DESC, task_id DESC LIMIT :maximum) AS ended) AS t
 LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
-ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
+ORDER BY t.is_open = 0, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
          CASE WHEN t.is_open THEN t.task_priority END DESC, CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
 LIMIT :maximum
 
@@ -1013,7 +1020,7 @@ WHERE task_id = :task
 -- name: rival
 -- Another open task with the same key.
 SELECT 1 FROM {schema}_task AS t JOIN {schema}_task AS o ON o.queue_name = t.queue_name AND o.unique_key = t.unique_key
-WHERE t.task_id = ? AND o.is_open AND o.task_id <> t.task_id
+WHERE t.task_id = ? AND o.is_open = 1 AND o.task_id <> t.task_id
 
 -- name: cancel_task
 UPDATE {schema}_task
@@ -1031,22 +1038,13 @@ FROM {numbers:tasks} AS j JOIN {schema}_task AS t ON t.task_id = j.value
 WHERE t.member_id = :member AND t.status = 'running' AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
 
 -- name: prune_task_log
-DELETE FROM {schema}_task_log WHERE task_id IN (
-    SELECT task_id FROM {schema}_task
-    WHERE NOT is_open AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
-    ORDER BY ended_at LIMIT :maximum)
+DELETE FROM {schema}_task_log WHERE task_id IN ({expired_tasks})
 
 -- name: prune_task_locks
-DELETE FROM {schema}_task_lock WHERE task_id IN (
-    SELECT task_id FROM {schema}_task
-    WHERE NOT is_open AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
-    ORDER BY ended_at LIMIT :maximum)
+DELETE FROM {schema}_task_lock WHERE task_id IN ({expired_tasks})
 
 -- name: prune_tasks
-DELETE FROM {schema}_task WHERE task_id IN (
-    SELECT task_id FROM {schema}_task
-    WHERE NOT is_open AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
-    ORDER BY ended_at LIMIT :maximum)
+DELETE FROM {schema}_task WHERE task_id IN ({expired_tasks})
 
 -- name: clock
 SELECT {clock} AS now
@@ -1102,9 +1100,9 @@ WHERE batch_id = coalesce(:batch, (SELECT max(batch_id) FROM {schema}_batch WHER
 -- name: abandon_batch
 UPDATE {schema}_batch
 SET status = 'abandoned', ended_at = coalesce(ended_at, {clock}),
-    callback_status = CASE callback_status WHEN 'pending' THEN 'failed' ELSE callback_status END,
     callback_ended = CASE callback_status WHEN 'pending' THEN {clock} ELSE callback_ended END,
-    callback_error = CASE callback_status WHEN 'pending' THEN 'the batch was abandoned' ELSE callback_error END
+    callback_error = CASE callback_status WHEN 'pending' THEN 'the batch was abandoned' ELSE callback_error END,
+    callback_status = CASE callback_status WHEN 'pending' THEN 'failed' ELSE callback_status END
 WHERE batch_id = :batch
 
 -- name: open_batch
@@ -1133,7 +1131,9 @@ WHERE batch_id = :batch
 -- name: start_part
 UPDATE {schema}_batch_part
 SET status = 'running', attempt = attempt + 1, start_uid = :uid, member_id = :member, owner = :owner,
-    (host, pid, login) = (SELECT host, pid, login FROM {schema}_member WHERE member_id = :member),
+    host = (SELECT host FROM {schema}_member WHERE member_id = :member),
+    pid = (SELECT pid FROM {schema}_member WHERE member_id = :member),
+    login = (SELECT login FROM {schema}_member WHERE member_id = :member),
     started_at = :now, ended_at = NULL, error = NULL, is_last = 0
 WHERE batch_id = :batch AND part = :part
 
@@ -1188,11 +1188,12 @@ WHERE callback_status = 'running' AND callback_member = :member AND callback_uid
 UPDATE {schema}_batch
 SET callback_status = 'running', callback_attempt = callback_attempt + 1, callback_uid = :uid, callback_member = :member,
     callback_owner = :owner, callback_login = :login, callback_started = {clock}, callback_ended = NULL, callback_error = NULL
-WHERE batch_id = (SELECT batch_id FROM {schema}_batch
-                  WHERE CASE WHEN :batch IS NULL THEN batch_name = :name AND callback_status = 'pending'
-                             ELSE batch_id = :batch AND status = 'succeeded' AND callback_status IN ('pending', 'failed') END
-                    AND (:own OR callback_kind NOT IN ('local', 'session'))
-                  ORDER BY batch_id LIMIT 1)
+WHERE batch_id = (
+    SELECT batch_id FROM (SELECT batch_id FROM {schema}_batch
+                          WHERE CASE WHEN :batch IS NULL THEN batch_name = :name AND callback_status = 'pending'
+                                     ELSE batch_id = :batch AND status = 'succeeded' AND callback_status IN ('pending', 'failed') END
+                            AND (:own OR callback_kind NOT IN ('local', 'session'))
+                          ORDER BY batch_id LIMIT 1) AS oldest)
 
 -- name: end_callback
 UPDATE {schema}_batch
@@ -1207,7 +1208,7 @@ WHERE batch_id = :batch AND callback_status IN ('finished', 'failed') AND callba
 
 -- name: list_batches
 -- The last columns are for the liveness check of members.
-SELECT r.batch_id, r.batch_name AS name, r.status, r.window_ms / 1000.0 AS window, r.opened_at, r.ended_at,
+SELECT r.batch_id, r.batch_name AS name, r.status, r.window_ms / 1000.0 AS "window", r.opened_at, r.ended_at,
        {greatest}(0.0, coalesce(r.ended_at, {clock}) - r.opened_at) AS seconds,
        r.callback_status, r.callback_kind, r.callback_body, r.callback_attempt, r.callback_owner, r.callback_started, r.callback_ended,
        {greatest}(0.0, coalesce(r.callback_ended, {clock}) - r.callback_started) AS callback_seconds, r.callback_error, r.opened_by, r.callback_kept_by, r.callback_login,
@@ -1228,14 +1229,15 @@ SELECT 1 FROM {schema}_schedule WHERE queue_name = ? AND paused_at IS NULL AND n
 -- name: save_schedule
 INSERT INTO {schema}_schedule (schedule_name, queue_name, cron, time_zone, kind, body, options, next_due, put_by)
 VALUES (:name, :queue, :cron, :zone, :kind, :body, :options, :due, :login)
-{upsert:schedule_name} queue_name = :queue, kind = :kind, body = :body, options = :options, cron = :cron, time_zone = :zone,
+{upsert:schedule_name}
     -- (A due time that no client has noticed yet is not lost if the same schedule is saved again.)
-    next_due = CASE WHEN cron = :cron AND time_zone = :zone AND paused_at IS NULL THEN coalesce(next_due, :due) ELSE :due END
+    next_due = CASE WHEN cron = :cron AND time_zone = :zone AND paused_at IS NULL THEN coalesce(next_due, :due) ELSE :due END,
+    queue_name = :queue, kind = :kind, body = :body, options = :options, cron = :cron, time_zone = :zone
 
 -- name: fire_schedule
 UPDATE {schema}_schedule SET next_due = :next, last_due = CASE WHEN :put THEN {least}(:last, {clock}) ELSE last_due END
 WHERE schedule_name = :name AND next_due = :due AND paused_at IS NULL AND next_due <= {clock} AND :next > {clock}
-  AND (:put OR json_extract(options, '$.missed') = 'skip')
+  AND (:put OR {json_text:options, '$.missed'} = 'skip')
 
 -- name: pause_schedule
 UPDATE {schema}_schedule SET paused_at = coalesce(paused_at, {clock}), paused_by = coalesce(paused_by, :login)
