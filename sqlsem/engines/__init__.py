@@ -41,10 +41,12 @@ SCHEMES = {
     "postgres": "postgresql",
     "mssql": "mssql",
     "sqlserver": "mssql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
     "memory": "memory",
 }
 #: The engines with tables, as ``sqlsem sql ENGINE`` accepts them.
-ENGINES = ("sqlite", "postgresql", "mssql")
+ENGINES = ("sqlite", "postgresql", "mssql", "mysql")
 #: The engines that other hosts cannot reach, with descriptions for messages.
 LOCAL = {"sqlite": "an SQLite file, which is this host's only", "memory": "the memory of this process"}
 

@@ -1,0 +1,284 @@
+"""One connection of PyMySQL: statements by their names, transactions under the gate, and error translation."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+import os
+import socket
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pymysql
+from pymysql import err
+from pymysql.constants import CR, ER
+
+from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.mysql.database import MysqlDatabase
+from sqlsem.engines.mysql.sleeper import LockSleeper
+from sqlsem.engines.statements.session import StatementSession
+from sqlsem.util.printable import first_line
+from sqlsem.values.errors import ConfigurationError, SchemaError, SqlsemError, Unavailable
+
+#: Error codes that PyMySQL does not name: a message of a trigger; a CHECK, in MySQL and in MariaDB; a time limit of
+#: statements; a killed connection; a deadlock of locks by name; read-only servers; a full disk or table.
+SIGNALLED, CHECKS, TOO_LONG, KILLED, NAMES_DEADLOCK = 1644, (3819, 4025), (3024, 1969), 1927, 3058
+READ_ONLY, FULL = (ER.OPTION_PREVENTS_STATEMENT, 1792, 1836), (1021, 1114, 1041)
+#: A node of a cluster without a majority, or one that receives the database, answers nothing else.
+NOT_READY = 1047
+#: Another session has a lock. (The code of a failed certification in a cluster is that of a deadlock.)
+LOCKED = (ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, NAMES_DEADLOCK, *TOO_LONG, ER.QUERY_INTERRUPTED)
+LOST = (CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, ER.SERVER_SHUTDOWN, KILLED, NOT_READY, 0)
+DENIED = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, 1227, 1370)
+#: How long an idle session lives, in heartbeats of an idle member, and at least in seconds: the server ends the session
+#: of a host that has vanished.
+IDLE_HEARTBEATS, IDLE_SECONDS = 4, 60
+#: Each lease in a cluster counts for this many seconds longer than its member relies on it: clocks of nodes differ.
+CLUSTER_MARGIN = 2.0
+
+
+class Row(tuple[Any, ...]):
+    """A row of a result, whose columns have names and numbers. Each result's columns are a subclass."""
+
+    numbers: dict[str, int]
+
+    def __getitem__(self, key: Any) -> Any:
+        return tuple.__getitem__(self, self.numbers[key] if isinstance(key, str) else key)
+
+    def keys(self) -> list[str]:
+        """The names of the columns, in order."""
+        return list(self.numbers)
+
+
+@functools.lru_cache(maxsize=1000)
+def _row_class(names: tuple[str, ...]) -> type[Row]:
+    return type("Row", (Row,), {"numbers": {name: number for number, name in enumerate(names)}})
+
+
+class Answer:
+    """The result of a statement, or of the last of several in one text."""
+
+    def __init__(self, rows: list[Row], rowcounts: list[int], lastrowid: int | None) -> None:
+        self.rows = rows
+        #: The numbers of rows that the statements found.
+        self.rowcounts = rowcounts
+        #: The last number that a row got, in any of the statements.
+        self.lastrowid = lastrowid
+
+    @property
+    def rowcount(self) -> int:
+        """The number of rows that the last statement found."""
+        return self.rowcounts[-1]
+
+
+class MysqlConnection(StatementSession):
+    """One connection. A statement waits for the lock of another session for `Options.gate_timeout`."""
+
+    engine: MysqlDatabase
+    sleeper: LockSleeper
+
+    def __init__(self, engine: MysqlDatabase, connection: Any) -> None:
+        super().__init__(engine)
+        self.connection = connection
+        self.sleeper = LockSleeper(self)
+        self._in_transaction = False
+        self._login = ""
+        self.idle = 0  # the seconds after which the server ends this session if it is idle
+        self.in_cluster = False  # True on a node of a Galera cluster
+        self.fractions = False  # True if locks by name are waited for in fractions of a second
+        self.started = 0.0  # when the server was started, by its clock (rounded up to a second)
+        #: The beginning of the names of locks in this database. (Names are the server's, and of at most 64 characters.)
+        self.lock_prefix = ""
+        #: Expressions to evaluate after the transaction's end.
+        self._after: list[str] = []
+
+    def prepare(self, purpose: str) -> None:
+        gate = max(1, math.ceil(self.options.gate_timeout))
+        self.idle = max(IDLE_SECONDS, math.ceil(IDLE_HEARTBEATS * self.engine.idle_heartbeat))
+        self.run("session", {"gate": gate, "metadata": max(5, gate), "idle": self.idle})
+        login, database, version, now = self.row("facts")
+        self._login = str(login)
+        self.started = float(now) - float(self.row("uptime")[1])
+        self.fractions = "MariaDB" in version  # MySQL counts the time limit of GET_LOCK in whole seconds
+        place = f"{database}.{self.options.schema}.{self.options.table}"
+        self.lock_prefix = f"sqlsem.{hashlib.sha256(place.encode()).hexdigest()[:24]}."
+        if any(str(value).upper() in ("ON", "1") for _, value in self.rows("cluster")):
+            self._prepare_cluster()
+
+    def _prepare_cluster(self) -> None:
+        if self.options.lease is None:
+            raise ConfigurationError(
+                f"{self.engine.label} is a node of a Galera cluster, whose nodes do not share the locks of sessions; "
+                f"connect with lease=30 (--lease 30)"
+            )
+        self.in_cluster = True
+        self.run("wait_for_cluster")
+
+    # -- statements ---------------------------------------------------------------------------------------------
+
+    def execute_text(self, text: str, parameters: Any = ()) -> Answer:
+        """Run one statement or several in one text."""
+        try:
+            if self.connection is None:
+                raise err.InterfaceError(0, "the connection is closed")
+            with self.connection.cursor() as cursor:
+                cursor.execute(text, parameters or None)
+                number, rowcounts = None, []
+                while True:
+                    number = cursor.lastrowid or number
+                    rowcounts.append(cursor.rowcount)
+                    rows = rows_of(cursor)
+                    if not cursor.nextset():
+                        return Answer(rows, rowcounts, number)
+        except (pymysql.MySQLError, OSError) as exc:
+            raise self.translate(exc) from exc
+        except BaseException:
+            self._force_close()  # an exception of a signal handler: an answer may be on its way
+            raise
+
+    def run(self, name: str, parameters: Any = ()) -> Answer:
+        return self.execute_text(self.queries[name], parameters)
+
+    def run_many(self, name: str, parameters: Sequence[Any]) -> None:
+        for one in parameters:
+            self.run(name, one)
+
+    def rows(self, name: str, parameters: Any = ()) -> list[Any]:
+        return self.execute_text(self.queries[name], parameters).rows
+
+    def transaction(self) -> contextlib.AbstractContextManager[None]:
+        return _Transaction(self, "begin", "COMMIT")
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        return _Transaction(self, "begin_reading", "ROLLBACK")
+
+    def run_alone(self, name: str, parameters: Any) -> Answer:
+        """Run a statement of client.sql that is a whole transaction."""
+        self.roll_back()
+        self._in_transaction = True
+        answer = self.run(name, parameters)
+        self._in_transaction = False
+        return answer
+
+    def begin(self, name: str) -> None:
+        """Begin a transaction by a statement of client.sql."""
+        self.roll_back()
+        self._in_transaction = True
+        self.run(name)
+
+    def end(self, text: str) -> None:
+        """End the transaction, and evaluate what waits for that (`after_commit`)."""
+        after, self._after = self._after, []
+        self.execute_text("; DO ".join((text, *after)))
+        self._in_transaction = False
+
+    def after_commit(self, expression: str) -> None:
+        """Have the server evaluate an expression after the end of this transaction."""
+        self._after.append(expression)
+
+    def roll_back(self) -> None:
+        self._after.clear()
+        if self._in_transaction:
+            self._in_transaction = False
+            with contextlib.suppress(SqlsemError):  # the first error counts; and the server rolls back a lost session
+                self.execute_text("ROLLBACK")
+
+    def version(self) -> object:
+        return self.row("writes")[0]
+
+    # -- errors and the end -------------------------------------------------------------------------------------
+
+    def translate(self, exc: Exception) -> Exception:
+        """Return sqlsem's error for an error of PyMySQL or of the socket."""
+        where, code = self.engine.label, exc.args[0] if exc.args else 0
+        text = first_line(exc.args[-1] if exc.args else exc)
+        if code == NOT_READY:
+            self.given_up = True  # another node may be ready: connect anew
+            return Disconnected(f"{where}: this node does not take part in its cluster now: {text}")
+        if isinstance(exc, OSError) or code in LOST or not self.connection or not self.connection.open:
+            self._force_close()
+            return Disconnected(f"Lost the connection to {where}: {text}")
+        if code in LOCKED:
+            return Busy(f"{where}: another session keeps a lock in an open transaction: {text}")
+        if code in READ_ONLY:
+            self.given_up = True  # another server may be the primary now: connect anew
+            return Disconnected(f"{where} is read-only (a replica?): {text}")
+        if code in (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR):
+            return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
+        if code in DENIED:
+            return ConfigurationError(
+                f"{where}: {text}; an administrator can grant the rights (see: sqlsem sql mysql permissions)"
+            )
+        if code == SIGNALLED or code in CHECKS or isinstance(exc, err.DataError):
+            return ConfigurationError(f"{where}: {text}")
+        if code in FULL:
+            return Unavailable(f"{where}: {text}; free some room on the server")
+        return Unavailable(f"{where}: {text}")
+
+    @property
+    def usable(self) -> bool:
+        return not self.given_up and self.connection is not None and bool(self.connection.open)
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # (another thread may close and clear it meanwhile)
+            with socket.socket(fileno=os.dup(self.connection._sock.fileno())) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def discard(self) -> None:
+        # (As on PostgreSQL: the server must see the parent die, and no file of the child gets the number.)
+        with contextlib.suppress(OSError, AttributeError):
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, self.connection._sock.fileno())
+            os.close(null)
+
+    def _force_close(self) -> None:
+        if self.connection is not None:
+            with contextlib.suppress(pymysql.MySQLError, OSError):
+                self.connection._force_close()
+
+    def close(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            with contextlib.suppress(pymysql.MySQLError, OSError):
+                connection.close()
+
+
+class _Transaction:
+    """A transaction, ended by ``end`` unless an error was raised. (A class, as `sqlsem.engines.sqlite` explains.)"""
+
+    __slots__ = ("_begin", "_end", "_session")
+
+    def __init__(self, session: MysqlConnection, begin: str, end: str) -> None:
+        self._session, self._begin, self._end = session, begin, end
+
+    def __enter__(self) -> None:
+        try:
+            self._session.begin(self._begin)
+        except BaseException:
+            self._session.roll_back()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._session.end(self._end)
+        finally:
+            self._session.roll_back()
+
+
+def rows_of(cursor: Any) -> list[Row]:
+    """Return the rows of a cursor, if its statement has a result."""
+    if not cursor.description:
+        return []
+    kind = _row_class(tuple(column[0] for column in cursor.description))
+    return [kind(map(_plain, row)) for row in cursor.fetchall()]
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of the server as Python's int or float."""
+    if type(value) is Decimal:
+        return int(value) if value == value.to_integral_value() and not value.as_tuple().exponent else float(value)
+    return value

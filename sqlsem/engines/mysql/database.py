@@ -1,0 +1,148 @@
+"""A MariaDB or MySQL database: its URL, its connections, and the errors of a failed connection."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import urllib.parse
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import pymysql
+from pymysql.constants import CLIENT, ER
+
+from sqlsem.engines.base import Creator, Disconnected, Options, Refused, program_name
+from sqlsem.engines.statements.session import StatementEngine
+from sqlsem.util.printable import first_line
+from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.locks import Ticket
+
+#: Rows count as found even if a statement changes nothing; and several statements may be sent as one text.
+FLAGS = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
+#: The options of a URL, which are those of `pymysql.connect`: texts, and switches (``true`` or ``false``).
+TEXTS = ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key")
+SWITCHES = ("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled")
+#: The errors of a connection attempt that another attempt cannot mend, and those of a server that is full for now.
+WRONG = (ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.BAD_DB_ERROR)
+FULL = (ER.CON_COUNT_ERROR, ER.USER_LIMIT_REACHED, ER.TOO_MANY_USER_CONNECTIONS)
+#: A parameter of a statement (as ``:name`` or ``?``), or text in which there is none, or a percent sign.
+_PART = re.compile(r"(?<![:\w]):(\w+)|(\?)|('[^']*'|\"[^\"]*\")|(--[^\n]*\n?)|(%)")
+
+
+class MysqlDatabase(StatementEngine):
+    """A database on MariaDB 10.6 or later, or MySQL 8.0.19 or later."""
+
+    name = "mysql"
+    prefetches = True
+
+    def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
+        super().__init__(url, options, creator)
+        self._parameters = {} if creator is not None else _parameters(url)
+
+    @property
+    def label(self) -> str:
+        if self.creator is not None:
+            return "the MySQL database of creator="
+        given = self._parameters
+        place = given.get("unix_socket") or f"{given['host']}:{given['port']}"
+        return f"MySQL database {given['database']} on {place}"
+
+    @property
+    def schema_label(self) -> str:
+        return f"prefix {self.options.schema}_"
+
+    @property
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def tls_options(self) -> Mapping[str, Any]:
+        """The options of the URL for TLS."""
+        return {name: value for name, value in self._parameters.items() if name.startswith("ssl_")}
+
+    @property
+    def is_local(self) -> bool:
+        """True if the server is on this host."""
+        return "unix_socket" in self._parameters or self._parameters.get("host") in ("localhost", "127.0.0.1", "::1")
+
+    def queries(self) -> Mapping[str, str]:
+        return {name: for_driver(text) for name, text in super().queries().items()}
+
+    def open(self, **other: Any) -> Any:
+        """Open a connection. ``other``: parameters in place of those of the URL."""
+        if self.creator is not None and not other:
+            connection = self.creator()
+            if not isinstance(connection, pymysql.Connection) or connection.client_flag & FLAGS != FLAGS:
+                raise ConfigurationError(
+                    f"{self.label}: it must return a connection of PyMySQL that counts found rows and takes several "
+                    f"statements: pymysql.connect(…, client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS)"
+                )
+            return connection
+        try:
+            return pymysql.connect(
+                **{
+                    "client_flag": FLAGS,
+                    "charset": "utf8mb4",
+                    "autocommit": True,
+                    "connect_timeout": max(1, math.ceil(self.options.connect_timeout)),
+                    "program_name": f"sqlsem {program_name()}",
+                    **self._parameters,
+                    **other,
+                }
+            )
+        except (pymysql.MySQLError, OSError) as exc:
+            raise self.unreachable(exc) from exc
+
+    def unreachable(self, exc: Exception) -> Exception:
+        """Return the error for a failed connection attempt."""
+        code = exc.args[0] if exc.args else None
+        text = first_line(exc.args[-1] if exc.args else exc)
+        if code in WRONG:
+            return ConfigurationError(f"{self.label} refuses us: {text}; check the URL")
+        if code in FULL:
+            return Refused(f"Cannot reach {self.label}: {text}; raise max_connections, or end sessions")
+        return Disconnected(f"Cannot reach {self.label}: {text}")
+
+    def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
+        return (yield cursor.fetchone()) is not None
+
+
+def _parameters(url: str) -> dict[str, Any]:
+    """Return the parameters of `pymysql.connect` for a URL. Raises `ConfigurationError`, without the URL's password."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname or "localhost", parts.port or 3306
+    except ValueError:
+        raise ConfigurationError(
+            "This is not a URL of a MySQL database; write mysql://user:password@host:3306/database"
+        ) from None
+    database = urllib.parse.unquote(parts.path.removeprefix("/"))
+    if not database:
+        raise ConfigurationError("The URL names no database; write mysql://user:password@host:3306/database")
+    options: dict[str, str | bool] = {}
+    for name, text in urllib.parse.parse_qsl(parts.query, keep_blank_values=True):
+        if name not in TEXTS + SWITCHES or (name in SWITCHES and text not in ("true", "false")):
+            raise ConfigurationError(
+                f"?{name}={text} is not known in the URL of a MySQL database; there are {', '.join(TEXTS)}, and "
+                f"{', '.join(SWITCHES)} (true or false)"
+            )
+        options[name] = text if name in TEXTS else text == "true"
+    user, password = urllib.parse.unquote(parts.username or ""), urllib.parse.unquote(parts.password or "")
+    return {"host": host, "port": port, "database": database, "user": user or None, "password": password, **options}
+
+
+@functools.cache
+def for_driver(text: str) -> str:
+    """Return a statement with the parameters that PyMySQL fills in, and without comments."""
+
+    def part(match: re.Match[str]) -> str:
+        name, mark, quoted, _comment, percent = match.groups()
+        if name:
+            return f"%({name})s"
+        if quoted:
+            return str(quoted).replace("%", "%%")
+        return "%s" if mark else "%%" if percent else "\n"
+
+    return _PART.sub(part, text).strip()

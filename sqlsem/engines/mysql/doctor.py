@@ -1,0 +1,149 @@
+"""The checks of `sqlsem doctor` on MariaDB and MySQL."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+import pymysql
+
+from sqlsem.engines.doctor import Doctor, clocks, session_locks
+from sqlsem.engines.mysql.connection import CLUSTER_MARGIN, MysqlConnection
+from sqlsem.engines.mysql.database import for_driver
+from sqlsem.engines.protocol import Check
+from sqlsem.values.errors import SqlsemError
+
+#: The oldest versions, of MariaDB and of MySQL.
+OLDEST = {True: (10, 6), False: (8, 0, 19)}
+
+
+class MysqlDoctor(Doctor):
+    """Checks of a server, a login, a cluster, and proxies in between."""
+
+    def __init__(self, session: MysqlConnection) -> None:
+        super().__init__(session.engine)
+        self._session = session
+        self._engine = session.engine
+        self._server = self._ask("server")
+
+    def _ask(self, name: str, *parameters: Any, on: MysqlConnection | None = None) -> Any:
+        rows = (on or self._session).execute_text(for_driver(self.texts[name]), parameters).rows
+        return rows[0] if rows else None
+
+    def driver(self) -> Check:
+        """Report the version of PyMySQL."""
+        return Check("driver", True, f"PyMySQL {pymysql.__version__}")
+
+    def server(self) -> Check:
+        """Check the server's version."""
+        version = str(self._server[0])
+        is_mariadb = "MariaDB" in version
+        number = tuple(map(int, re.findall(r"\d+", version)[:3]))
+        is_new = number >= OLDEST[is_mariadb]
+        detail = version if is_mariadb else f"MySQL {version}"
+        return Check("server", is_new, detail, "" if is_new else "Use MariaDB 10.6 or MySQL 8.0.19, or later.")
+
+    def primary(self) -> Check:
+        """Check that the server can be written, and that replication repeats what it has done."""
+        _, read_only, _, _, logs, log_format, *_ = self._server
+        if read_only:
+            return Check("primary", False, "the server is read-only (a replica?)", "Connect to the primary.")
+        if logs and log_format == "STATEMENT":
+            mend = "Set binlog_format = ROW (or MIXED): the order of statements is not that of their numbers."
+            return Check("primary", False, "binlog_format is STATEMENT", mend)
+        return Check("primary", True, "writable" + (f", binlog_format is {log_format}" if logs else ""))
+
+    def permission(self) -> Check:
+        """Report the rights of this login."""
+        rights = [str(row[0]) for row in self._session.execute_text(self.texts["permission"]).rows]
+        return Check("permission", True, "; ".join(re.sub(r" IDENTIFIED BY .*", "", text) for text in rights))
+
+    def isolation(self) -> Check:
+        """Report the isolation level of sqlsem's sessions."""
+        return Check("isolation", True, "sqlsem's own sessions use READ COMMITTED, whatever the server's default is")
+
+    def durability(self) -> Check:
+        """Report whether a crash of the server can undo grants."""
+        _, _, flush, sync, logs, *_ = self._server
+        weak = [f"innodb_flush_log_at_trx_commit is {flush}"] if int(flush) != 1 else []
+        if logs and int(sync) != 1:
+            weak.append(f"sync_binlog is {sync}")
+        mend = "A crash of the server can undo what was granted; set it to 1." if weak else ""
+        return Check("durability", True, "; ".join(weak) or "each commit is flushed", mend)
+
+    def locks(self) -> Check:
+        """Check the free room for connections."""
+        most = int(self._server[7])
+        taken = int(self._ask("connections")[1])
+        mend = "Raise max_connections: a full server refuses connections." if 2 * taken > most else ""
+        return Check("locks", True, f"{taken} connections of {most}", mend)
+
+    def tls(self) -> Check:
+        """Check the encryption of the connection."""
+        cipher = str(self._ask("tls")[1])
+        options = self._engine.tls_options
+        if cipher:
+            strict = options.get("ssl_verify_identity")
+            mend = "" if strict else "The server's identity is not verified: add ssl_ca=…&ssl_verify_identity=true."
+            return Check("tls", True, cipher, mend)
+        if self._engine.is_local:
+            return Check("tls", True, "on this host; none needed")
+        return Check("tls", True, "not encrypted", "Notes can be read on the way: add ?ssl_ca=… to the URL.")
+
+    def keepalive(self) -> Check:
+        """Report when the server ends the session of a client that is gone."""
+        return Check("keepalive", True, f"the server ends our sessions that are idle for {self._session.idle} s")
+
+    def clock(self) -> Check:
+        """Compare the server's clock with this host's clock."""
+        return clocks(lambda: float(self._ask("clock")[0]))
+
+    def replication(self) -> Check | None:
+        """Compare the clocks of the nodes of a cluster."""
+        if not self._session.in_cluster:
+            return None
+        apart, silent = 0.0, []
+        for place in str(self._ask("nodes")[1]).split(","):
+            host, _, port = place.strip().rpartition(":")
+            try:
+                apart = max(apart, abs(self._clock_of(host, int(port)) - float(self._ask("clock")[0])))
+            except (SqlsemError, ValueError):
+                silent.append(place)
+        if apart > CLUSTER_MARGIN:
+            detail = f"the clocks of nodes are {apart:.1f} s apart, and leases allow for {CLUSTER_MARGIN:g} s"
+            return Check("replication", False, detail, "Set the clocks of all nodes (chrony, NTP).")
+        detail = f"a Galera cluster, whose nodes' clocks are at most {apart:.1f} s apart"
+        if silent:
+            return Check("replication", True, f"{detail}; not reached: {', '.join(silent)}", "Compare their clocks.")
+        return Check("replication", True, detail)
+
+    def _clock_of(self, host: str, port: int) -> float:
+        """Return the clock of another node, less the half of the time that the question took."""
+        connection = self._engine.open(host=host, port=port, unix_socket=None)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(self.texts["clock"])
+                return float(cursor.fetchone()[0])
+        finally:
+            connection.close()
+
+    def beacon(self) -> Check:
+        """Check that a lock by name stays with its connection, which a proxy that shares connections breaks."""
+        mend = "Connect past the proxy, or use a lease: sqlsem --lease 30 …, connect(lease=30)."
+        name = f"{self._session.lock_prefix}{secrets.token_hex(8)}"
+        number, taken = self._ask("beacon_take", name)
+        other = self._engine.connect("look")
+        try:
+            assert isinstance(other, MysqlConnection)
+            other_number, owner = self._ask("beacon_look", name, on=other)
+        finally:
+            other.close()
+        number_after, _ = self._ask("beacon_look", name)
+        self._session.run("give_beacon", (name,))
+        kept = number == number_after == owner and number != other_number and bool(taken)
+        if self._session.in_cluster:
+            return Check(
+                "beacon", True, "the nodes of a cluster share no such locks; the lease stands in for the beacon"
+            )
+        return session_locks(kept, self._engine.options.lease, "a proxy", mend)

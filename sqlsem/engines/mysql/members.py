@@ -1,0 +1,93 @@
+"""The beacons of members on MariaDB and MySQL: locks by name of their main sessions."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from sqlsem.engines.mysql.connection import CLUSTER_MARGIN, MysqlConnection
+from sqlsem.engines.statements.members import MemberStatements
+from sqlsem.values.errors import Unavailable
+
+
+class LockProbe:
+    """The result of a test of a beacon."""
+
+    def __init__(self, held: bool | None, seen: float | None = None) -> None:
+        #: True: its member lives. None: its session is gone, or it has none.
+        self.held = held
+        #: When the server was started: no member could show a sign of life before.
+        self.seen = seen
+
+    def remove(self) -> None:
+        """Remove what a dead member has left: nothing."""
+
+    def __enter__(self) -> LockProbe:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """End the test."""
+
+
+class MysqlMembers(MysqlConnection, MemberStatements):
+    """The beacon of this session's member, and the locks of its rows, on which the waiters behind them sleep."""
+
+    writes_heartbeats = True
+    _beacon: str | None = None
+
+    @property
+    def beacons(self) -> MysqlMembers:
+        return self
+
+    def probe(self, name: object) -> LockProbe:
+        """Test a beacon: see `sqlsem.engines.statements.session.Beacons`."""
+        if not isinstance(name, str):
+            return LockProbe(None)
+        owner = self.row("beacon_owner", (f"{self.lock_prefix}{name}",))[0]
+        return LockProbe(None if owner is None else True, self.started)
+
+    def register_member(self, host: str, pid: int, program: str) -> int:
+        number = super().register_member(host, pid, program)
+        if self.in_cluster:
+            with self.transaction():
+                self.run("extend_lease", {"member": number, "margin": int(CLUSTER_MARGIN * 1000)})
+        return number
+
+    def login(self) -> str:
+        return self._login
+
+    def create_beacon(self) -> str | None:
+        if self.options.lease is not None:
+            return None
+        self.remove_beacon()
+        beacon = secrets.token_hex(12)
+        if self.row("take_beacon", (f"{self.lock_prefix}{beacon}",))[0] != 1:
+            raise Unavailable(f"{self.engine.label} gives no lock by name (GET_LOCK); see: sqlsem doctor")
+        self._beacon = beacon
+        return beacon
+
+    def remove_beacon(self) -> None:
+        beacon, self._beacon = self._beacon, None
+        if beacon is not None and self.usable:
+            self.run("give_beacon", (f"{self.lock_prefix}{beacon}",))
+
+    def insert(self, values: dict[str, Any]) -> int:
+        position = super().insert(values)
+        if self.options.lease is None:
+            self.after_commit(f"GET_LOCK('{self.lock_prefix}{position}', 0)")
+        return position
+
+    def remove(self, resource: str, position: int, requesting_id: str | None, outcome: str) -> bool:
+        if self.options.lease is None:
+            self.after_commit(f"RELEASE_LOCK('{self.lock_prefix}{position:d}')")
+        return super().remove(resource, position, requesting_id, outcome)
+
+    def register_alone(self, values: dict[str, Any]) -> int | None:
+        answer = self.run_alone("insert_first", {**values, "prefix": self.lock_prefix})
+        _begin, _gate, inserted, *_ = answer.rowcounts
+        return answer.lastrowid if inserted else None
+
+    def leave_alone(self, values: dict[str, Any]) -> bool:
+        lock = f"{self.lock_prefix}{values['position']}"
+        _begin, _gate, _history, deleted, *_ = self.run_alone("leave_alone", {**values, "lock": lock}).rowcounts
+        return deleted == 1

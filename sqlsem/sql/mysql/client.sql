@@ -1,0 +1,109 @@
+-- sqlsem, the statements that the Python client sends only to MariaDB and MySQL, or in place of one of
+-- sqlsem/sql/statements. Several in one text go to the server together, and the first one that fails ends the text.
+
+-- name: session
+-- (Times without a zone, names as they are written, and errors instead of changed values, whatever the server's defaults.)
+SET SESSION sql_mode = 'ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
+            time_zone = '+00:00', innodb_lock_wait_timeout = :gate, lock_wait_timeout = :metadata, wait_timeout = :idle,
+            autocommit = 1;
+SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
+
+-- name: facts
+SELECT SUBSTRING_INDEX(USER(), '@', 1), DATABASE(), VERSION(), {clock}
+
+-- name: uptime
+SHOW GLOBAL STATUS LIKE 'Uptime'
+
+-- name: cluster
+SHOW GLOBAL VARIABLES LIKE 'wsrep_on'
+
+-- name: wait_for_cluster
+-- (Each statement sees what other nodes have committed before it.)
+SET SESSION wsrep_sync_wait = 7
+
+-- name: version
+SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = '{schema}_setting'
+
+-- name: begin
+-- The gate: a row that each writing transaction changes first.
+START TRANSACTION;
+UPDATE {schema}_gate SET writes = writes + 1
+
+-- name: begin_reading
+SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
+START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY
+
+-- name: writes
+SELECT writes FROM {schema}_gate
+
+-- name: insert
+UPDATE {schema}_gate SET last_position = LAST_INSERT_ID(last_position + 1);
+INSERT INTO {table} (queue_position, resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
+                     request_uid, granted_at, note)
+VALUES (LAST_INSERT_ID(), :resource, :requesting_id, :access, :limit, :weight, :member, :owner, :uid,
+        CASE WHEN :granted THEN {clock} END, :note)
+
+-- name: insert_first
+-- Grant a request on a resource without rows and settings. (See SQLite's client.sql.)
+START TRANSACTION;
+UPDATE {schema}_gate SET writes = writes + 1, last_position = LAST_INSERT_ID(last_position + 1);
+INSERT INTO {table} (queue_position, resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
+                     request_uid, granted_at, note)
+SELECT LAST_INSERT_ID(), :resource, :requesting_id, :access, :limit, :weight, :member, :owner, :uid, {clock}, :note FROM DUAL
+WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
+  AND NOT EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource)
+  AND NOT {patterned} AND :limit IS NOT NULL
+  AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member);
+COMMIT;
+DO CASE WHEN EXISTS (SELECT 1 FROM {table} WHERE queue_position = LAST_INSERT_ID())
+        THEN GET_LOCK(CONCAT(:prefix, LAST_INSERT_ID()), 0) END
+
+-- name: leave_alone
+-- Release a row of a resource without other rows.
+START TRANSACTION;
+UPDATE {schema}_gate SET writes = writes + 1;
+INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
+                              owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by)
+SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner,
+       t.note, t.requested_at, t.granted_at, :outcome, m.host, m.pid, m.program, m.login,
+       CASE :outcome WHEN 'revoked' THEN t.revoked_by END
+FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
+WHERE t.resource_id = :resource AND t.queue_position = :position AND t.requesting_id = :requesting_id
+  AND NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource AND queue_position <> :position);
+DELETE t FROM {table} AS t
+LEFT JOIN {table} AS o ON o.resource_id = t.resource_id AND o.queue_position <> t.queue_position
+WHERE t.resource_id = :resource AND t.queue_position = :position AND t.requesting_id = :requesting_id AND o.queue_position IS NULL;
+COMMIT;
+DO CASE WHEN NOT EXISTS (SELECT 1 FROM {table} WHERE queue_position = :position) THEN RELEASE_LOCK(:lock) END
+
+-- name: pin
+SELECT 1 FROM {table}
+WHERE resource_id = ? AND queue_position = ? AND requesting_id = ? AND granted_at IS NOT NULL FOR UPDATE
+
+-- name: database_identity
+SELECT CONCAT(@@hostname, ':', @@port, ':', @@datadir, ':', DATABASE()) AS place
+
+-- name: extend_lease
+UPDATE {schema}_member
+SET lease_until = lease_until + :margin / 1000.0, lease_ms = lease_ms + :margin
+WHERE member_id = :member
+
+-- name: take_beacon
+SELECT GET_LOCK(?, 0)
+
+-- name: give_beacon
+DO RELEASE_LOCK(?)
+
+-- name: beacon_owner
+SELECT IS_USED_LOCK(?)
+
+-- name: sleep
+-- Wait for the owner of the row ahead to release it: the owner keeps this lock as long as the row.
+SELECT GET_LOCK(:lock, :seconds);
+DO RELEASE_LOCK(:lock)
+
+-- name: lock_installation
+SELECT GET_LOCK(CONCAT('sqlsem.init.', LEFT(SHA2(CONCAT(DATABASE(), '.{schema}'), 256), 32)), :seconds)
+
+-- name: kill
+KILL ?

@@ -1,0 +1,25 @@
+-- sqlsem, the words of MariaDB and MySQL in the statements of sqlsem/sql/statements, which explains them for SQLite.
+--
+-- clock: the time of the server, in seconds since 1970, whatever the time zone of the session.
+-- where {clock} is (TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)
+-- where {greatest} is GREATEST
+-- where {least} is LEAST
+-- where {same} is <=>
+-- where {real} is DOUBLE
+-- where {integer} is SIGNED
+-- where {whole:x} is CAST(FLOOR({x}) AS SIGNED)
+-- where {div} is DIV
+-- where {length} is CHAR_LENGTH
+-- where {newline} is CHAR(10 USING utf8mb4)
+-- where {random} is RAND()
+-- where {after_all} is 1e300
+-- where {rowid} is history_id
+-- where {json_text:x} is JSON_UNQUOTE(JSON_EXTRACT({x}))
+-- where {json_array_of} is JSON_ARRAYAGG
+-- where {index:x} is FORCE INDEX ({x})
+-- where {numbers:x} is JSON_TABLE(:{x}, '$[*]' COLUMNS (value BIGINT PATH '$'))
+-- where {texts:x} is JSON_TABLE(:{x}, '$[*]' COLUMNS (value VARCHAR(300) CHARACTER SET utf8mb4 /*M! COLLATE utf8mb4_nopad_bin */ /*!80017 COLLATE utf8mb4_0900_bin */ PATH '$'))
+-- where {upsert:x} is ON DUPLICATE KEY UPDATE
+-- where {new:x} is VALUES({x})
+-- where {keep_row:x} is ON DUPLICATE KEY UPDATE {x1} = VALUES({x1})
+-- where {replace_into} is REPLACE INTO

@@ -1,0 +1,7 @@
+-- sqlsem, for MariaDB and MySQL: rights are those on the tables, so nothing is created here. Who may write them may take,
+-- keep and remove every lock, and put tasks that workers run; who may read them may look (ls, why, top). Best give
+-- sqlsem a database of its own, and as an administrator:
+--     GRANT SELECT, INSERT, UPDATE, DELETE ON locks.* TO 'etl'@'%';
+--     GRANT SELECT ON locks.* TO 'oncall'@'%';
+-- `sqlsem init` also needs CREATE, ALTER, INDEX, REFERENCES, DROP and TRIGGER (with a binary log on MySQL: the server's
+-- log_bin_trust_function_creators = 1, or SUPER).

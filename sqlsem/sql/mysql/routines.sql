@@ -1,0 +1,2 @@
+-- sqlsem, for MariaDB and MySQL: there are no stored routines. client.sql has the statements, and
+-- sqlsem/engines/statements combines them. A bare participant needs no more than INSERT and DELETE: triggers are the gate.
