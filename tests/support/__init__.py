@@ -6,6 +6,7 @@ from support.costs import cost_of_next_ready, cost_of_turns, pages, processor_se
 from support.databases import Database, MemoryDatabase, odbc_of_url, random_name, with_database
 from support.forks import TESTS
 from support.histories import Recorder, Stay, check_history, overlap
+from support.mariadb import MariaDBServer, MariaDBSession, mariadb_lacks
 from support.patience import AMPLE, PATIENCE, STEADY, Standstills, promptly, remains, slack, until
 from support.postgres import PostgresServer, free_port, have_postgres
 from support.threads import Attempt, Threads, started_since
@@ -19,6 +20,8 @@ __all__ = [
     "Channel",
     "Child",
     "Database",
+    "MariaDBServer",
+    "MariaDBSession",
     "MemoryDatabase",
     "PostgresServer",
     "Recorder",
@@ -34,6 +37,7 @@ __all__ = [
     "have_postgres",
     "keep_to_the_permissions",
     "make_lock",
+    "mariadb_lacks",
     "odbc_of_url",
     "overlap",
     "pages",

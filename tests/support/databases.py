@@ -16,6 +16,8 @@ import sqlsem
 from sqlsem.engines import of_url
 from sqlsem.engines.base import Engine, Options, Session
 from sqlsem.engines.installed import FeatureSelection
+from support import mariadb
+from support.mariadb import MariaDBServer
 from support.patience import PATIENCE, STEADY
 from support.postgres import PostgresServer
 
@@ -25,16 +27,16 @@ class Database:
     """A database with the sqlsem tables in it.
 
     Attributes:
-        engine: ``sqlite``, ``postgresql`` or ``mssql``.
+        engine: ``sqlite``, ``postgresql``, ``mssql`` or ``mysql``.
         url: The URL for `sqlsem.connect`.
         options: Further options for `sqlsem.connect` (a schema, for instance).
-        server: The PostgreSQL server, if it is on one.
+        server: The PostgreSQL or MariaDB server, if it is on one.
     """
 
     engine: str
     url: str
     options: dict[str, Any] = field(default_factory=dict)
-    server: PostgresServer | None = None
+    server: PostgresServer | MariaDBServer | None = None
 
     def coordinator(self, **options: Any) -> sqlsem.Coordinator:
         usual = {} if "lease" in options else {"grace": STEADY}
@@ -72,14 +74,14 @@ class Database:
     @property
     def table(self) -> str:
         """Return the queue's table as a statement names it."""
-        return "ProcessControl" if self.engine == "sqlite" else f"{self.schema}.ProcessControl"
+        return "ProcessControl" if self.engine in ("sqlite", "mysql") else f"{self.schema}.ProcessControl"
 
     def beside(self, table: str) -> str:
         """Return another table: member, resource, history, setting."""
-        return f"{self.schema}{'_' if self.engine == 'sqlite' else '.'}{table}"
+        return f"{self.schema}{'_' if self.engine in ('sqlite', 'mysql') else '.'}{table}"
 
     def raw(self, *, autocommit: bool = True) -> Any:
-        """Open a DB-API connection of the driver (psycopg, sqlite3, pyodbc). The caller closes it."""
+        """Open a DB-API connection of the driver (psycopg, sqlite3, pyodbc, PyMySQL). The caller closes it."""
         if self.engine == "sqlite":
             path = self.url.removeprefix("sqlite:///")
             isolation = None if autocommit else "IMMEDIATE"
@@ -91,6 +93,8 @@ class Database:
             import psycopg
 
             return psycopg.connect(self.url, autocommit=autocommit)
+        if self.engine == "mysql":
+            return mariadb.connect(self.url, autocommit=autocommit)
         import pyodbc
 
         pyodbc.pooling = False
@@ -101,14 +105,15 @@ class Database:
     def sql(self, text: str) -> str:
         """Translate ``?`` to the driver's parameter mark, and fill in ``{table}``."""
         text = text.replace("{table}", self.table)
-        return text.replace("?", "%s") if self.engine == "postgresql" else text
+        return text.replace("?", "%s") if self.engine in ("postgresql", "mysql") else text
 
     def rows(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Run one statement on a connection of its own; return its rows, if it gives any."""
         connection = self.raw()
         try:
             cursor = connection.cursor()
-            cursor.execute(self.sql(text), parameters)
+            # (PyMySQL would fill in even no parameters, and so read each percent sign as the beginning of one.)
+            cursor.execute(self.sql(text), parameters or (None if self.engine == "mysql" else ()))
             return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
         finally:
             connection.close()
@@ -119,9 +124,11 @@ class Database:
         return [row for row in rows if row[1].startswith(prefix)]
 
     def waiting_for(self, lock: str) -> list[tuple[Any, ...]]:
-        """Return PostgreSQL's sessions that wait for a lock ("advisory", "relation", "transactionid"), in this
-        database only: in the others, tests of other workers run.
+        """Return the sessions of PostgreSQL that wait for a lock ("advisory", "relation", "transactionid"), in this
+        database only: in the others, tests of other workers run. On MariaDB: the sessions that wait for any lock.
         """
+        if isinstance(self.server, MariaDBServer):
+            return [(session.id,) for session in self.server.waiting(name_of_database(self))]
         return self.rows(
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' "
             "AND wait_event = ?",
@@ -202,7 +209,9 @@ def empty_database(server: PostgresServer, login: str) -> Iterator[Database]:
 
 
 def name_of_database(database: Database) -> str:
-    """Return the name of a PostgreSQL database."""
+    """Return the name of a PostgreSQL or MariaDB database."""
+    if database.engine == "mysql":
+        return urllib.parse.urlsplit(database.url).path.lstrip("/")
     from psycopg import conninfo
 
     return str(conninfo.conninfo_to_dict(database.url)["dbname"])
