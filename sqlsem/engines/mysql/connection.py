@@ -7,6 +7,7 @@ import functools
 import hashlib
 import math
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from decimal import Decimal
@@ -36,6 +37,12 @@ DENIED = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR, ER.DBACCESS
 #: How long an idle session lives, in heartbeats of an idle member, and at least in seconds: the server ends the session
 #: of a host that has vanished.
 IDLE_HEARTBEATS, IDLE_SECONDS = 4, 60
+#: The same for a session without a beacon: a day.
+LOOSE_IDLE_SECONDS = 86400
+#: Two sessions may compute times of the server's start that differ by this many seconds.
+START_SECONDS = 3.0
+#: The length of a text of several statements, in characters. (The server's max_allowed_packet is at least 1 MB.)
+TEXT_SIZE = 200_000
 #: Each lease in a cluster counts for this many seconds longer than its member relies on it: clocks of nodes differ.
 CLUSTER_MARGIN = 2.0
 
@@ -86,10 +93,11 @@ class MysqlConnection(StatementSession):
         self.sleeper = LockSleeper(self)
         self._in_transaction = False
         self._login = ""
-        self.idle = 0  # the seconds after which the server ends this session if it is idle
+        self.idle = LOOSE_IDLE_SECONDS  # the seconds after which the server ends this session if it is idle
         self.in_cluster = False  # True on a node of a Galera cluster
         self.fractions = False  # True if locks by name are waited for in fractions of a second
-        self.started = 0.0  # when the server was started, by its clock (rounded up to a second)
+        #: Which server or cluster this is, and about when it was started.
+        self.origin, self.started = "", 0.0
         #: The beginning of the names of locks in this database. (Names are the server's, and of at most 64 characters.)
         self.lock_prefix = ""
         #: Expressions to evaluate after the transaction's end.
@@ -97,25 +105,51 @@ class MysqlConnection(StatementSession):
 
     def prepare(self, purpose: str) -> None:
         gate = max(1, math.ceil(self.options.gate_timeout))
-        self.idle = max(IDLE_SECONDS, math.ceil(IDLE_HEARTBEATS * self.engine.idle_heartbeat))
+        if purpose == "main":
+            self.idle = max(IDLE_SECONDS, math.ceil(IDLE_HEARTBEATS * self.engine.idle_heartbeat))
         self.run("session", {"gate": gate, "metadata": max(5, gate), "idle": self.idle})
-        login, database, version, now = self.row("facts")
+        login, database, version, place, now = self.row("facts")
         self._login = str(login)
-        self.started = float(now) - float(self.row("uptime")[1])
+        self.origin = str(place)
         self.fractions = "MariaDB" in version  # MySQL counts the time limit of GET_LOCK in whole seconds
-        place = f"{database}.{self.options.schema}.{self.options.table}"
-        self.lock_prefix = f"sqlsem.{hashlib.sha256(place.encode()).hexdigest()[:24]}."
-        if any(str(value).upper() in ("ON", "1") for _, value in self.rows("cluster")):
-            self._prepare_cluster()
+        table = f"{database}.{self.options.schema}.{self.options.table}"
+        self.lock_prefix = f"sqlsem.{hashlib.sha256(table.encode()).hexdigest()[:24]}."
+        status = {str(name): str(value) for name, value in self.rows("status")}
+        self.started = now - int(status.get("Uptime", 0))
+        if status.get("wsrep_ready") is not None and status.get("wsrep_connected") == "ON":
+            self._prepare_cluster(status["wsrep_cluster_state_uuid"])
+        self._follow_origin()
 
-    def _prepare_cluster(self) -> None:
+    def _prepare_cluster(self, identity: str) -> None:
         if self.options.lease is None:
             raise ConfigurationError(
                 f"{self.engine.label} is a node of a Galera cluster, whose nodes do not share the locks of sessions; "
                 f"connect with lease=30 (--lease 30)"
             )
         self.in_cluster = True
+        self.origin, self.started = identity, 0.0  # (Members outlive a node.)
         self.run("wait_for_cluster")
+
+    def _follow_origin(self) -> None:
+        """After a restart of the server begin all graces and leases anew, as no member could be seen meanwhile. After a
+        failover also skip numbers: the new server may not know the last ones.
+        """
+        if self.row("version") is None:  # there are no tables yet
+            return
+        known = dict(self.rows("origin"))
+        if known.get("origin") == self.origin and abs(float(known["started"]) - self.started) <= START_SECONDS:
+            return
+        with self.transaction():
+            known = dict(self.rows("origin"))
+            if known.get("origin") == self.origin and abs(float(known["started"]) - self.started) <= START_SECONDS:
+                return  # another session was faster
+            self.run("restart_members")
+            if "origin" in known and known["origin"] != self.origin:
+                self.run("skip_numbers", {"by": secrets.randbelow(10**9)})
+            self.run_many(
+                "note_origin",
+                [{"name": "origin", "value": self.origin}, {"name": "started", "value": str(self.started)}],
+            )
 
     # -- statements ---------------------------------------------------------------------------------------------
 
@@ -143,8 +177,15 @@ class MysqlConnection(StatementSession):
         return self.execute_text(self.queries[name], parameters)
 
     def run_many(self, name: str, parameters: Sequence[Any]) -> None:
-        for one in parameters:
-            self.run(name, one)
+        text = self.queries[name]
+        with self.connection.cursor() as cursor:
+            statements = [cursor.mogrify(text, values) for values in parameters]
+        begin, size = 0, 0
+        for number, statement in enumerate(statements, 1):
+            size += len(statement)
+            if size > TEXT_SIZE or number == len(statements):
+                self.execute_text(";\n".join(statements[begin:number]).replace("%", "%%"))
+                begin, size = number, 0
 
     def rows(self, name: str, parameters: Any = ()) -> list[Any]:
         return self.execute_text(self.queries[name], parameters).rows

@@ -13,11 +13,11 @@ from sqlsem.values.errors import Unavailable
 class LockProbe:
     """The result of a test of a beacon."""
 
-    def __init__(self, held: bool | None, seen: float | None = None) -> None:
+    seen: float | None = None
+
+    def __init__(self, held: bool | None) -> None:
         #: True: its member lives. None: its session is gone, or it has none.
         self.held = held
-        #: When the server was started: no member could show a sign of life before.
-        self.seen = seen
 
     def remove(self) -> None:
         """Remove what a dead member has left: nothing."""
@@ -44,7 +44,7 @@ class MysqlMembers(MysqlConnection, MemberStatements):
         if not isinstance(name, str):
             return LockProbe(None)
         owner = self.row("beacon_owner", (f"{self.lock_prefix}{name}",))[0]
-        return LockProbe(None if owner is None else True, self.started)
+        return LockProbe(None if owner is None else True)
 
     def register_member(self, host: str, pid: int, program: str) -> int:
         number = super().register_member(host, pid, program)

@@ -9,13 +9,28 @@ SET SESSION sql_mode = 'ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,STRICT_
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
 
 -- name: facts
-SELECT SUBSTRING_INDEX(USER(), '@', 1), DATABASE(), VERSION(), {clock}
+SELECT SUBSTRING_INDEX(USER(), '@', 1), DATABASE(), VERSION(), CONCAT(@@hostname, ':', @@port, ':', @@server_id, ':', @@datadir), {clock}
 
--- name: uptime
-SHOW GLOBAL STATUS LIKE 'Uptime'
+-- name: status
+SHOW GLOBAL STATUS WHERE variable_name IN ('Uptime', 'wsrep_ready', 'wsrep_connected', 'wsrep_cluster_state_uuid')
 
--- name: cluster
-SHOW GLOBAL VARIABLES LIKE 'wsrep_on'
+-- name: origin
+-- The server that wrote last, and when it was started.
+SELECT name, value FROM {schema}_setting WHERE name IN ('origin', 'started')
+
+-- name: note_origin
+INSERT INTO {schema}_setting (name, value) VALUES (:name, :value) {upsert:name} value = {new:value}
+
+-- name: restart_members
+UPDATE {schema}_member
+SET heartbeat_at = {clock}, missing_since = NULL, lease_until = {clock} + lease_ms / 1000.0
+
+-- name: skip_numbers
+-- (A number of a member that is inserted and deleted is not given again.)
+UPDATE {schema}_gate SET last_position = ((last_position + 1000000000) DIV 10000000000 + 1) * 10000000000;
+INSERT INTO {schema}_member (member_id, grace_ms)
+SELECT COALESCE(MAX(member_id), 0) + 1000000 + :by, 0 FROM {schema}_member;
+DELETE FROM {schema}_member WHERE beacon IS NULL AND lease_ms IS NULL AND program IS NULL
 
 -- name: wait_for_cluster
 -- (Each statement sees what other nodes have committed before it.)
