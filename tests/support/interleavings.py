@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,8 +59,8 @@ class Player:
         self.actor = actor
         self.finished = False
         self.under_way = False
-        #: True if the next step only reads.
-        self.reads = False
+        #: The statement that the next step runs; empty if it runs a whole call.
+        self.next = ""
         self._go: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._at_rest = threading.Event()
         self.failure: BaseException | None = None
@@ -87,9 +86,9 @@ class Player:
         self._go.put(False)
         self._thread.join(PATIENCE)
 
-    def pause(self, reads: bool = False) -> None:
-        """Let other actors run; called in the actor's thread. ``reads``: the next step changes nothing."""
-        self.reads = reads
+    def pause(self, statement: str = "") -> None:
+        """Let other actors run; called in the actor's thread. ``statement``: what the next step runs."""
+        self.next = statement
         self._at_rest.set()
         if not self._go.get():
             raise Stopped
@@ -124,6 +123,10 @@ class Cutter:
         """Return True if the present step waits for another session."""
         return False
 
+    def changes(self, session: Any) -> int | None:
+        """Return how many rows the session has changed so far; None if that is not known."""
+        return None
+
 
 class PostgresCutter(Cutter):
     """Puts a transaction around each call; its commit is a step."""
@@ -150,10 +153,6 @@ class PostgresCutter(Cutter):
         return bool(self._connection.execute("SELECT pg_blocking_pids(%s) <> '{}'", (pid,)).fetchone()[0])
 
 
-#: The first words of SQLite statements that only read, after the comments.
-READS = re.compile(r"(?:\s|--[^\n]*\n)*(?:SELECT|WITH|PRAGMA data_version)", re.IGNORECASE)
-
-
 class SqliteCutter(Cutter):
     """Pauses before each statement outside a transaction."""
 
@@ -163,7 +162,7 @@ class SqliteCutter(Cutter):
 
         def cut(statement: str, *rest: Any) -> Any:
             if not session.connection.in_transaction:
-                pause(READS.match(statement) is not None)
+                pause(statement)
             return execute(statement, *rest)
 
         session._execute = cut
@@ -171,6 +170,12 @@ class SqliteCutter(Cutter):
             yield lambda call: call(session)
         finally:
             session._execute = execute
+
+    def changes(self, session: Any) -> int | None:
+        if session.connection is None:  # the step has closed the session
+            return None
+        changes: int = session.connection.total_changes
+        return changes
 
 
 def cutter(database: Database) -> Cutter:
@@ -184,22 +189,23 @@ def cutter(database: Database) -> Cutter:
 class Choice:
     """One moment of a schedule: the ready actors, and the chosen one."""
 
-    reads: dict[int, bool]  # of the ready actors, True for one that would only read
+    ready: dict[int, str]  # the ready actors, and the statement that each would run
     asleep: set[int]  # actors whose step would repeat an earlier schedule (sleep set)
     chosen: int = -1
     tried: set[int] = field(default_factory=set)
+    quiet: set[int] = field(default_factory=set)  # actors whose step, from here, has changed nothing
 
     def take_next(self) -> bool:
         """Choose another actor; False if there is none."""
         if self.chosen >= 0:
             self.tried.add(self.chosen)
-        untried = [read for read in self.reads if read not in self.asleep | self.tried]
+        untried = [actor for actor in self.ready if actor not in self.asleep | self.tried]
         self.chosen = untried[0] if untried else -1
         return bool(untried)
 
     def asleep_after(self) -> set[int]:
-        """Return the actors tried first here whose step can come later as well, because neither step writes."""
-        return {actor for actor in self.asleep | self.tried if self.reads[actor] and self.reads[self.chosen]}
+        """Return the actors tried first here whose step can come later as well, because neither step changes a row."""
+        return self.asleep | self.tried & self.quiet if self.chosen in self.quiet else set()
 
 
 def play(
@@ -214,12 +220,12 @@ def play(
     try:
         while not all(player.finished for player in players):
             ready = {
-                number: player.reads
+                number: player.next
                 for number, player in enumerate(players)
                 if not (player.finished or player.under_way)
             }
             assert ready, "all wait for each other"
-            if len(names) < len(schedule) and schedule[len(names)].reads != ready:
+            if len(names) < len(schedule) and schedule[len(names)].ready != ready:
                 # The same steps have led to another state than before, for example because of a timeout. From here on
                 # it is another schedule.
                 del schedule[len(names) :]
@@ -232,11 +238,14 @@ def play(
             choice = schedule[len(names)]
             player = players[choice.chosen]
             names.append(player.actor.name)
+            before = cutter.changes(player.actor.session)
             player.step()
             _settle(players, cutter)
-            for player in players:
-                if player.failure is not None:
-                    raise player.failure
+            for other in players:
+                if other.failure is not None:
+                    raise other.failure
+            if before is not None and cutter.changes(player.actor.session) == before:
+                choice.quiet.add(choice.chosen)
             check()
     except BaseException:
         print("in the schedule", " ".join(names))
@@ -276,14 +285,15 @@ Scenario = tuple[list[Actor], Callable[[], None], Callable[[], None]]
 
 
 def explore(make: Callable[[], Scenario], cutter: Cutter) -> int:
-    """Run all schedules of the scenarios that ``make`` makes; return their number. Of schedules that differ only in the
-    order of reads, one is run (sleep sets: Godefroid 1996).
+    """Run all schedules of the scenarios that ``make`` makes; return how many were begun. Of schedules that differ only
+    in the order of steps that change nothing, one is run to its end (sleep sets: Godefroid 1996).
     """
     schedule: list[Choice] = []
     count = 0
     parted: list[str] = []
     while True:
         actors, check, end = make()
+        count += 1
         played = play(actors, cutter, schedule, check, parted)
         # If a scenario kept state from one run to the next, the search would not end.
         assert len(parted) <= MAX_PARTED + count // 10, (
@@ -295,7 +305,6 @@ def explore(make: Callable[[], Scenario], cutter: Cutter) -> int:
             except BaseException:
                 print("at the end of the schedule", " ".join(actors[choice.chosen].name for choice in schedule))
                 raise
-            count += 1
         while schedule and not schedule[-1].take_next():
             schedule.pop()
         if not schedule:
