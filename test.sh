@@ -17,6 +17,10 @@ if ! good .venv/bin/python; then
     rm -rf .venv
     "$python" -m venv .venv
 fi
+pytest=(.venv/bin/python -m pytest)
+if [[ -n ${PYTHONDONTWRITEBYTECODE:-} ]]; then # bytecode is kept in any case, at the place that tests/conftest.py chooses
+    pytest=(env -u PYTHONDONTWRITEBYTECODE "PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-$PWD/.pytest_cache/bytecode}" "${pytest[@]}")
+fi
 pip() { .venv/bin/python -m pip --quiet --disable-pip-version-check --no-input "$@"; }
 has_pyodbc() { .venv/bin/python -c 'import pyodbc' 2>/dev/null; }
 has_dotnet() { .venv/bin/python -c 'import sys; from clients.mixed import dotnet; sys.exit(bool(dotnet.lacks(odbc=True)))'; }
@@ -27,7 +31,7 @@ set_up() {
     pip install --editable '.[postgres]' --group test
     pip install --group odbc || echo "pyodbc cannot be installed here; going on without SQL Server." >&2
     # Collecting compiles all tests. Once is enough, while the rest is fetched: else each worker does it.
-    .venv/bin/python -m pytest --collect-only -q -n 0 >/dev/null 2>&1 &
+    "${pytest[@]}" --collect-only -q -n 0 >/dev/null 2>&1 &
 
     # pyodbc needs the system's unixODBC. Without it everything but SQL Server works, and is tested. The .NET client's
     # tests need a C# compiler and the ODBC driver of PostgreSQL; without them they are left out, and the last lines say
@@ -65,4 +69,4 @@ if [[ -z ${PYTEST_XDIST_AUTO_NUM_WORKERS:-} ]]; then
     PYTEST_XDIST_AUTO_NUM_WORKERS=$(.venv/bin/python -c "import os; n = os.cpu_count() or 1; print(n if n > 6 else $factor * n)")
     export PYTEST_XDIST_AUTO_NUM_WORKERS
 fi
-exec .venv/bin/python -m pytest -n auto --dist worksteal "$@"
+exec "${pytest[@]}" -n auto --dist worksteal "$@"

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 import logging
 import os
@@ -116,6 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # of its time on compiling.
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(config.rootpath / ".pytest_cache" / "bytecode"))
+        sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ["PYTHONPYCACHEPREFIX"]
     # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
     if not is_worker(config) and SHARED not in os.environ:
         os.environ[SHARED] = config.stash[MADE] = tempfile.mkdtemp(prefix="sqlsem-test-")
@@ -160,6 +162,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for kind, description in selection.KINDS.items():
         parser.addoption(f"--{kind}", dest="cases", action="store_const", const=kind, help=f"run {description}")
     parser.addoption("--record", action="store_true", help="write the slow functions to tests/durations.txt")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Leave the objects of the collection, which live until the end, out of all searches for garbage.
+
+    A test's `gc.collect` takes a tenth of the time then.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

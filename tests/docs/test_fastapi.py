@@ -5,10 +5,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi", reason="FastAPI is not installed")
-
-from fastapi.testclient import TestClient
-
 from sqlsem.api.default import configured
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "fastapi.md"
@@ -17,9 +13,10 @@ pytestmark = pytest.mark.engines("sqlite", "postgresql")
 
 @pytest.fixture
 def client(database):
+    testclient = pytest.importorskip("fastapi.testclient", reason="FastAPI is not installed")  # (takes time to import)
     namespace = {}
     exec(re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1], namespace)
-    with configured(database.url), TestClient(namespace["app"]) as client:
+    with configured(database.url), testclient.TestClient(namespace["app"]) as client:
         yield client
 
 

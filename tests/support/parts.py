@@ -28,8 +28,9 @@ def names_in(text: str) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(MADE.findall(text)), frozenset(re.findall(r"\bsqlsem\.\[?(\w+)", text))
 
 
-def made_and_named(engine: str, features: frozenset[str]) -> tuple[set[str], set[str]]:
+@functools.cache
+def made_and_named(engine: str, features: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
     """Return `names_in` of all scripts of these features."""
     scripts = ("schema", *sql.rerunnable(engine, features))
     pairs = [names_in(sql.script(engine, script, features=features)) for script in scripts]
-    return set().union(*(made for made, _ in pairs)), set().union(*(named for _, named in pairs))
+    return frozenset().union(*(made for made, _ in pairs)), frozenset().union(*(named for _, named in pairs))

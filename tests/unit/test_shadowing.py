@@ -4,6 +4,7 @@ tests/clients/test_traps.py runs them amid objects of other logins.
 """
 
 import ast
+import functools
 import re
 import sys
 from pathlib import Path
@@ -19,19 +20,32 @@ from support import shadowing
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ("schema", *sql.rerunnable("postgresql"))
-ROUTINES = {
-    (script, routine.name, number): routine
-    for script in SCRIPTS
-    for number, routine in enumerate(shadowing.routines(sql.script("postgresql", script)))
-}
-UNPINNED = {key: routine for key, routine in ROUTINES.items() if not routine.pins_path}
-STATEMENTS = {
-    (file, name): text
-    for file in ("client", "doctor", "certify")
-    for name, text in sql.queries("postgresql", file=file).items()
-}
 #: Modules with SQL for other servers, or for the databases of simulations.
 OTHER_ENGINES = ("sqlsem/engines/mssql", "sqlsem/engines/sqlite", "sqlsem/testing")
+
+
+@functools.cache
+def routines():
+    """Return the routines of all scripts, by script, name and number."""
+    return {
+        (script, routine.name, number): routine
+        for script in SCRIPTS
+        for number, routine in enumerate(shadowing.routines(sql.script("postgresql", script)))
+    }
+
+
+def without_path():
+    """Return the routines that have their caller's search_path."""
+    return {key: routine for key, routine in routines().items() if not routine.pins_path}
+
+
+def statements():
+    """Return the statements of the client and of commands, by file and name."""
+    return {
+        (file, name): text
+        for file in ("client", "doctor", "certify")
+        for name, text in sql.queries("postgresql", file=file).items()
+    }
 
 
 def parsable(text):
@@ -47,9 +61,9 @@ def found_in_statement(text):
 
 def test_routines_without_path_are_the_ones_that_must():
     """A fixed search_path forbids COMMIT, and inlining."""
-    assert len(ROUTINES) > 250
-    assert len(UNPINNED) > 30
-    for (script, name, _), routine in UNPINNED.items():
+    assert len(routines()) > 250
+    assert len(without_path()) > 30
+    for (script, name, _), routine in without_path().items():
         commits = re.search(r"\bCOMMIT;|\bCALL ", routine.body)
         assert routine.language == "sql" or commits, f"{script}.sql: {name} can have SET search_path, and has none"
 
@@ -62,14 +76,14 @@ def test_backslashes_stand_in_strings_that_say_so():
         assert [literal for literal in literals if not literal.startswith("E'")] == [], script
 
 
-@pytest.mark.parametrize("key", UNPINNED, ids=lambda key: f"{key[0]}-{key[1]}")
-def test_routine_without_path_qualifies_each_name(key):
-    assert shadowing.in_routine(UNPINNED[key]) == []
+def test_routine_without_path_qualifies_each_name():
+    names = {key: shadowing.in_routine(routine) for key, routine in without_path().items()}
+    assert {key: unqualified for key, unqualified in names.items() if unqualified} == {}
 
 
-@pytest.mark.parametrize("key", STATEMENTS, ids="-".join)
-def test_client_statement_qualifies_each_name(key):
-    assert found_in_statement(STATEMENTS[key]) == []
+def test_client_statement_qualifies_each_name():
+    names = {key: found_in_statement(text) for key, text in statements().items()}
+    assert {key: unqualified for key, unqualified in names.items() if unqualified} == {}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

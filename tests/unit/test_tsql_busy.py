@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unit.test_tsql_text import PROCEDURES, granted
+from support.procedures import PROCEDURES, granted
 
 from sqlsem import sql
 

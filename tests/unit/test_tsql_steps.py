@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from unit.test_tsql_text import PROCEDURES, text_of
+from support.procedures import PROCEDURES, text_of
 
 #: The first words of a statement behind a condition, on a line of its own.
 WORDS = "SET SELECT EXEC BEGIN THROW BREAK CONTINUE RETURN INSERT UPDATE DELETE COMMIT ROLLBACK DECLARE PRINT IF WHILE"

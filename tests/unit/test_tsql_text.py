@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from support import next_version
+from support.procedures import PROCEDURES, SCRIPTS, granted, text_of
 
 from sqlsem import sql
 
-SCRIPTS = sql.rerunnable("mssql")
 #: Columns and expressions in aggregates that cannot be NULL where they stand.
 NEVER_NULL = frozenset(
     {"*", "gate", "g.gate", "queue_position", "w.task_id", "e.holds", "1 - e.holds", "n.alone", "n.size", "many"}
@@ -36,27 +36,6 @@ WITHOUT_KEY = {
     "@role": "the five roles",
     "@right": "an installation",
 }
-
-
-def text_of(name: str) -> str:
-    return re.sub(r"--[^\n]*", "", sql.script("mssql", name))
-
-
-def procedures() -> Iterator[tuple[str, str]]:
-    for name in SCRIPTS:
-        for part in re.split(r"(?m)^CREATE OR ALTER PROCEDURE ", text_of(name))[1:]:
-            match = re.match(r"sqlsem\.\[?(\w+)", part)
-            assert match is not None
-            yield match[1], re.split(r"(?m)^GO$", part)[0]
-
-
-PROCEDURES = dict(procedures())
-
-
-def granted() -> dict[str, str]:
-    """Return for each routine the letters of the roles that may run it."""
-    text = text_of("permissions").partition("INSERT INTO @right")[2].partition("UNION ALL")[0]
-    return dict(re.findall(r"\(N'(\w+)', N'([upwor]+)'\)", text))
 
 
 def arguments(text: str, start: int) -> str:

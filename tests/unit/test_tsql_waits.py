@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from unit.test_tsql_text import PROCEDURES
+from support.procedures import PROCEDURES
 
 #: Sleeps for which a slot is taken in the same transaction: the procedure and its call.
 WITH_A_SLOT = {("wait", "backoff_sleep"), ("wait", "@left"), ("client_sleep", "WAITFOR")}
