@@ -87,7 +87,7 @@ class Player:
         self._thread.join(PATIENCE)
 
     def pause(self, statement: str = "") -> None:
-        """Let other actors run; called in the actor's thread. ``statement``: what the next step runs."""
+        """Let other actors run; called in the actor's thread. ``statement``: the one of the next step."""
         self.next = statement
         self._at_rest.set()
         if not self._go.get():
