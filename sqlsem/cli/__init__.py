@@ -28,7 +28,7 @@ COMMANDS = {
         **{"history": "locks:history", "set": "locks:set_", "pause": "locks:pause", "resume": "locks:resume"},
         "revoke": "locks:revoke",
     },
-    "Locks": {"rates": "rates:rates", "guard": "guarding:guard"},
+    "Locks": {"rates": "rates:rates", "once": "once:once", "leader": "leader:leader", "guard": "guarding:guard"},
     "Work queue": {
         **{"put": "tasks:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
         **{"schedules": "tasks:schedules", "batches": "batches:batches_"},

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sqlsem import config
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.cli.group import Listing
+from sqlsem.cli.group import Showing
 from sqlsem.cli.options import json_option
 from sqlsem.config import allowing, reading
 from sqlsem.ops.terminal import output
@@ -25,7 +25,7 @@ _file = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.group(
-    "config", cls=Listing, invoke_without_command=True, short_help="Show which database is used and why; allow, deny."
+    "config", cls=Showing, invoke_without_command=True, short_help="Show which database is used and why; allow, deny."
 )
 @json_option
 @connecting
@@ -39,7 +39,7 @@ def config_(options: Connecting, as_json: bool) -> None:
 
     \b
     Examples:
-      sqlsem config
+      sqlsem config show
       sqlsem config allow              the project's file that is found from here
       sqlsem config deny ./sqlsem.toml
 

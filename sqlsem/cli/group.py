@@ -23,7 +23,7 @@ from sqlsem.values.errors import (
     Unavailable,
 )
 
-__all__ = ["EXIT_LOST", "EXIT_TEMPFAIL", "Commands", "Listing", "Loaded", "WithCommand"]
+__all__ = ["EXIT_LOST", "EXIT_TEMPFAIL", "Commands", "Listing", "Loaded", "Showing", "WithCommand"]
 
 #: The exit codes of sqlsem, after sysexits.h. (1 is a general failure.)
 EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE, EXIT_IO, EXIT_TEMPFAIL, EXIT_LOST, EXIT_CONFIG = 64, 69, 70, 74, 75, 76, 78
@@ -150,18 +150,21 @@ class WithCommand(click.Command):
 
 
 class Listing(_InOrder):
-    """A command that lists, unless its first argument names one of its subcommands."""
+    """A command that lists, unless its first argument names one of its subcommands. The word ``own`` stands for the
+    list itself, and may be left out.
+    """
 
     # The values of `click.Command`, as those of a group would refuse options after an argument.
     allow_extra_args = False
     allow_interspersed_args = True
+    own = "ls"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the list command's own options, unless there is a subcommand."""
         if args and args[0] in self.commands:
             ctx.meta["sqlsem.subcommand"] = list(args)
             return args
-        return click.Command.parse_args(self, ctx, args)
+        return click.Command.parse_args(self, ctx, args[1:] if args[:1] == [self.own] else args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """List, or run the subcommand."""
@@ -175,4 +178,10 @@ class Listing(_InOrder):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the parts of the usage line."""
-        return click.Command.collect_usage_pieces(self, ctx)
+        return [f"[{self.own}]", *click.Command.collect_usage_pieces(self, ctx)]
+
+
+class Showing(Listing):
+    """A command that shows one thing, unless its first argument names one of its subcommands."""
+
+    own = "show"

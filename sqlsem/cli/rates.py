@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 
 import click
 
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
-from sqlsem.cli.options import duration, json_option, name_of, one_name
+from sqlsem.cli.options import json_option, name_of, one_name, rate_window
 from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.rates import render_rates
 from sqlsem.util.printable import clean
+from sqlsem.values.locks import Duration
+from sqlsem.values.rates import Window
 
 __all__ = ["rates"]
 
@@ -35,7 +37,7 @@ def rates(options: Connecting, name: str | None, as_json: bool) -> None:
     Examples:
       sqlsem rates
       sqlsem rates api --json | jq '.[0].used'
-      sqlsem rates set api 100 --per 1m
+      sqlsem rates set api 100/1m
       sqlsem rates reset api
     """
     with options.coordinator(must_exist=True) as coordinator:
@@ -47,32 +49,37 @@ def rates(options: Connecting, name: str | None, as_json: bool) -> None:
     output.show_or_json(as_json, plain, lambda width: render_rates(windows, waiting, width, name))
 
 
-@rates.command("set", short_help="Set the limit of a rate, whatever programs declare.")
+@rates.command("set", short_help="Set the limits of a rate, whatever programs declare.")
 @click.argument("name", type=_rate_name)
-@click.argument("limit", metavar="LIMIT|none")
-@click.option("--per", required=True, type=duration, metavar="TIME", help="In any stretch of time of this length.")
+@click.argument("windows", metavar="[LIMIT/TIME]...", nargs=-1, type=rate_window)
+@click.option("--clear", is_flag=True, help="Remove the limits of operators that are not named here.")
 @connecting
-def rates_set(options: Connecting, name: str, limit: str, per: float) -> None:
-    """Set the limit of a rate in a window of time, for all processes together.
+def rates_set(options: Connecting, name: str, windows: Sequence[Window], clear: bool) -> None:
+    """Set limits of a rate: at most LIMIT in any stretch of TIME, for all processes together.
 
-    Programs that declare a higher limit get this one, and so do programs that declare none (sqlsem run --rate NAME).
-    Several windows may be set, one after the other. none lifts the limit of that window. The limit counts at once, also
-    for earlier use.
+    Programs that declare a higher limit get this one, and so do programs that declare none (sqlsem run --rate NAME). A
+    limit counts at once, also for earlier use. Limits in other windows stay, unless --clear removes them.
 
     \b
     Examples:
-      sqlsem rates set api 100 --per 1m
-      sqlsem rates set api none --per 1m
+      sqlsem rates set api 100/1m
+      sqlsem rates set api 10/1s 1000/1h
+      sqlsem rates set api --clear
     """
-    if limit != "none" and not re.fullmatch(r"[0-9]{1,10}", limit):
-        raise click.BadParameter(f"{limit!r} is no whole number, and not none", param_hint="LIMIT")
+    if not windows and not clear:
+        raise click.UsageError("Say which limits, as in 100/1m, or --clear.")
+    limits: dict[Duration, int] = {window.ms / 1000: window.limit for window in windows}
     with options.coordinator(must_exist=True) as coordinator:
-        coordinator.admin.set_rate(name, None if limit == "none" else int(limit), per)
-        capped = sorted(
-            (rate for rate in coordinator.admin.rates(name) if rate.cap is not None), key=lambda rate: rate.window
-        )
-    limits = ", ".join(f"{window.cap:,} in {window.window:g} s" for window in capped) or "no limit of an operator's"
-    output.echo(f"Rate {clean(name)}: {limits}.")
+        admin = coordinator.admin
+        if limits:
+            admin.set_rate(name, limits)
+        if clear:
+            for rate in admin.rates(name):
+                if rate.cap is not None and rate.window not in limits:
+                    admin.set_rate(name, None, rate.window)
+        capped = sorted((rate for rate in admin.rates(name) if rate.cap is not None), key=lambda rate: rate.window)
+    words = ", ".join(f"{window.cap:,} in {window.window:g} s" for window in capped) or "no limit of an operator's"
+    output.echo(f"Rate {clean(name)}: {words}.")
 
 
 @rates.command("reset", short_help="Forget the use and debts of a rate.")

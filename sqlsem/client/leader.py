@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from types import FrameType
@@ -24,6 +25,8 @@ from sqlsem.client.operations.terms import Terms
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import LockLost, SqlsemError, Unavailable
 from sqlsem.values.locks import WRITE, Duration, Entry, check_call, check_name
+from sqlsem.values.names import RESERVED
+from sqlsem.values.tasks import AsDict
 
 __all__ = [
     "TERMINATED",
@@ -31,6 +34,7 @@ __all__ = [
     "LeaderElection",
     "LeaderEntry",
     "SigtermScope",
+    "leaders_in",
     "retry_pauses",
     "watch_sigterm",
 ]
@@ -43,7 +47,7 @@ LONGEST_PAUSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderEntry:
+class LeaderEntry(AsDict):
     """The leader, as every client can read it.
 
     Attributes:
@@ -53,7 +57,8 @@ class LeaderEntry:
         pid: Its process id on that host.
         program: The program's name.
         since: The beginning of its term, by the database's clock.
-        fence: The term's fence; a later term has a larger one.
+        fence: The term's fence; a later term has a larger one. It is also the position of the leader's row.
+        waiting: The number of candidates that wait to lead.
     """
 
     name: str
@@ -63,6 +68,7 @@ class LeaderEntry:
     program: str | None
     since: datetime | None
     fence: int
+    waiting: int = 0
 
 
 class LeaderElection:
@@ -103,15 +109,22 @@ class LeaderElection:
     def current(self) -> LeaderEntry | None:
         """Return the leader, or None. Blocks."""
         client = self._given or client_of(None)
-        return _leader_of(self.name, client.with_connection(lambda session: session.entries(self.name)))
+        leaders = leaders_in(client.with_connection(lambda session: session.entries(self.name)))
+        return leaders[0] if leaders else None
 
 
-def _leader_of(name: str, entries: list[Entry]) -> LeaderEntry | None:
-    for entry in entries:
-        is_granted = entry.state in ("holds", "revoked") and entry.granted_at is not None
-        if is_granted and entry.access == WRITE and entry.limit == 1 and not entry.in_transit:
-            return LeaderEntry(name, entry.note, entry.host, entry.pid, entry.program, entry.granted_at, entry.position)
-    return None
+def leaders_in(entries: Iterable[Entry]) -> list[LeaderEntry]:
+    """Return the holders of mutexes among these rows, by name; without the resources that sqlsem reserves."""
+    rows = list(entries)
+    waiting = Counter(row.resource for row in rows if row.state == "waits")
+    leaders = []
+    for row in sorted(rows, key=lambda row: row.resource):
+        is_granted = row.state in ("holds", "revoked") and row.granted_at is not None
+        is_mutex = row.access == WRITE and row.limit == 1 and not row.in_transit
+        if is_granted and is_mutex and not row.resource.startswith(tuple(RESERVED)):
+            place = (row.host, row.pid, row.program, row.granted_at, row.position)
+            leaders.append(LeaderEntry(row.resource, row.note, *place, waiting[row.resource]))
+    return leaders
 
 
 def retry_pauses() -> Iterator[float]:

@@ -20,17 +20,22 @@ from sqlsem.values.errors import ConfigurationError, NotHeld
 from sqlsem.values.locks import MAX_NAME, Duration, OnceEntry, Ticket, check_duration, check_name
 from sqlsem.values.names import ONCE_PREFIX
 
-__all__ = ["Period", "Periodic", "release_after_interrupt"]
+__all__ = ["Period", "Periodic", "once_name", "release_after_interrupt"]
 
 SHORTEST_SECONDS = 1.0
 LONGEST_SECONDS = 366 * 86400.0
+
+
+def once_name(name: str) -> str:
+    """Return the name of a periodic run; raise `ConfigurationError` if it is invalid."""
+    return check_name("The name", name, MAX_NAME - len(ONCE_PREFIX))
 
 
 class Period:
     """The name of a periodic run, and the length and offset of its period. They are checked when it is made."""
 
     def __init__(self, name: str, per: Duration, offset: Duration) -> None:
-        self.name = check_name("The name", name, MAX_NAME - len(ONCE_PREFIX))
+        self.name = once_name(name)
         seconds = check_duration("per", per, zero=False, maximum=LONGEST_SECONDS)
         if seconds < SHORTEST_SECONDS:
             raise ConfigurationError(f"per must be at least {SHORTEST_SECONDS:g} second, not {per!r}", resource=name)
@@ -105,7 +110,8 @@ class Periodic:
 
     def last(self) -> OnceEntry | None:
         """Return the record of the last run, or None. Blocks."""
-        return self.client.with_connection(lambda session: session.once_last(self.period.name), Capability.PERIODS)
+        runs = self.client.with_connection(lambda session: session.once_runs(self.period.name), Capability.PERIODS)
+        return runs[0] if runs else None
 
     def forget(self) -> bool:
         """Delete the record of the last run. Return False if there was none. Blocks."""

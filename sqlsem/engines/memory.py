@@ -455,10 +455,10 @@ class MemorySession(MemoryRates):
             store.once[name] = OnceEntry(name, at, now, ticket.position, ticket.requesting_id, None, now)
             return True
 
-    def once_last(self, name: str) -> OnceEntry | None:
+    def once_runs(self, name: str | None) -> list[OnceEntry]:
         with self._open() as store:
-            run = store.once.get(name)
-            return None if run is None else dataclasses.replace(run, taken_at=self._store.now())
+            runs = [store.once[key] for key in sorted(store.once) if name in (None, key)]
+            return [dataclasses.replace(run, taken_at=self._store.now()) for run in runs]
 
     def once_forget(self, name: str) -> bool:
         with self._open() as store:

@@ -147,8 +147,8 @@ class OptionalLockCalls:
         """
         raise NotImplementedError
 
-    def once_last(self, name: str) -> OnceEntry | None:
-        """Return the latest run; None if there is no record of one."""
+    def once_runs(self, name: str | None) -> list[OnceEntry]:
+        """Return the latest run of a name, or of each name, by name."""
         raise NotImplementedError
 
     def once_forget(self, name: str) -> bool:

@@ -46,7 +46,7 @@ class Capability(enum.Enum):
     HANDOVERS = "locks that can be handed over", "hand_over adopt"
     DEADLOCKS = "a search for deadlocks", "find_deadlock"
     PRIORITIES = "priorities", "acquire_by_priority priorities"
-    PERIODS = "runs once per period", "once_due mark_once once_last once_forget"
+    PERIODS = "runs once per period", "once_due mark_once once_runs once_forget"
     COMMIT_RELEASE = (
         "locks that are given back with a transaction",
         "database_identity is_committed delete_commit_marker",

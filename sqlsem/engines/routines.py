@@ -184,9 +184,8 @@ class RoutineLocks(RoutineConnection):
     def mark_once(self, name: str, ticket: Ticket) -> bool:
         return bool(self.value("mark_once", name, ticket.position, ticket.requesting_id) == 0)
 
-    def once_last(self, name: str) -> OnceEntry | None:
-        rows = self.rows("once_last", name)
-        return OnceEntry(name, *rows[0]) if rows else None
+    def once_runs(self, name: str | None) -> list[OnceEntry]:
+        return [OnceEntry(*row) for row in self.rows("once_runs", name)]
 
     def once_forget(self, name: str) -> bool:
         return bool(self.operate("once_forget", name) == 0)

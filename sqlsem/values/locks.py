@@ -323,7 +323,7 @@ class GuardedTable(AsDict):
 
 
 @dataclass(frozen=True, slots=True)
-class OnceEntry:
+class OnceEntry(AsDict):
     """The latest run of a name. Times are by the database's clock.
 
     Attributes:

@@ -112,7 +112,7 @@ once_begin | uo | name:once per_seconds:seconds offset_seconds:seconds timeout_m
 once_done | uo | name:once queue_position:position requesting_id:me
 once_due | uo | p_name:once p_position:position p_requesting_id:me p_per_ms:ms p_offset_ms:ms
 once_forget | uo | name:once
-once_last | uor | p_name:once
+once_runs | uor | p_name:once
 operations | uor | p_name:resource p_maximum:count p_since:seconds p_until:seconds p_action:choice p_who:login
 overview | upwor |
 overview_rates | upwor |

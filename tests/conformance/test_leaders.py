@@ -111,6 +111,33 @@ def test_stepping_down_from_another_thread(pair, name, threads):
     threads.join()
 
 
+def test_leaders_are_listed_with_their_candidates(pair, name, threads):
+    first, other = pair
+    assert other.admin.leaders(name) == []
+    with first.leader(name, INFO) as term, first.mutex(f"{name}-plain"), first.limit(f"{name}-limit", 3):
+        threads.start(lambda: other.leader(name).__enter__().step_down())
+        until(lambda: other.admin.leaders(name)[0].waiting == 1)
+        listed = [leader for leader in other.admin.leaders() if leader.name.startswith(name)]
+        assert [(leader.name, leader.info, leader.waiting) for leader in listed] == [
+            (name, INFO, 1),
+            (f"{name}-plain", None, 0),
+        ]
+        assert (listed[0].fence, listed[0].pid) == (term.fence, os.getpid())
+
+
+@revoking
+def test_operator_makes_the_leader_step_down(pair, name):
+    first, other = pair
+    with pytest.raises(NotHeld, match="There is no leader"):
+        other.admin.step_down(name)
+    with pytest.raises(LockLost), first.leader(name) as term:
+        assert not other.admin.step_down(name)
+        assert term.ending.wait(PATIENCE)
+        until(lambda: term.lost)
+        with other.leader(name, timeout=PATIENCE) as next_one:
+            assert next_one.fence > term.fence
+
+
 @revoking
 def test_a_term_that_is_lost_is_stopped_once_and_at_once(pair, name):
     first, other = pair

@@ -161,6 +161,26 @@ def test_last_run_is_shown_and_forgotten(pair, name):
         assert run is not None
 
 
+def test_last_runs_are_listed_and_forgotten_by_name(connect, name):
+    coordinator = connect()
+    names = [f"{name}-b", f"{name}-a"]
+    assert coordinator.admin.once_runs(names[0]) == []
+    assert not coordinator.admin.forget_once(names[0])
+    fences = {}
+    for job in names:
+        with coordinator.once(job, LONG) as run:
+            fences[job] = run.fence
+    listed = [run for run in coordinator.admin.once_runs() if run.name in names]
+    assert [run.name for run in listed] == sorted(names)
+    assert {run.name: run.fence for run in listed} == fences
+    assert all(run.granted_at <= run.done_at <= run.taken_at for run in listed)
+    assert [run.fence for run in coordinator.admin.once_runs(names[0])] == [fences[names[0]]]
+    assert coordinator.admin.forget_once(names[0])
+    assert coordinator.admin.once_runs(names[0]) == []
+    with pytest.raises(ConfigurationError):
+        coordinator.admin.once_runs("x" * 251)
+
+
 def test_run_counts_for_periods_of_other_lengths(pair, name):
     """A run counts for every period that contains its start, also for other lengths."""
     first, other = pair

@@ -23,7 +23,7 @@ LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "re
          "take_rate", "adjust_rate", "take", "adjust", "once_begin", "once_done", "once_due", "mark_once",
          "once_forget", "release_on_commit", "is_committed", "delete_commit_marker"}  # fmt: skip
 LOOKS = {"entries", "may_enter", "status", "past", "resources", "list_batches", "resource_settings",
-         "operations", "why", "estimate", "guarded_tables", "rates", "priorities", "once_last"}  # fmt: skip
+         "operations", "why", "estimate", "guarded_tables", "rates", "priorities", "once_runs"}  # fmt: skip
 PUTS = {"put", "put_task", "save_schedule"}
 WORKS = {"work", "claim_task", "claim_tasks", "claim_blocked", "end_task", "next_task", "return_claim",
          "task_controls", "fire_schedule"}  # fmt: skip

@@ -1,5 +1,6 @@
 """``sqlsem run --leader``, with real processes."""
 
+import json
 import os
 import signal
 import sys
@@ -178,3 +179,30 @@ def test_stopped_leader_does_not_campaign_again(terms):
 def test_signal_between_two_terms_ends_the_run(terms):
     with pytest.raises(supervisor.Stopped):
         terms((143, LockLost("lost")), events=[("child", 0), ("signal", signal.SIGTERM)])
+
+
+def test_leaders_are_listed_and_step_down(bench, coordinator):
+    coordinator.admin.resources()  # the tables are there
+    assert bench.run("leader", "ls")[:2] == (0, "There is no leader.\n")
+    assert bench.run("leader", "step-down", "scheduler")[0] == 1
+    first = candidate(bench, "--note", "http://etl1:8080")
+    led(bench, 1)
+    second = candidate(bench)
+    waiting(coordinator, 2)
+    heads, row = bench.run("leader", "ls")[1].splitlines()
+    assert heads.split() == ["NAME", "LEADER", "SINCE", "WAITING", "FENCE", "INFO"]
+    assert row.split()[0] == "scheduler"
+    assert row.split()[-1] == "http://etl1:8080"
+    (plain,) = json.loads(bench.run("leader", "ls", "scheduler", "--json")[1])
+    assert (plain["pid"], plain["info"], plain["waiting"]) == (first.pid, "http://etl1:8080", 1)
+    code, words, _ = bench.run("leader", "step-down", "scheduler")
+    assert code == 0
+    assert f":{first.pid} " in words
+    led(bench, 2)
+    waiting(coordinator, 2)  # the first takes part again, behind the second
+    assert [leader.waiting for leader in coordinator.admin.leaders("scheduler")] == [1]
+    assert coordinator.admin.leaders("scheduler")[0].pid == second.pid
+    first.terminate()  # while it waits
+    assert first.wait(PATIENCE) == 143
+    second.terminate()
+    assert second.wait(PATIENCE) == 5

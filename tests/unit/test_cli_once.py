@@ -1,5 +1,6 @@
 """``sqlsem run --once-per``, with real processes."""
 
+import json
 import os
 import sys
 
@@ -120,3 +121,19 @@ def test_invalid_once_options_are_refused(bench, arguments, words):
     code, _, err = bench.run("run", *arguments, "--", sys.executable, "-c", "")
     assert code == 64
     assert words in err
+
+
+def test_runs_are_listed_and_forgotten(bench):
+    bench.run("init")
+    assert bench.run("once", "ls")[:2] == (0, "No run is recorded.\n")
+    assert once(bench)[0] == 0
+    heads, row = bench.run("once", "ls")[1].splitlines()
+    assert heads.split() == ["NAME", "BEGAN", "TOOK", "AGO", "LOGIN", "FENCE"]
+    assert row.split()[0] == "report"
+    (plain,) = json.loads(bench.run("once", "ls", "report", "--json")[1])
+    assert (plain["name"], str(plain["fence"])) == ("report", row.split()[-1])
+    assert json.loads(bench.run("once", "ls", "other", "--json")[1]) == []
+    assert bench.run("once", "forget", "report")[:2] == (0, "Job report may run again in this period.\n")
+    assert bench.run("once", "forget", "report")[:2] == (1, "Job report has no recorded run; see: sqlsem once ls\n")
+    assert once(bench)[0] == 0
+    assert lines(bench.told) == ["ran"] * 2

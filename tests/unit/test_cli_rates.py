@@ -68,15 +68,15 @@ def test_rates_are_set_and_reset(tmp_path, monkeypatch):
     monkeypatch.setenv("SQLSEM_URL", url)
     with sqlsem.connect(url) as coordinator:
         coordinator.admin.resources()  # the tables are there
-        assert call("set", "api", "3", "--per", "1h").stdout == "Rate api: 3 in 3600 s.\n"
+        assert call("set", "api", "3/1h").stdout == "Rate api: 3 in 3600 s.\n"
         assert coordinator.rate("api", 10, per="1h", cost=3).take(False) is not None
         assert coordinator.rate("api").take(False) is None
-        assert call("set", "api", "none", "--per", "1h").stdout == "Rate api: no limit of an operator's.\n"
+        assert call("set", "api", "--clear").stdout == "Rate api: no limit of an operator's.\n"
         assert call("reset", "api").stdout == "Rate api begins anew.\n"
         assert coordinator.rate("api", 10, per="1h", cost=10).take(False) is not None
         assert call("reset", "other").exit_code == 1
         assert "set" in call("--name", "set").stdout
-        assert call("set", "api", "many", "--per", "1h").exit_code == 64
+        assert call("set", "api", "many/1h").exit_code == call("set", "api").exit_code == 64
         done = [
             (operation.action, operation.old, operation.new) for operation in coordinator.admin.operations("rate:api")
         ]
@@ -85,6 +85,16 @@ def test_rates_are_set_and_reset(tmp_path, monkeypatch):
         ("rate_limit", "3 in 3600000 ms", None),
         ("rate_limit", None, "3 in 3600000 ms"),
     ]
+
+
+def test_windows_of_a_rate_are_replaced(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/locks.db"
+    monkeypatch.setenv("SQLSEM_URL", url)
+    with sqlsem.connect(url) as coordinator:
+        coordinator.admin.resources()  # the tables are there
+    assert call("set", "api", "5/1m", "100/1h").stdout == "Rate api: 5 in 60 s, 100 in 3600 s.\n"
+    assert call("set", "api", "7/1m").stdout == "Rate api: 7 in 60 s, 100 in 3600 s.\n"
+    assert call("set", "api", "--clear", "9/1d", "8/1h").stdout == "Rate api: 8 in 3600 s, 9 in 86400 s.\n"
 
 
 def test_members_are_removed_by_number_and_by_login(tmp_path, monkeypatch):

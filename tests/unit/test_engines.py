@@ -83,7 +83,7 @@ def test_equal_statements_have_equal_names():
         *("queue_counts", "set_queue", "queue_limits", "queue_waits", "cancel_task", "task_controls"),
         *("save_schedule", "fire_schedule", "list_schedules", "clock"),
         *("operations", "prune_operations", "resource_settings", "priorities"),
-        *("once_due", "once_last", "once_forget", "mark_once"),
+        *("once_due", "once_runs", "once_forget", "mark_once"),
         *("database_identity", "release_on_commit", "is_committed", "delete_commit_marker"),
         *(
             "next_ready",

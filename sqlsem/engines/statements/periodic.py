@@ -34,13 +34,12 @@ class PeriodStatements(MemberStatements):
         row = self.row("once_turn", key)
         return None if row is None else row["granted_at"]
 
-    def once_last(self, name: str) -> OnceEntry | None:
-        row = self.row("once_last", (name,))
-        return None if row is None else shown(OnceEntry, row, name=name, fence=row["position"])
+    def once_runs(self, name: str | None) -> list[OnceEntry]:
+        return [shown(OnceEntry, row, fence=row["position"]) for row in self.rows("once_runs", {"name": name})]
 
     def once_forget(self, name: str) -> bool:
         with self.forks_blocked, self.transaction():
-            row = self.row("once_last", (name,))
+            row = self.row("once_runs", {"name": name})
             if row is not None:
                 self.run("once_forget", (name,))
                 self.note_operation("forget", resource=f"once:{name}", old=str(row["done_at"]))

@@ -122,7 +122,7 @@ DECLARE @open int = @@TRANCOUNT; IF @open = 1 COMMIT TRANSACTION; IF @open > 1 R
 -- end of feature: handovers
 
 -- feature: once
--- calls: once_due, mark_once, once_last, once_forget
+-- calls: once_due, mark_once, once_runs, once_forget
 -- end of feature: once
 
 -- feature: guards

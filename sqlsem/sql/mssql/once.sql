@@ -64,10 +64,11 @@ CREATE OR ALTER PROCEDURE {schema}.mark_once
     RETURN @code;
 END;
 
--- Return the last run, with its times and its login; and the server's time.
-CREATE OR ALTER PROCEDURE {schema}.once_last @name nvarchar(400) AS {begin}
-    SELECT granted_at, done_at, queue_position, requesting_id, login, SYSUTCDATETIME() AS taken_at
-    FROM {schema}.once_run WITH (READCOMMITTEDLOCK) WHERE once_name = @name;
+-- Return the last run of a name, or of each name, with its times and its login; and the server's time.
+CREATE OR ALTER PROCEDURE {schema}.once_runs @name nvarchar(400) AS {begin}
+    SELECT once_name, granted_at, done_at, queue_position, requesting_id, login, SYSUTCDATETIME() AS taken_at
+    FROM {schema}.once_run WITH (READCOMMITTEDLOCK)
+    WHERE @name IS NULL OR once_name = @name ORDER BY once_name;
 END;
 
 -- Delete the record of the last run, so that the name may run again in this period. Allowed to the login of the last

@@ -82,7 +82,7 @@ FROM (VALUES
              -- end of feature: rates
              -- feature: once
              (N'once_begin', N'uo'), (N'once_done', N'uo'), (N'once_due', N'uo'), (N'mark_once', N'uo'),
-             (N'once_forget', N'uo'), (N'once_last', N'uor'),
+             (N'once_forget', N'uo'), (N'once_runs', N'uor'),
              -- end of feature: once
              -- feature: queue
              (N'prune_tasks', N'upwo'), (N'put', N'p'), (N'put_task', N'p'), (N'save_schedule', N'p'),

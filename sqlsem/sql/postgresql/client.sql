@@ -160,7 +160,7 @@ SELECT pg_catalog.clock_timestamp()
 -- end of feature: handovers
 
 -- feature: once
--- calls: once_due, mark_once, once_last
+-- calls: once_due, mark_once, once_runs
 -- operators' calls: once_forget
 -- end of feature: once
 

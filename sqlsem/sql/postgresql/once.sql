@@ -53,11 +53,12 @@ BEGIN
 END
 $$;
 
--- Return the last run, with its times and its login; and the server's time.
-CREATE OR REPLACE FUNCTION {schema}.once_last(p_name varchar)
-RETURNS TABLE (granted_at timestamptz, done_at timestamptz, queue_position bigint, requesting_id varchar, login name,
+-- Return the last run of a name, or of each name, with its times and its login; and the server's time.
+CREATE OR REPLACE FUNCTION {schema}.once_runs(p_name varchar)
+RETURNS TABLE (once_name varchar, granted_at timestamptz, done_at timestamptz, queue_position bigint, requesting_id varchar, login name,
                taken_at timestamptz) {sql_definer}
-    SELECT granted_at, done_at, queue_position, requesting_id, login, clock_timestamp() FROM {schema}.once_run WHERE once_name = p_name
+    SELECT once_name, granted_at, done_at, queue_position, requesting_id, login, clock_timestamp() FROM {schema}.once_run
+    WHERE p_name IS NULL OR once_name = p_name ORDER BY once_name
 $$;
 
 -- Delete the record of the last run, so that the name may run again in this period. Allowed to the login of the last

@@ -81,7 +81,7 @@ DECLARE
         -- end of feature: rates
         -- feature: once
         jsonb_build_array('uo', ARRAY['once_begin', 'once_done', 'once_due', 'mark_once', 'once_forget', 'check_period']),
-        jsonb_build_array('uor', ARRAY['once_last']),
+        jsonb_build_array('uor', ARRAY['once_runs']),
         -- end of feature: once
         -- feature: queue
         jsonb_build_array('upwo', ARRAY['prune_tasks']),

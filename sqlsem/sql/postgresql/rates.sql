@@ -272,7 +272,7 @@ BEGIN
             p_cost, v_cap.cap, v_cap.window_ms, v_cap.cap_by USING ERRCODE = '22023', HINT = 'Lower the cost, or raise the limit: sqlsem rates set.';
     END IF;
     RAISE EXCEPTION 'sqlsem: no limit is set for %', quote_literal(p_resource) USING ERRCODE = '22023',
-        HINT = 'Name a limit and a window, or have an operator set them: sqlsem rates set NAME LIMIT --per TIME.';
+        HINT = 'Name a limit and a window, or have an operator set them: sqlsem rates set NAME LIMIT/TIME.';
 END
 $$;
 

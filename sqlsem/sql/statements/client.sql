@@ -263,9 +263,9 @@ VALUES (:name, :at, {clock}, :position, :requesting_id, :login)
 {upsert:once_name} granted_at = {greatest}(granted_at, {new:granted_at}), done_at = {new:done_at}, queue_position = {new:queue_position},
     requesting_id = {new:requesting_id}, login = {new:login}
 
--- name: once_last
-SELECT granted_at, done_at, queue_position AS position, requesting_id, login, {clock} AS taken_at
-FROM {schema}_once_run WHERE once_name = ?
+-- name: once_runs
+SELECT once_name AS name, granted_at, done_at, queue_position AS position, requesting_id, login, {clock} AS taken_at
+FROM {schema}_once_run WHERE :name IS NULL OR once_name = :name ORDER BY once_name
 
 -- name: once_forget
 DELETE FROM {schema}_once_run WHERE once_name = ?
