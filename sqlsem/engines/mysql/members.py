@@ -85,7 +85,10 @@ class MysqlMembers(MysqlConnection, MemberStatements):
     def register_alone(self, values: dict[str, Any]) -> int | None:
         answer = self.run_alone("insert_first", {**values, "prefix": self.lock_prefix})
         _begin, _gate, inserted, *_ = answer.rowcounts
-        return answer.lastrowid if inserted else None
+        if inserted:
+            return answer.lastrowid
+        self.execute_text(f"DO RELEASE_LOCK('{self.lock_prefix}{answer.lastrowid}')")
+        return None
 
     def leave_alone(self, values: dict[str, Any]) -> bool:
         lock = f"{self.lock_prefix}{values['position']}"

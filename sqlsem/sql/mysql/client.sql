@@ -70,11 +70,10 @@ WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
   AND NOT {patterned} AND :limit IS NOT NULL
   AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member);
 COMMIT;
-DO CASE WHEN EXISTS (SELECT 1 FROM {table} WHERE queue_position = LAST_INSERT_ID())
-        THEN GET_LOCK(CONCAT(:prefix, LAST_INSERT_ID()), 0) END
+DO GET_LOCK(CONCAT(:prefix, LAST_INSERT_ID()), 0)
 
 -- name: leave_alone
--- Release a row of a resource without other rows.
+-- Release a row of a resource without other rows. (ROW_COUNT is that of the statement before.)
 START TRANSACTION;
 UPDATE {schema}_gate SET writes = writes + 1;
 INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
@@ -85,11 +84,9 @@ SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concur
 FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.resource_id = :resource AND t.queue_position = :position AND t.requesting_id = :requesting_id
   AND NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource AND queue_position <> :position);
-DELETE t FROM {table} AS t
-LEFT JOIN {table} AS o ON o.resource_id = t.resource_id AND o.queue_position <> t.queue_position
-WHERE t.resource_id = :resource AND t.queue_position = :position AND t.requesting_id = :requesting_id AND o.queue_position IS NULL;
+DELETE FROM {table} WHERE queue_position = :position AND ROW_COUNT() = 1;
 COMMIT;
-DO CASE WHEN NOT EXISTS (SELECT 1 FROM {table} WHERE queue_position = :position) THEN RELEASE_LOCK(:lock) END
+DO RELEASE_LOCK(:lock)
 
 -- name: pin
 SELECT 1 FROM {table}
