@@ -108,7 +108,10 @@ class MysqlConnection(StatementSession):
         if purpose == "main":
             self.idle = max(IDLE_SECONDS, math.ceil(IDLE_HEARTBEATS * self.engine.idle_heartbeat))
         self.run("session", {"gate": gate, "metadata": max(5, gate), "idle": self.idle})
-        login, database, version, place, now = self.row("facts")
+        login, database, version, place, now, read_only = self.row("facts")
+        if read_only and purpose != "look":  # (A login with SUPER could write there.)
+            self.engine.leave_place()
+            raise Disconnected(f"{self.engine.label} is read-only (a replica?); connect to the primary")
         self._login = str(login)
         self.origin = str(place)
         self.fractions = "MariaDB" in version  # MySQL counts the time limit of GET_LOCK in whole seconds
@@ -238,14 +241,17 @@ class MysqlConnection(StatementSession):
         text = first_line(exc.args[-1] if exc.args else exc)
         if code == NOT_READY:
             self.given_up = True  # another node may be ready: connect anew
+            self.engine.leave_place()
             return Disconnected(f"{where}: this node does not take part in its cluster now: {text}")
         if isinstance(exc, OSError) or code in LOST or not self.connection or not self.connection.open:
             self._force_close()
+            self.engine.leave_place()
             return Disconnected(f"Lost the connection to {where}: {text}")
         if code in LOCKED:
             return Busy(f"{where}: another session keeps a lock in an open transaction: {text}")
         if code in READ_ONLY:
             self.given_up = True  # another server may be the primary now: connect anew
+            self.engine.leave_place()
             return Disconnected(f"{where} is read-only (a replica?): {text}")
         if code in (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR):
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")

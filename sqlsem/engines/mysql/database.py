@@ -38,15 +38,18 @@ class MysqlDatabase(StatementEngine):
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
-        self._parameters = {} if creator is not None else _parameters(url)
+        self._parameters: dict[str, Any] = {}
+        self._places: list[tuple[str, int]] = []
+        self._next_place = 0
+        if creator is None:
+            self._parameters, self._places = _parameters(url)
 
     @property
     def label(self) -> str:
         if self.creator is not None:
             return "the MySQL database of creator="
-        given = self._parameters
-        place = given.get("unix_socket") or f"{given['host']}:{given['port']}"
-        return f"MySQL database {given['database']} on {place}"
+        places = ", ".join(f"{host}:{port}" for host, port in self._places)
+        return f"MySQL database {self._parameters['database']} on {self._parameters.get('unix_socket') or places}"
 
     @property
     def schema_label(self) -> str:
@@ -64,13 +67,28 @@ class MysqlDatabase(StatementEngine):
     @property
     def is_local(self) -> bool:
         """True if the server is on this host."""
-        return "unix_socket" in self._parameters or self._parameters.get("host") in ("localhost", "127.0.0.1", "::1")
+        hosts = {host for host, _ in self._places}
+        return "unix_socket" in self._parameters or hosts <= {"localhost", "127.0.0.1", "::1"}
 
     def queries(self) -> Mapping[str, str]:
         return {name: for_driver(text) for name, text in super().queries().items()}
 
+    def leave_place(self) -> None:
+        """Let the next connection go to the next server of the URL: this one cannot serve now."""
+        self._next_place += 1
+
     def open(self, **other: Any) -> Any:
         """Open a connection. ``other``: parameters in place of those of the URL."""
+        for left in range(max(1, len(self._places)) - 1, -1, -1):
+            try:
+                return self._open(**other)
+            except Disconnected:
+                if not left:
+                    raise
+                self.leave_place()
+        raise AssertionError("unreachable")
+
+    def _open(self, **other: Any) -> Any:
         if self.creator is not None and not other:
             connection = self.creator()
             if not isinstance(connection, pymysql.Connection) or connection.client_flag & FLAGS != FLAGS:
@@ -79,9 +97,12 @@ class MysqlDatabase(StatementEngine):
                     f"statements: pymysql.connect(…, client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS)"
                 )
             return connection
+        host, port = self._places[self._next_place % len(self._places)] if self._places else (None, 0)
         try:
             return pymysql.connect(
                 **{
+                    "host": host,
+                    "port": port,
                     "client_flag": FLAGS,
                     "charset": "utf8mb4",
                     "autocommit": True,
@@ -109,11 +130,15 @@ class MysqlDatabase(StatementEngine):
         return (yield cursor.fetchone()) is not None
 
 
-def _parameters(url: str) -> dict[str, Any]:
-    """Return the parameters of `pymysql.connect` for a URL. Raises `ConfigurationError`, without the URL's password."""
+def _parameters(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
+    """Return the parameters of `pymysql.connect` for a URL, and the host and port of each of its servers. Raises
+    `ConfigurationError`, without the URL's password.
+    """
     try:
         parts = urllib.parse.urlsplit(url)
-        host, port = parts.hostname or "localhost", parts.port or 3306
+        login, _, servers = parts.netloc.rpartition("@")
+        names = [urllib.parse.urlsplit(f"//{server}") for server in servers.split(",")]
+        places = [(name.hostname or "localhost", name.port or 3306) for name in names]
     except ValueError:
         raise ConfigurationError(
             "This is not a URL of a MySQL database; write mysql://user:password@host:3306/database"
@@ -129,8 +154,9 @@ def _parameters(url: str) -> dict[str, Any]:
                 f"{', '.join(SWITCHES)} (true or false)"
             )
         options[name] = text if name in TEXTS else text == "true"
-    user, password = urllib.parse.unquote(parts.username or ""), urllib.parse.unquote(parts.password or "")
-    return {"host": host, "port": port, "database": database, "user": user or None, "password": password, **options}
+    user, _, password = login.partition(":")
+    credentials = {"user": urllib.parse.unquote(user) or None, "password": urllib.parse.unquote(password)}
+    return {"database": database, **credentials, **options}, places
 
 
 @functools.cache

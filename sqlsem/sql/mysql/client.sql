@@ -9,7 +9,8 @@ SET SESSION sql_mode = 'ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,STRICT_
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
 
 -- name: facts
-SELECT SUBSTRING_INDEX(USER(), '@', 1), DATABASE(), VERSION(), CONCAT(@@hostname, ':', @@port, ':', @@server_id, ':', @@datadir), {clock}
+SELECT SUBSTRING_INDEX(USER(), '@', 1), DATABASE(), VERSION(), CONCAT(@@hostname, ':', @@port, ':', @@server_id, ':', @@datadir), {clock},
+       @@global.read_only
 
 -- name: status
 SHOW GLOBAL STATUS WHERE variable_name IN ('Uptime', 'wsrep_ready', 'wsrep_connected', 'wsrep_cluster_state_uuid')
