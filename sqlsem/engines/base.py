@@ -35,6 +35,7 @@ __all__ = [
     "AsyncSession",
     "Busy",
     "Check",
+    "Conflict",
     "Creator",
     "Disconnected",
     "Engine",
@@ -86,6 +87,10 @@ class Unanswered(Disconnected):
 
 class Busy(Unavailable):
     """Another session held a lock in the database for longer than one call waits. A retry may succeed."""
+
+
+class Conflict(Busy):
+    """A transaction on another node of the cluster was faster, which is usual there. A retry may succeed at once."""
 
 
 class AdaptiveTimeout:

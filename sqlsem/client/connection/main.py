@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import socket
@@ -24,6 +25,7 @@ import tenacity
 from sqlsem.engines.base import (
     AdaptiveTimeout,
     Busy,
+    Conflict,
     Disconnected,
     Engine,
     Refused,
@@ -135,7 +137,9 @@ class MainConnection:
 
         def log_retry(state: tenacity.RetryCallState) -> None:
             if state.outcome is not None:
-                log.warning("%s failed, retrying: %s", what, state.outcome.exception())
+                failure = state.outcome.exception()
+                level = logging.DEBUG if isinstance(failure, Conflict) else logging.WARNING
+                log.log(level, "%s failed, retrying: %s", what, failure)
 
         seconds = self._retry if retry_timeout is None else retry_timeout
         began = monotonic()

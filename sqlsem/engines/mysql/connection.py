@@ -17,7 +17,7 @@ import pymysql
 from pymysql import err
 from pymysql.constants import CR, ER
 
-from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.base import Busy, Conflict, Disconnected
 from sqlsem.engines.mysql.database import MysqlDatabase
 from sqlsem.engines.mysql.sleeper import LockSleeper
 from sqlsem.engines.statements.session import StatementSession
@@ -247,6 +247,8 @@ class MysqlConnection(StatementSession):
             self._force_close()
             self.engine.leave_place()
             return Disconnected(f"Lost the connection to {where}: {text}")
+        if code == ER.LOCK_DEADLOCK and self.in_cluster:
+            return Conflict(f"{where}: a transaction on another node was faster: {text}")
         if code in LOCKED:
             return Busy(f"{where}: another session keeps a lock in an open transaction: {text}")
         if code in READ_ONLY:

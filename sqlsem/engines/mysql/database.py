@@ -39,16 +39,17 @@ class MysqlDatabase(StatementEngine):
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
         self._parameters: dict[str, Any] = {}
-        self._places: list[tuple[str, int]] = []
+        #: The host and port of each server of the URL.
+        self.places: list[tuple[str, int]] = []
         self._next_place = 0
         if creator is None:
-            self._parameters, self._places = _parameters(url)
+            self._parameters, self.places = _parameters(url)
 
     @property
     def label(self) -> str:
         if self.creator is not None:
             return "the MySQL database of creator="
-        places = ", ".join(f"{host}:{port}" for host, port in self._places)
+        places = ", ".join(f"{host}:{port}" for host, port in self.places)
         return f"MySQL database {self._parameters['database']} on {self._parameters.get('unix_socket') or places}"
 
     @property
@@ -67,7 +68,7 @@ class MysqlDatabase(StatementEngine):
     @property
     def is_local(self) -> bool:
         """True if the server is on this host."""
-        hosts = {host for host, _ in self._places}
+        hosts = {host for host, _ in self.places}
         return "unix_socket" in self._parameters or hosts <= {"localhost", "127.0.0.1", "::1"}
 
     def queries(self) -> Mapping[str, str]:
@@ -79,7 +80,7 @@ class MysqlDatabase(StatementEngine):
 
     def open(self, **other: Any) -> Any:
         """Open a connection. ``other``: parameters in place of those of the URL."""
-        for left in range(max(1, len(self._places)) - 1, -1, -1):
+        for left in range(max(1, len(self.places)) - 1, -1, -1):
             try:
                 return self._open(**other)
             except Disconnected:
@@ -97,7 +98,7 @@ class MysqlDatabase(StatementEngine):
                     f"statements: pymysql.connect(…, client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS)"
                 )
             return connection
-        host, port = self._places[self._next_place % len(self._places)] if self._places else (None, 0)
+        host, port = self.places[self._next_place % len(self.places)] if self.places else (None, 0)
         try:
             return pymysql.connect(
                 **{

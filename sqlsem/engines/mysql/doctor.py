@@ -103,13 +103,15 @@ class MysqlDoctor(Doctor):
         """Compare the clocks of the nodes of a cluster."""
         if not self._session.in_cluster:
             return None
+        # (A node without a configured address is shown as AUTO.)
+        told = [place.strip().rpartition(":") for place in str(self._ask("nodes")[1]).split(",")]
+        nodes = {*self._engine.places, *((host, int(port)) for host, _, port in told if port.isdigit())}
         apart, silent = 0.0, []
-        for place in str(self._ask("nodes")[1]).split(","):
-            host, _, port = place.strip().rpartition(":")
+        for host, port in sorted(nodes):
             try:
-                apart = max(apart, abs(self._clock_of(host, int(port)) - float(self._ask("clock")[0])))
-            except (SqlsemError, ValueError):
-                silent.append(place)
+                apart = max(apart, self._difference(host, port))
+            except SqlsemError:
+                silent.append(f"{host}:{port}")
         if apart > CLUSTER_MARGIN:
             detail = f"the clocks of nodes are {apart:.1f} s apart, and leases allow for {CLUSTER_MARGIN:g} s"
             return Check("replication", False, detail, "Set the clocks of all nodes (chrony, NTP).")
@@ -118,13 +120,15 @@ class MysqlDoctor(Doctor):
             return Check("replication", True, f"{detail}; not reached: {', '.join(silent)}", "Compare their clocks.")
         return Check("replication", True, detail)
 
-    def _clock_of(self, host: str, port: int) -> float:
-        """Return the clock of another node, less the half of the time that the question took."""
+    def _difference(self, host: str, port: int) -> float:
+        """Return how far the clock of another node is from this node's at least, in seconds."""
         connection = self._engine.open(host=host, port=port, unix_socket=None)
         try:
+            before = float(self._ask("clock")[0])
             with connection.cursor() as cursor:
                 cursor.execute(self.texts["clock"])
-                return float(cursor.fetchone()[0])
+                other = float(cursor.fetchone()[0])
+            return max(0.0, before - other, other - float(self._ask("clock")[0]))
         finally:
             connection.close()
 

@@ -6,6 +6,7 @@ holders that release notify the waiters that they grant (`sqlsem.engines.stateme
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import random
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from sqlsem.engines.base import Conflict
 from sqlsem.engines.priorities import priority_missing
 from sqlsem.engines.statements.members import MemberStatements
 from sqlsem.engines.statements.session import StatementEngine
@@ -245,9 +247,10 @@ class LockStatements(MemberStatements):
                     self.sleeper.trusted = notified
                     if admission.granted and self.options.lease is None:
                         return True
-                    with self.forks_blocked, self.transaction():
+                    with contextlib.suppress(Conflict), self.forks_blocked, self.transaction():
                         self.renew_lease(member_id, known=True)
                         return True if self.run("grant", key).rowcount == 1 else None
+                    seen = None  # after a conflict: try again
                 if distance.has_changed(admission.last_blocker):
                     first = admission.last_blocker or 0
                     distance.count(self._conflicting(request, first, ticket.position, FAR))
