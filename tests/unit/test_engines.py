@@ -1,5 +1,6 @@
 """The engines' announcements, refusals and statements; each engine is named in one place."""
 
+import importlib.util
 import inspect
 import os
 import re
@@ -22,12 +23,15 @@ from sqlsem.values.locks import Request
 PACKAGE = Path(sqlsem.__file__).parent
 #: The engines that need no driver to load; the other drivers may be missing.
 LOADED = [engines.load(name) for name in ("sqlite", "memory", "mssql")]
+if importlib.util.find_spec("pymysql") is not None:
+    LOADED.append(engines.load("mysql"))
 #: The capabilities that they lack.
 LACKS = {
     "sqlite": {Capability.GUARDED_TABLES, Capability.KEPT_LOCKS},
     "memory": set(Capability)
     - {Capability.DEADLOCKS, Capability.PRIORITIES, Capability.PERIODS, Capability.RATES, Capability.SETTINGS},
     "mssql": {Capability.KEPT_LOCKS},
+    "mysql": {Capability.GUARDED_TABLES, Capability.KEPT_LOCKS},
 }
 #: Statements that only one of two servers has, and why.
 DIFFERENT = {
@@ -101,7 +105,7 @@ def test_equal_statements_have_equal_names():
 
 @pytest.mark.parametrize("name", engines.ENGINES)
 def test_no_statement_is_left_over(name):
-    shared = ("statements/*.py",) if name == "sqlite" else ("routines.py",)
+    shared = ("statements/*.py",) if name in ("sqlite", "mysql") else ("routines.py",)
     files = [file for part in ("base.py", f"{name}/*.py", *shared) for file in (PACKAGE / "engines").glob(part)]
     code = "".join(file.read_text(encoding="utf-8") for file in files)
     composed = {"retry_task", "cancel_task", "warm_main", "warm_wait"}

@@ -46,3 +46,6 @@ SELECT file AS place FROM pragma_database_list WHERE name = 'main'
 
 -- name: data_version
 PRAGMA data_version
+
+-- name: beacons
+SELECT beacon FROM {schema}_member

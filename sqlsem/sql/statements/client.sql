@@ -577,9 +577,6 @@ WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NUL
   AND member_id NOT IN (SELECT callback_member FROM {schema}_batch WHERE callback_status = 'running' AND callback_member IS NOT NULL)
   AND coalesce(lease_until, joined_at + grace_ms / 1000.0) < {clock}
 
--- name: beacons
-SELECT beacon FROM {schema}_member
-
 -- name: prune
 -- (Reads only the oldest rows, however long the history is.)
 DELETE FROM {schema}_history WHERE {rowid} IN (
