@@ -92,7 +92,7 @@ class MysqlConnection(StatementSession):
         self.connection = connection
         self.sleeper = LockSleeper(self)
         self._in_transaction = False
-        self._login = ""
+        self.login_name = ""
         self.idle = LOOSE_IDLE_SECONDS  # the seconds after which the server ends this session if it is idle
         self.in_cluster = False  # True on a node of a Galera cluster
         self.fractions = False  # True if locks by name are waited for in fractions of a second
@@ -112,7 +112,7 @@ class MysqlConnection(StatementSession):
         if read_only and purpose != "look":  # (A login with SUPER could write there.)
             self.engine.leave_place()
             raise Disconnected(f"{self.engine.label} is read-only (a replica?); connect to the primary")
-        self._login = str(login)
+        self.login_name = str(login)
         self.origin = str(place)
         self.fractions = "MariaDB" in version  # MySQL counts the time limit of GET_LOCK in whole seconds
         table = f"{database}.{self.options.schema}.{self.options.table}"
@@ -272,21 +272,26 @@ class MysqlConnection(StatementSession):
         return not self.given_up and self.connection is not None and bool(self.connection.open)
 
     def interrupt(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # (another thread may close and clear it meanwhile)
-            with socket.socket(fileno=os.dup(self.connection._sock.fileno())) as sock:
-                sock.shutdown(socket.SHUT_RDWR)
+        wire = socket_of(self.connection)
+        if wire is not None:
+            with contextlib.suppress(OSError):  # (another thread may close it meanwhile)
+                with socket.socket(fileno=os.dup(wire.fileno())) as sock:
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def discard(self) -> None:
         # (As on PostgreSQL: the server must see the parent die, and no file of the child gets the number.)
-        with contextlib.suppress(OSError, AttributeError):
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, self.connection._sock.fileno())
-            os.close(null)
+        wire = socket_of(self.connection)
+        if wire is not None:
+            with contextlib.suppress(OSError):
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, wire.fileno())
+                os.close(null)
 
     def _force_close(self) -> None:
+        self.interrupt()  # so that no goodbye is sent into the middle of an answer
         if self.connection is not None:
             with contextlib.suppress(pymysql.MySQLError, OSError):
-                self.connection._force_close()
+                self.connection.close()
 
     def close(self) -> None:
         connection, self.connection = self.connection, None
@@ -316,6 +321,11 @@ class _Transaction:
                 self._session.end(self._end)
         finally:
             self._session.roll_back()
+
+
+def socket_of(connection: Any) -> Any:
+    """Return the socket of a connection, for which PyMySQL has no public name; None if it is closed."""
+    return None if connection is None else vars(connection).get("_sock")
 
 
 def rows_of(cursor: Any) -> list[Row]:

@@ -25,7 +25,7 @@ class BorrowedMysqlSession(MysqlSession):
     def __init__(self, engine: MysqlDatabase, cursor: Any) -> None:
         self.engine, self.options, self.queries = engine, engine.options, engine.queries()
         self._cursor = cursor
-        self._login = str(self.row("facts")[1])
+        self.login_name = str(self.row("facts")[1])
 
     def execute_text(self, text: str, parameters: Any = ()) -> Answer:
         borrowed.execute(self._cursor, text, parameters)

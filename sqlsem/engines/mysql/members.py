@@ -54,7 +54,7 @@ class MysqlMembers(MysqlConnection, MemberStatements):
         return number
 
     def login(self) -> str:
-        return self._login
+        return self.login_name
 
     def create_beacon(self) -> str | None:
         if self.options.lease is not None:
