@@ -137,7 +137,8 @@ class Leader:
 
     def __init__(self, election: LeaderElection) -> None:
         self._election = election
-        self._mine = threading.local()
+        #: The terms of each thread's blocks, with what ends them.
+        self._terms: runtime.PerThread[list[tuple[Term, Lock, SigtermScope]]] = runtime.PerThread(list)
 
     def current(self) -> LeaderEntry | None:
         """Return the current leader; None if there is none. Asks the database, and takes no part in the election.
@@ -178,7 +179,7 @@ class Leader:
             runtime.event().wait(pause)
 
     def __enter__(self) -> Term:
-        term = Term(self._election.name, self._election.on_stopped)
+        terms, term = self._terms.get(), Term(self._election.name, self._election.on_stopped)
         scope = SigtermScope(term._notify_ending)
         lock = Lock(self._election.terms(term._was_lost))
         try:
@@ -196,11 +197,11 @@ class Leader:
         except BaseException:
             scope.end()
             raise
-        runtime.namespace(self._mine).setdefault("stack", []).append((term, lock, scope))
+        terms.append((term, lock, scope))
         return term
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
-        term, lock, scope = runtime.namespace(self._mine)["stack"].pop()
+        term, lock, scope = self._terms.get().pop()
         scope.leave()
         try:
             _leave(term, lock, exc)

@@ -60,7 +60,7 @@ class Lock:
         #: For the package; programs have no use for it.
         self.terms = terms
         self._acquisition_class = acquisition_class(terms)
-        self._mine = threading.local()
+        self._stacks: runtime.PerThread[HeldGrants[Grant]] = runtime.PerThread(HeldGrants)
         self._unowned: UnownedGrants[Grant] = UnownedGrants()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,7 +80,7 @@ class Lock:
                 times while there is room), or it is in a cycle of waiters. Never if the call does not wait.
             Unavailable: The database is out of reach.
         """
-        seconds, stack = self.terms.seconds(blocking, timeout), self._stack()
+        seconds, stack = self.terms.seconds(blocking, timeout), self._stacks.get()
         mark = stack.mark()
         try:
             grant = self._acquire(self.terms.requests, seconds, stack)
@@ -109,12 +109,9 @@ class Lock:
 
         Raises `NotHeld` if there is nothing to release, `LockLost` if the lock was lost meanwhile.
         """
-        for _ in range(1 if type(n) is int and n == 1 else self.terms.check_number(n)):
-            self._release()
-
-    def _release(self) -> None:
-        stack, is_released = self._stack(), False
-        while not is_released:  # another thread may release the same grant at this moment
+        remaining = 1 if type(n) is int and n == 1 else self.terms.check_number(n)
+        stack = self._stacks.get()
+        while remaining > 0:
             last = self._unowned.last(stack)
             grant = self._unowned.oldest() if last is None else last.grant
             if grant is None:
@@ -122,7 +119,8 @@ class Lock:
                     f"{self!r} is not held by this thread ({threading.current_thread().name}); it is released by the "
                     f"thread that acquired it, or from any thread through its grant (grant.release())"
                 )
-            is_released = self._end(grant, ReleaseToken() if last is None else last.token, stack)
+            if self._end(grant, ReleaseToken() if last is None else last.token, stack):
+                remaining -= 1  # (else another thread released the same grant at this moment)
 
     def _end(self, grant: Grant, by: Permit, stack: list[HeldGrant[Grant]]) -> bool:
         """Release a grant, and return False if another thread does. Even after an interrupt the grant is no longer on
@@ -152,7 +150,7 @@ class Lock:
 
     def _release_later(self, last: HeldGrant[Grant] | None) -> None:
         """Release the block's acquisition (None: the latest) later, after an interrupt at the end of the block."""
-        last, stack = last or self._last(), self._stack()
+        last, stack = last or self._last(), self._stacks.get()
         if last is not None:
             if stack and stack[-1] is last:
                 stack.pop()
@@ -169,14 +167,7 @@ class Lock:
 
     def _last(self) -> HeldGrant[Grant] | None:
         """Return the latest acquisition of this thread that is not released."""
-        return self._unowned.last(self._stack())
-
-    def _stack(self) -> HeldGrants[Grant]:
-        state = runtime.namespace(self._mine)
-        stack: HeldGrants[Grant] | None = state.get("stack")
-        if stack is None:
-            stack = state["stack"] = HeldGrants()
-        return stack
+        return self._unowned.last(self._stacks.get())
 
     def _acquire(self, requests: Sequence[Any], timeout: float | None, stack: list[HeldGrant[Grant]]) -> Grant | None:
         """Acquire all requests (`AnyRequest`), or return None after the timeout. The acquisition is on the stack before
@@ -208,7 +199,7 @@ class Lock:
         return grant
 
     def __enter__(self) -> Grant:
-        stack = self._stack()
+        stack = self._stacks.get()
         mark = stack.mark()
         try:
             return self._enter(self.terms.requests, stack)
@@ -219,13 +210,13 @@ class Lock:
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
         last = None
         try:
-            last, stack = self._last(), self._stack()
+            last, stack = self._last(), self._stacks.get()
             if stack.leave_block():
                 return
             if last is not None and last.grant.state.ended_early:
                 stack.pop()  # another thread has released it, or it was handed over
             else:
-                self._release()
+                self.release()
         except BaseException as failure:
             self._release_later(last)
             if last is None and isinstance(failure, NotHeld):
@@ -301,7 +292,7 @@ class _Block:
         self._requests = requests
 
     def __enter__(self) -> Grant:
-        lock, stack = self._lock, self._lock._stack()
+        lock, stack = self._lock, self._lock._stacks.get()
         mark = stack.mark()
         try:
             return lock._enter(self._requests, stack)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +12,7 @@ from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import run_generator
 from sqlsem.client.grants import Grant
 from sqlsem.client.once import Period, Periodic, release_after_interrupt
+from sqlsem.util import runtime
 from sqlsem.values.locks import Duration, OnceEntry
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Once:
 
     def __init__(self, periodic: Periodic) -> None:
         self._periodic = periodic
-        self._mine = threading.local()
+        self._runs: runtime.PerThread[list[Run | None]] = runtime.PerThread(list)
 
     def begin(self, blocking: bool = True, timeout: Duration | None = -1) -> Run | None:
         """Return the run, which the caller ends by `Run.done` or `Run.give_up`; None if the job is done for this
@@ -126,17 +126,18 @@ class Once:
         return self._periodic.forget()
 
     def __enter__(self) -> Run | None:
+        runs = self._runs.get()
         run, late = self._begin(self._periodic.terms.timeout)
         if late:
             terms = self._periodic.terms
             raise run_generator(
                 terms.timeout_error(terms.requests, this_thread()), self._periodic.client.execute_effect
             )
-        self._mine.__dict__.setdefault("stack", []).append(run)
+        runs.append(run)
         return run
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
-        run: Run | None = self._mine.stack.pop()
+        run = self._runs.get().pop()
         if run is not None:
             run._leave(exc)
 

@@ -312,7 +312,8 @@ class DatabaseClient:
 
     def _release_row(self, ticket: Ticket, state: GrantState) -> Effects[None]:
         """Release one row. If that does not succeed in time, the lock counts as lost. If an open transaction that
-        asserted the row (`assert_held`) still locks it, the heartbeat thread releases it later.
+        asserted the row (`assert_held`) still locks it, the heartbeat thread releases it later. (A generator of its
+        own: an interrupt at a `try` inside the `try` of `release` would pass the handler of that one.)
         """
         member = self.member
         delete_row = functools.partial(self._delete_row, ticket, [])

@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 __all__ = [
     "THREADS",
     "Condition",
     "Lock",
+    "PerThread",
     "Queue",
     "Runtime",
     "Thread",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 log = logging.getLogger("sqlsem")
+T = TypeVar("T")
 
 
 class Lock(Protocol):
@@ -203,6 +205,22 @@ def event() -> threading.Event:
 def namespace(local: threading.local) -> dict[str, Any]:
     """Return the calling thread's values in ``local``, as its runtime keeps them."""
     return current().namespace(local) if _instead else local.__dict__
+
+
+class PerThread(Generic[T]):
+    """A value for each thread, made by ``make`` when the thread first asks for it, and freed with the thread."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._local = threading.local()
+
+    def get(self) -> T:
+        """Return the calling thread's value."""
+        values = current().namespace(self._local) if _instead else self._local.__dict__
+        if "value" not in values:
+            values.setdefault("value", self._make())  # (a signal handler may have made one meanwhile)
+        value: T = values["value"]
+        return value
 
 
 @contextlib.contextmanager

@@ -294,7 +294,7 @@ def test_beacon_file_follows_its_member(tmp_path, by_path):
 
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["free", "busy"])
-def test_registration_touches_the_beacon_once_in_an_eighth_of_the_grace(file, is_busy):
+def test_registration_touches_its_beacon_seldom(file, is_busy):
     with contextlib.closing(file.session()) as session:
         member, eighth = session.register_member("h", 1, "p"), session.options.grace / 8
         beacon_file = folder_of(file) / session.beacon.name

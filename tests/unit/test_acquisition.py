@@ -235,7 +235,7 @@ def test_abandoned_grant_is_left_to_the_heartbeat():
         assert lock.acquire()
         assert lock.acquire()
         grant = lock.grant
-        inner, outer = lock._stack().pop(), lock._stack().pop()
+        inner, outer = lock._stacks.get().pop(), lock._stacks.get().pop()
         for _ in range(2):  # once more changes nothing
             release_later(grant, inner.token)
             assert grant.state.depth == 1
@@ -382,7 +382,7 @@ def test_errors_of_effects_reach_the_generator():
 
 def threads_face(coordinator, table, requests, timeout):
     lock, error = lock_of(coordinator, requests), None
-    keep = lock._stack()
+    keep = lock._stacks.get()
     try:
         lock.acquire(timeout=timeout)
     except BaseException as exc:

@@ -73,6 +73,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         self._held: HeldGrant[G] | None = None
         self.new_event = new_event
         self.tickets: list[Ticket] = []
+        self._ungranted: list[Ticket] = []  # the tickets that were not granted when they were registered
         self.sent = False  # True: a call was sent, so the database may have rows of this acquisition
         self.rolled_back = False  # True: a call still running in another thread must leave no row behind
         self.waiters: dict[int, Waiter] = {}
@@ -105,7 +106,7 @@ class Acquisition(WaitingOperation, Generic[G]):
                 return None
             # (Made before the wait: once the database has granted the lock, each instruction here delays its holder.)
             state = GrantState(registry, self.requests, self.tickets, self.caller, self._terms.on_lost, 0.0, self.trace)
-            if not (yield from self._wait_for_all()):
+            if self._ungranted and not (yield from self._wait_for_all()):
                 self._publish(TimedOut, timeout=self.timeout)
                 return None
         except Deadlock as exc:
@@ -164,13 +165,13 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     def forget_rows(self) -> None:
         """Discard the tickets here; the next heartbeat removes their rows if the database still has them."""
+        self.member.end_registration(self.uid)  # (an interrupt may have left it pending)
         self.member.discard(self.tickets)
         if self.sent:
             self.member.request_cleanup()
 
     def close(self) -> None:
         """Leave the local queues, so that the next waiter of this process becomes the first. Idempotent."""
-        self.member.end_registration(self.uid)
         if self.trace is not None:
             self.client.event_bus.end_trace(self.trace)
         if not self.waiters:  # it never waited
@@ -253,10 +254,11 @@ class Acquisition(WaitingOperation, Generic[G]):
         tickets = session.register(
             member_id, self.requesting_id, self.owner, self.uid, self.requests, self.timeout == 0
         )
-        self.tickets = tickets or []
+        self.tickets, self._ungranted = tickets or [], []
         member.add(self.tickets)
         for ticket in self.tickets:
             if not ticket.granted:
+                self._ungranted.append(ticket)
                 # (Not in a call of its own: in a crowd it would come after the calls of all others.)
                 self.client.waiter_queues.drop_wakeup_locks(ticket.resource, session, member_id)
         if self.rolled_back:
@@ -267,9 +269,7 @@ class Acquisition(WaitingOperation, Generic[G]):
 
     def _wait_for_all(self) -> Effects[bool]:
         """Return True if all requests are granted before the timeout. It waits for one after the other."""
-        for ticket in self.tickets:
-            if ticket.granted:
-                continue
+        for ticket in self._ungranted:
             state = WaiterState.TIMED_OUT if self.remaining() <= 0 else (yield from self._wait_for(ticket))
             if state is WaiterState.TIMED_OUT:
                 yield from self.rollback("timeout")

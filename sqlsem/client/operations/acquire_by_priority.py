@@ -75,10 +75,6 @@ class PriorityAcquisition(Acquisition[G]):
         yield from self._publish_waiting(self._waiter)
         return (yield from self._wait_in_queue(self._waiter, entry, answer))
 
-    def _wait_for_all(self) -> Effects[bool]:
-        yield from ()
-        return True  # the wait has ended already
-
     def _wait_in_queue(self, waiter: Waiter, entry: Ticket, answer: PriorityAnswer) -> Effects[bool]:
         """Wait with this entry of the priority queue. Return True if the request is granted before the timeout."""
         while True:
