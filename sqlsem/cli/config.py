@@ -30,8 +30,8 @@ _file = click.Path(dir_okay=False, path_type=Path)
 @json_option
 @connecting
 def config_(options: Connecting, as_json: bool) -> None:
-    """Show the database that is used, the source of its URL, and the configuration files. Prints no passwords, and does
-    not connect.
+    """Show each setting with its source: the database, the options, and the configuration files. Prints no passwords,
+    and does not connect.
 
     A project's file (sqlsem.toml, or [tool.sqlsem] of pyproject.toml) may come from someone else. By itself it may
     choose a profile of your own file, and set retry and require_server. Any other setting is followed only after you
@@ -53,17 +53,19 @@ def config_(options: Connecting, as_json: bool) -> None:
     except ConfigurationError as exc:
         error = exc
     rows: dict[str, str] = {}
+    sources: dict[str, str] = {}
     if settings is not None:
         rows["database"] = hide_secrets(settings.url)
-        rows["named_by"] = settings.source
-        rows.update((name, str(value)) for name, value in options.options.items() if value is not None)
+        rows.update((name, "none" if value is None else str(value)) for name, value in options.options.items())
+        sources = {"database": settings.source, **options.sources}
     rows.update(_files())
     if as_json:
-        output.print_json({**rows, "error": None if error is None else str(error)})
+        output.print_json({**rows, "sources": sources, "error": None if error is None else str(error)})
     else:
         table = Table.grid(padding=(0, 2, 0, 0))
         for name, text in rows.items():
-            table.add_row(name, Text(clean(text), overflow="fold"))
+            source = f"(from: {sources[name]})" if name in sources else ""
+            table.add_row(name, Text(clean(text), overflow="fold"), Text(clean(source), overflow="fold"))
         output.show(output.console(), table)
     if error is not None:
         raise error

@@ -60,6 +60,12 @@ class Connecting:
         return {name: self._option(name) for name in DEFAULTS}
 
     @property
+    def sources(self) -> dict[str, str]:
+        """The origin of each of the `options`, as text."""
+        given = {name: f"--{name}" for name in self.given}
+        return {**dict.fromkeys(DEFAULTS, "the default"), **self.settings.sources, **given}
+
+    @property
     def schema(self) -> str:
         """The schema of the tables."""
         return str(self._option("schema"))

@@ -21,7 +21,7 @@ from sqlsem.insight.reasons import TaskReason, task_reasons
 from sqlsem.insight.task_estimates import MAX_ENDED, MAX_OPEN
 from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.tables import process_name, seconds_in_words
-from sqlsem.ops.terminal.tasks import STATES, counted, render_schedules, render_tasks
+from sqlsem.ops.terminal.tasks import STATES, counted, render_schedules, render_task, render_tasks
 from sqlsem.util.printable import clean
 from sqlsem.values import locks
 from sqlsem.values.errors import ConfigurationError, NotHeld
@@ -242,7 +242,10 @@ def _json_value(text: str) -> Any:
 
 
 @click.group(
-    "tasks", cls=Listing, invoke_without_command=True, short_help="Show the tasks of work queues; log, retry, cancel."
+    "tasks",
+    cls=Listing,
+    invoke_without_command=True,
+    short_help="Show the tasks of work queues; show, log, retry, cancel, wait.",
 )
 @one_name("queue", _queue_name, "queue", "The queue, should it be named like a command.")
 @click.option("--status", type=click.Choice(STATES), help="Only tasks in this state.")
@@ -375,6 +378,34 @@ def _add_command(action: str) -> None:
 
 for _action in CHANGES:
     _add_command(_action)
+
+
+@tasks_.command("show", short_help="Show one task: its body, its options, and what became of it.")
+@click.argument("task_id", metavar="ID", type=click.IntRange(1))
+@json_option
+@connecting
+def tasks_show(options: Connecting, task_id: int, as_json: bool) -> int:
+    """Show one task: what it runs, the options that it was put with, its state, and its last error or result.
+
+    \b
+    Examples:
+      sqlsem tasks show 17
+      sqlsem tasks show 17 --json | jq -r .body
+
+    \b
+    Exit codes: 0 shown, 1 there is no such task, or this login may not
+      see it.
+    """
+    with options.coordinator(must_exist=True) as coordinator:
+        entry = coordinator.admin.task(task_id)
+        why = {} if entry is None else _why(coordinator, [entry], whole=False, ended=False)
+    if entry is None:
+        output.echo(f"There is no task {task_id}; see: sqlsem tasks")
+        return 1
+    reason = why.get(task_id)
+    plain = {**entry.as_dict(), "why": None if reason is None else reason.as_dict()}
+    output.show_or_json(as_json, plain, lambda width: render_task(entry, reason))
+    return 0
 
 
 @tasks_.command("log", short_help="Show every attempt at a task.")

@@ -45,6 +45,8 @@ __all__ = ["BaseAdmin"]
 
 T = TypeVar("T")
 
+#: How many tasks one statement reads in the search for one of them.
+TASKS_OF_A_PAGE = 1000
 #: The engine's code for a task that cannot be changed now because a worker runs it.
 RUNS = 1
 
@@ -367,6 +369,23 @@ class BaseAdmin(AdminViews):
         return self.client.with_connection(
             lambda session: session.list_tasks(queue, status, maximum, skip), Capability.TASKS
         )
+
+    def task(self, task_id: int) -> TaskEntry | None:
+        """Return a task by its number; None if there is no such task, or this login may not see it. Reads the tasks of
+        the database page by page.
+
+        >>> coordinator.admin.task(17).body  # doctest: +SKIP
+        'CALL load_customers()'
+        """
+        check_id("The task's number", task_id)
+        for _ in range(2):  # once more, as a task that ends meanwhile moves to a page that was read
+            skip = 0
+            while page := self.tasks(maximum=TASKS_OF_A_PAGE, skip=skip):
+                for entry in page:
+                    if entry.task_id == task_id:
+                        return entry
+                skip += len(page)
+        return None
 
     def attempts(self, task_id: int) -> list[Attempt]:
         """Return every attempt at a task: its worker, time, duration and outcome."""

@@ -61,6 +61,7 @@ class Settings:
     embedded: bool = False  # True: the default file, as no database is named
     warnings: tuple[str, ...] = ()
     note: str = ""  # why the search for a project's file ended early
+    sources: Mapping[str, str] = field(default_factory=dict)  # the origin of each option, as text
 
 
 def resolve(url: str | None = None, *, profile: str | None = None, named: str = "the call") -> Settings:
@@ -114,10 +115,12 @@ def _of_files(profile: str | None, named: str) -> Settings:
         _require_allowed(project, project.harmful(profile if theirs else None))
 
     table: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     demanding = "$SQLSEM_REQUIRE_SERVER" if _flag("SQLSEM_REQUIRE_SERVER") else None
     for file in (project, user):
         if file is not None:
             table.update((key, file.table[key]) for key in OPTIONS if key in file.table)
+            sources.update((key, str(file.path)) for key in OPTIONS if key in file.table)
             if file.table.get("require_server"):
                 demanding = demanding or str(file.path)
     warnings = _written_by_others(user)
@@ -129,22 +132,24 @@ def _of_files(profile: str | None, named: str) -> Settings:
         if holder.profiles[profile].get("require_server"):
             demanding = demanding or f"profile {profile!r}"
         source = f"profile {profile!r} in {holder.path}"
+        sources.update((key, source) for key in OPTIONS if key in holder.profiles[profile])
         if chooser not in (None, holder):
             source += f", which {named} names"
     elif chooser is not None:
         holder = chooser
         table.update((key, value) for key, value in holder.table.items() if key not in ("profile", "profiles"))
+        sources.update((key, str(holder.path)) for key in OPTIONS if key in holder.table)
         source = str(holder.path)
     else:
         path = platformdirs.user_state_path("sqlsem") / "sqlsem.db"
         _require_server(demanding, None, "")
         note = f"{search.ended}: there and above no project's file is looked for" if search.ended else ""
         return Settings(
-            f"sqlite:///{path}", "the default, an embedded file", _options(table), True, tuple(warnings), note
+            f"sqlite:///{path}", "the default, an embedded file", _options(table), True, tuple(warnings), note, sources
         )
     url = _url(table, holder, source, warnings)
     _require_server(demanding, url, source)
-    return Settings(url, source, _options(table), warnings=tuple(warnings))
+    return Settings(url, source, _options(table), warnings=tuple(warnings), sources=sources)
 
 
 def _require_allowed(project: File, harmful: list[str]) -> None:

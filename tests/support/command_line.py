@@ -27,6 +27,7 @@ EXAMPLES: dict[Path, tuple[str, ...]] = {
     ("work",): ("q", "--idle-exit", "1ms"),
     ("tasks", "wait"): ("q", "--timeout", "1m"),
     ("tasks", "log"): ("1",),
+    ("tasks", "show"): ("1",),
     ("tasks",): (),
     ("queues",): (),
     ("queues", "set"): ("q", "--limit", "3"),

@@ -29,6 +29,7 @@ from sqlsem import bodies, cli, config
 from sqlsem.bodies import commands
 from sqlsem.cli import here
 from sqlsem.cli.work import Crew, render_worker
+from sqlsem.client import admin
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.ops.terminal.batches import render_batches
 from sqlsem.ops.terminal.tasks import counted, render_counts, render_tasks, shortened
@@ -1297,3 +1298,31 @@ with r.part("a"): pass
 
     until(resumed, "taking it over")
     assert (bench.told("start x"), bench.told("end x")) == (2, 1)
+
+
+def test_tasks_show_has_body_and_options(url: str) -> None:
+    text = "SELECT 1;\n  SELECT 'later'"
+    lock = ["--lock", "limit:pg=3", "--lock", "mutex:a"]
+    number = done("put", "q", "--sql", text, "--key", "t7", "--note", "daily", "--max-attempts", "3", *lock).strip()
+    other = done("put", "q", "--json-body", "{}").strip()
+    shown = [line.rstrip() for line in done("tasks", "show", number).splitlines()]
+    fields = dict(line.split(maxsplit=1) for line in shown[:-1])
+    assert fields["task"] == f"{number} of queue q"
+    assert fields["locks"] == "limit 3 of pg, write of a"
+    assert (fields["note"], fields["key"], fields["attempts"]) == ("daily", "t7", "0 of 3")
+    assert shown[-2:] == ["sql         SELECT 1;", "              SELECT 'later'"]
+    plain = json.loads(done("tasks", "show", number, "--json"))
+    assert (plain["task_id"], plain["body"], plain["max_attempts"]) == (int(number), text, 3)
+    assert plain["why"]["code"]
+    assert done("tasks", "show", other).splitlines()[-1].split() == ["json", "{}"]
+    assert call("tasks", "show", "999").exit_code == 1
+
+
+def test_tasks_show_finds_a_task_on_any_page(coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "TASKS_OF_A_PAGE", 3)
+    numbers = coordinator.queue("q").put_many([{"number": number} for number in range(8)])
+    for number in numbers[::2]:
+        coordinator.admin.cancel_task(number)
+    found = [coordinator.admin.task(number) for number in numbers]
+    assert [task.task_id for task in found if task is not None] == numbers
+    assert coordinator.admin.task(max(numbers) + 1) is None

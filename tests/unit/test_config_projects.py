@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import socket
@@ -261,8 +262,16 @@ def test_config_shows_settings_without_secrets(home: Path) -> None:
     shown = " ".join(call("config").stdout.split())
     assert "postgresql://etl:…@db/dwh" in shown
     assert f"profile 'prod' in {own}, which {path} names" in shown
-    assert "retry 60.0" in shown
+    assert f"retry 60.0 (from: {path})" in shown
+    assert "grace 5.0 (from: the default)" in shown
+    assert "grace 7.0 (from: --grace) lease none (from: the default)" in " ".join(
+        call("--grace", "7", "config", "show").stdout.split()
+    )
     assert f"{path} (harmless)" in shown
+    plain = json.loads(call("config", "show", "--json").stdout)
+    assert plain["database"] == "postgresql://etl:…@db/dwh"
+    assert plain["sources"]["database"] == f"profile 'prod' in {own}, which {path} names"
+    assert (plain["sources"]["retry"], plain["sources"]["schema"]) == (str(path), "the default")
     project(home, f'url = "mssql://etl@db/dwh?PWD={SECRET}"')
     result = call("config")
     assert result.exit_code == 78

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from sqlsem import bodies
@@ -17,6 +18,7 @@ from sqlsem.insight.reasons import TaskReason
 from sqlsem.ops.terminal.tables import Column, local_time, process_name, seconds_in_words, table
 from sqlsem.util.printable import clean, first_line
 from sqlsem.values.locks import QueueCounts, QueueLimit, Schedule, TaskEntry
+from sqlsem.values.names import access_in_words
 from sqlsem.values.rates import Window
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "ready_in",
     "render_counts",
     "render_schedules",
+    "render_task",
     "render_tasks",
     "shortened",
 ]
@@ -56,6 +59,48 @@ def ready_in(entry: TaskEntry) -> str:
     """Return the time until a pending task may start, as text; by this host's clock."""
     seconds = (entry.ready_at - datetime.now(timezone.utc)).total_seconds()
     return f"in {seconds_in_words(seconds)}" if seconds > 0 else ""
+
+
+def render_task(task: TaskEntry, reason: TaskReason | None) -> RenderableType:
+    """Return one task with all that it was put with, what became of it, and its body."""
+    locks = [f"{access_in_words(lock.access, lock.limit, lock.weight)} of {lock.resource}" for lock in task.locks]
+    ends = f": {task.failures} failed, {task.losses} lost" if task.failures or task.losses else ""
+    fields: dict[str, str] = {
+        "task": f"{task.task_id} of queue {task.queue}",
+        "state": task.status + ("" if reason is None else f": {reason.short}"),
+        "note": task.note or "",
+        "attempts": f"{task.attempt} of {task.max_attempts}{ends}",
+        "order": str(task.order) if task.order else "",
+        "priority": str(task.priority) if task.priority else "",
+        "key": task.key or "",
+        "unique": task.unique or "",
+        "locks": ", ".join(locks),
+        "on failure": task.on_failure,
+        "time limit": "" if task.time_limit is None else seconds_in_words(task.time_limit),
+        "put": f"{_moment(task.put_at)}{f' by {task.put_by}' if task.put_by else ''}",
+        "not before": _moment(task.ready_at) if task.ready_at > task.put_at else "",
+        "started": f"{_moment(task.claimed_at)}{_by(task)}" if task.claimed_at is not None else "",
+        "ended": _moment(task.ended_at),
+        "took": "" if task.seconds is None else seconds_in_words(task.seconds),
+        "cancel": _moment(task.cancel_asked_at) + (f" by {task.cancel_asked_by}" if task.cancel_asked_by else ""),
+        "error": task.error or "",
+        "result": task.result or "",
+        task.kind: task.body,
+    }
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in fields.items():
+        if text:
+            grid.add_row(name, Text("\n".join(map(clean, text.expandtabs().splitlines())), overflow="fold"))
+    return grid
+
+
+def _moment(at: datetime | None) -> str:
+    return "" if at is None else f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _by(task: TaskEntry) -> str:
+    who = "" if task.host is None else f" by {process_name(task.host, task.pid)}"
+    return f"{who} ({task.owner})" if who and task.owner else who
 
 
 def counted(tasks: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
