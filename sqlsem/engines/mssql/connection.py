@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ from sqlsem.engines.mssql.errors import (
 from sqlsem.engines.mssql.odbc import declared_size, is_microsofts, with_nulls
 from sqlsem.engines.mssql.sockets import Handle
 from sqlsem.engines.routines import RoutineSession
+from sqlsem.util import sockets
 from sqlsem.util.runtime import had_within
 from sqlsem.values.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
 
@@ -248,12 +248,7 @@ class SqlServerConnection(RoutineSession):
         abandoned.append((self.connection, self._cursors))
         handle, self._handle = self._handle, None
         if handle is not None and handle.there():
-            # The child must not keep the parent's socket open, or the server would not see the parent die. /dev/null
-            # takes its place, so that no file of the child gets the descriptor's number.
-            with contextlib.suppress(OSError):
-                null = os.open(os.devnull, os.O_RDWR)
-                os.dup2(null, handle.number)
-                os.close(null)
+            sockets.discard(handle.number)
 
     def interrupt(self) -> None:
         self.lost = True

@@ -7,6 +7,8 @@ import os
 import socket
 from typing import NamedTuple
 
+from sqlsem.util import sockets
+
 
 def open_sockets() -> dict[int, str] | None:
     """Return the sockets of this process by descriptor, with their identity (Linux only)."""
@@ -37,10 +39,9 @@ class Handle(NamedTuple):
             return False
 
     def shut(self) -> None:
-        """Shut the socket down: the server notices, and a thread that waits for an answer wakes up."""
+        """Shut the socket down (`sqlsem.util.sockets.shut_down`)."""
         if self.there():
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.number)) as line:
-                line.shutdown(socket.SHUT_RDWR)
+            sockets.shut_down(self.number)
 
 
 def new_socket(before: dict[int, str] | None, port: int | None = None) -> Handle | None:

@@ -6,9 +6,7 @@ import contextlib
 import functools
 import hashlib
 import math
-import os
 import secrets
-import socket
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -21,6 +19,7 @@ from sqlsem.engines.base import Busy, Conflict, Disconnected
 from sqlsem.engines.mysql.database import MysqlDatabase
 from sqlsem.engines.mysql.sleeper import LockSleeper
 from sqlsem.engines.statements.session import StatementSession
+from sqlsem.util import sockets
 from sqlsem.util.printable import first_line
 from sqlsem.values.errors import ConfigurationError, SchemaError, SqlsemError, Unavailable
 
@@ -273,19 +272,13 @@ class MysqlConnection(StatementSession):
 
     def interrupt(self) -> None:
         wire = socket_of(self.connection)
-        if wire is not None:
-            with contextlib.suppress(OSError):  # (another thread may close it meanwhile)
-                with socket.socket(fileno=os.dup(wire.fileno())) as sock:
-                    sock.shutdown(socket.SHUT_RDWR)
+        if wire is not None:  # (another thread may close it meanwhile: then its number is -1)
+            sockets.shut_down(wire.fileno())
 
     def discard(self) -> None:
-        # (As on PostgreSQL: the server must see the parent die, and no file of the child gets the number.)
         wire = socket_of(self.connection)
         if wire is not None:
-            with contextlib.suppress(OSError):
-                null = os.open(os.devnull, os.O_RDWR)
-                os.dup2(null, wire.fileno())
-                os.close(null)
+            sockets.discard(wire.fileno())
 
     def _force_close(self) -> None:
         self.interrupt()  # so that no goodbye is sent into the middle of an answer

@@ -78,18 +78,18 @@ class MysqlDatabase(StatementEngine):
         """Let the next connection go to the next server of the URL: this one cannot serve now."""
         self._next_place += 1
 
-    def open(self, **other: Any) -> Any:
+    def open_connection(self, **other: Any) -> Any:
         """Open a connection. ``other``: parameters in place of those of the URL."""
         for left in range(max(1, len(self.places)) - 1, -1, -1):
             try:
-                return self._open(**other)
+                return self._open_at_place(**other)
             except Disconnected:
                 if not left:
                     raise
                 self.leave_place()
         raise AssertionError("unreachable")
 
-    def _open(self, **other: Any) -> Any:
+    def _open_at_place(self, **other: Any) -> Any:
         if self.creator is not None and not other:
             connection = self.creator()
             if not isinstance(connection, pymysql.Connection) or connection.client_flag & FLAGS != FLAGS:

@@ -122,7 +122,7 @@ class MysqlDoctor(Doctor):
 
     def _difference(self, host: str, port: int) -> float:
         """Return how far the clock of another node is from this node's at least, in seconds."""
-        connection = self._engine.open(host=host, port=port, unix_socket=None)
+        connection = self._engine.open_connection(host=host, port=port, unix_socket=None)
         try:
             before = float(self._ask("clock")[0])
             with connection.cursor() as cursor:

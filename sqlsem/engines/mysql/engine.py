@@ -25,7 +25,7 @@ class BorrowedMysqlSession(MysqlSession):
     def __init__(self, engine: MysqlDatabase, cursor: Any) -> None:
         self.engine, self.options, self.queries = engine, engine.options, engine.queries()
         self._cursor = cursor
-        self.login_name = str(self.row("facts")[1])
+        self.login_name = str(self.row("facts")[0])
 
     def execute_text(self, text: str, parameters: Any = ()) -> Answer:
         borrowed.execute(self._cursor, text, parameters)
@@ -45,7 +45,7 @@ class MysqlEngine(MysqlDatabase):
     session_class: ClassVar[type[MysqlSession]] = MysqlSession
 
     def open_session(self, purpose: str) -> MysqlSession:
-        return MysqlSession(self, self.open())
+        return MysqlSession(self, self.open_connection())
 
     def session_on(self, cursor: Any) -> Session:
         return BorrowedMysqlSession(self, cursor)

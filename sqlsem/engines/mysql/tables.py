@@ -51,7 +51,7 @@ class MysqlTables(MysqlConnection):
 
     def execute(self, text: str) -> str | None:
         # It gets a connection of its own, with the server's settings, because it may manage transactions itself.
-        self._working = connection = self.engine.open()
+        self._working = connection = self.engine.open_connection()
         try:
             with connection.cursor() as cursor:
                 cursor.execute("START TRANSACTION")
@@ -72,7 +72,7 @@ class MysqlTables(MysqlConnection):
     def cancel_running(self) -> None:
         working = self._working
         if working is not None:
-            killer = self.engine.open()
+            killer = self.engine.open_connection()
             try:
                 with killer.cursor() as cursor:
                     cursor.execute(self.queries["kill"], (working.thread_id(),))

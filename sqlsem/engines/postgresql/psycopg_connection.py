@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 import re
-import socket
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from psycopg import errors, generators
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.postgresql.database import LOCKS_FULL, LOCKS_SETTING, PostgresDatabase
 from sqlsem.engines.protocol import EngineConnection
+from sqlsem.util import sockets
 from sqlsem.util.printable import first_line
 from sqlsem.values.errors import ConfigurationError, SchemaError, Unavailable
 
@@ -161,15 +160,9 @@ class PsycopgConnection(EngineConnection):
         return results[0]
 
     def discard(self) -> None:
-        # The child must not keep the parent's socket open, or the server would not see the parent die. /dev/null takes
-        # its place, so that no file of the child gets the descriptor's number.
-        with contextlib.suppress(OSError, psycopg.Error):
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, self._connection.fileno())
-            os.close(null)
+        with contextlib.suppress(psycopg.Error):
+            sockets.discard(self._connection.fileno())
 
     def interrupt(self) -> None:
-        # Shutting the socket down wakes a thread that waits for an answer which may never come.
-        with contextlib.suppress(OSError, psycopg.Error):
-            with socket.socket(fileno=os.dup(self._connection.fileno())) as sock:
-                sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(psycopg.Error):
+            sockets.shut_down(self._connection.fileno())
