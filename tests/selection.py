@@ -35,8 +35,8 @@ QUICK = ("tests/unit", "tests/conformance")
 #: Seconds of a case. From NOTICED on, its function is listed in durations.txt, and is in no quick run. From SLOW on, it
 #: has one case in the default run; from NIGHTLY on, none.
 NOTICED, SLOW, NIGHTLY = 0.2, 0.5, 5.0
-#: Seconds of a processor from which on a function has no case in the default run either: two cores have few to share.
-BUSY = 0.5
+#: The same by seconds of a processor, of which two cores have few to share: one case, none.
+BUSY, BUSIEST = 0.2, 0.4
 #: A function with more variants than SMALL has one in SAMPLE of them in the default run.
 SMALL, SAMPLE = 4, 4
 
@@ -88,8 +88,12 @@ class Cost(NamedTuple):
     busy: float = 0.0
 
     @property
+    def is_slow(self) -> bool:
+        return self.seconds >= SLOW or self.busy >= BUSY
+
+    @property
     def is_nightly(self) -> bool:
-        return self.seconds >= NIGHTLY or self.busy >= BUSY
+        return self.seconds >= NIGHTLY or self.busy >= BUSIEST
 
 
 def read_durations(path: Path = DURATIONS) -> dict[str, Cost]:
@@ -134,7 +138,7 @@ def _of_function(cases: Sequence[Case], cost: Cost) -> Iterable[Case]:
         return cases
     if cost.is_nightly:
         return []
-    if cost.seconds >= SLOW and first.sample is None:
+    if cost.is_slow and first.sample is None:
         return [cases[_number(first.function) % len(cases)]]
     home = "sqlite" if any(case.engine == "sqlite" for case in cases) else first.engine
     is_small = first.sample is None and len({case.variant for case in cases}) <= SMALL

@@ -334,7 +334,7 @@ def run(kind, **options):
 @pytest.mark.kept
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_member_trusts_a_grant_past_its_expiry(kind):
-    run(kind, max_examples=300, stateful_step_count=30)
+    run(kind, max_examples=120, stateful_step_count=30)
 
 
 @pytest.mark.soak

@@ -268,7 +268,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.leaves_rows
 def test_turns_follow_the_model(database, name):
     run_in_database(
-        Machine, database, name, max_examples=3 if database.engine == "mssql" else 60, stateful_step_count=40
+        Machine, database, name, max_examples=3 if database.engine == "mssql" else 40, stateful_step_count=40
     )
 
 
