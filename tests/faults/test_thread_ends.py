@@ -178,6 +178,8 @@ def a_task_of_a_worker(coordinator, database, name):
     thread = threading.Thread(target=worker.run, daemon=True)
     thread.start()
     until(lambda: outcomes == [None], "it runs")
+    helper = f"{queue.name}-helper"  # begun last; without it, the worker ends
+    until(lambda: helper in {other.name for other in threading.enumerate()}, "all threads of the worker run")
     (task,) = worker.running
 
     def ends():
