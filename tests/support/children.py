@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import faulthandler
 import importlib.util
 import inspect
 import json
@@ -62,6 +63,7 @@ def child_main() -> None:
     """Run in a child process: call the function that the first line names, with a `Channel` and its arguments."""
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # prints go to standard error
+    faulthandler.enable()  # see `Child.next`
     channel = Channel(output, sys.stdin)
     order = channel.ask()
     spec = importlib.util.spec_from_file_location("child_code", order["file"])
@@ -107,10 +109,15 @@ class Child:
             self.process.stdin.flush()
 
     def next(self, timeout: float = PATIENCE) -> dict[str, Any] | None:
-        """Return the next event; None when the process has ended."""
+        """Return the next event; None when the process has ended. Without one, abort the process, and fail with the
+        stacks of its threads.
+        """
         try:
             return self._events.get(timeout=timeout)
         except queue.Empty:
+            self.process.send_signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may be stopped
+                self.process.wait(5)
             raise AssertionError(
                 f"{self.function} (process {self.pid}) sent no event for {timeout:g} s\n{self.errors()}"
             ) from None
@@ -143,7 +150,7 @@ class Child:
 
     def errors(self) -> str:
         self._errors.seek(0)
-        return self._errors.read().decode(errors="replace")[-4000:]
+        return self._errors.read().decode(errors="replace")[-8000:]
 
     def kill(self) -> float:
         """Send SIGKILL; return the time just before it."""
