@@ -21,19 +21,20 @@ from benchmarks.growth.shown import PARTS, growth
 from benchmarks.guards import guards
 from benchmarks.printed import ENGINES, console
 from benchmarks.rates import rates
+from benchmarks.startup import startup
 
 MEASUREMENTS: dict[str, Callable[[str, str, dict[str, Any]], Any]] = {
     measurement.__name__: measurement
     for measurement in (
         *(shown.uncontended, shown.handoff, shown.limit, shown.aio, shown.waiters, shown.connections, shown.throughput),
-        *(shown.tasks, shown.puts, shown.idle, shown.claim, growth, estimates, guards, rates),
+        *(shown.tasks, shown.puts, shown.idle, shown.claim, growth, estimates, guards, rates, startup),
     )
 }
 #: The measurements for SQL Server. (Its peers have no queues.)
 LOCKS = ("uncontended", "handoff", "limit", "aio", "waiters", "connections", "throughput")
 #: The measurements that run by default. (The slopes take long; estimates need no database, and guards are
 #: PostgreSQL's.)
-USUAL = [name for name in MEASUREMENTS if name not in ("growth", "estimates", "guards", "rates")]
+USUAL = [name for name in MEASUREMENTS if name not in ("growth", "estimates", "guards", "rates", "startup")]
 
 
 def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -68,6 +69,7 @@ def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 @click.option("--pending", default=100_000, help="Pending tasks, for the cost of a claim.")
 @click.option("--finished", default=1_000_000, help="Finished tasks beside them.")
 @click.option("--claims", default=900, help="Claims from either table.")
+@click.option("--starts", default=30, help="Starts of each program.")
 @click.option("--moments", default=300, help="Estimates: moments of each kind of history.")
 @click.option("--quick", is_flag=True, help="Growth: only as far as the shapes can be seen.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Growth: this one only.")
@@ -96,8 +98,8 @@ def main(
 ) -> None:
     """Measure sqlsem beside its peers.
 
-    MEASUREMENT is any of those named in docs/performance.md; left out, all of them but growth, estimates, guards and
-    rates. Compare the ratios, not the figures: these depend on the machine and its load.
+    MEASUREMENT is any of those named in docs/performance.md; left out, all of them but growth, estimates, guards,
+    rates and startup. Compare the ratios, not the figures: these depend on the machine and its load.
     """
     if realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))

@@ -16,7 +16,8 @@ from benchmarks.printed import console, judged, table
 from sqlsem.insight.estimates import estimates as estimate
 from sqlsem.insight.overview import Hold, HoldTimes, Overview
 from sqlsem.insight.task_estimates import MAX_ENDED, task_estimates
-from sqlsem.values.locks import Entry, Request, TaskEntry
+from sqlsem.values.locks import Entry, Request
+from sqlsem.values.tasks import TaskEntry
 
 __all__ = ["estimates"]
 

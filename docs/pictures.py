@@ -40,6 +40,7 @@ from sqlsem.ops.dashboard.app import Dashboard
 from sqlsem.ops.dashboard.pages import PageQuery, Pages
 from sqlsem.ops.hosts import LOOPBACK, Hosts
 from sqlsem.ops.terminal import output
+from sqlsem.ops.terminal.clean_console import CleanConsole
 from sqlsem.ops.tui.app import Top
 from sqlsem.values.locks import Entry
 
@@ -87,7 +88,7 @@ def made_up(entry: Entry) -> Entry:
 def ls() -> str:
     """Return ``sqlsem ls`` as SVG."""
     leave = threading.Event()
-    console = output.CleanConsole(width=WIDTH, record=True, force_terminal=True, file=io.StringIO(), highlight=False)
+    console = CleanConsole(width=WIDTH, record=True, force_terminal=True, file=io.StringIO(), highlight=False)
     real = Admin.overview
 
     def overview(self: Admin) -> Overview:

@@ -21,21 +21,18 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sqlsem.api.admin import Admin
 from sqlsem.api.coordinator import Coordinator, connect
 from sqlsem.api.default import configure, default, default_url
-from sqlsem.api.leader import Leader, Term, leader
 from sqlsem.api.locks import Lock, adopt
 from sqlsem.api.once import Once, Run
 from sqlsem.api.rates import Rate, RateGrant
-from sqlsem.batches import Batch, batch
 from sqlsem.client.event_bus import Subscription, global_bus
 from sqlsem.client.factories import ModuleFactories
 from sqlsem.client.grants import Grant
 from sqlsem.engines import Database
-from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
+from sqlsem.util import late
 from sqlsem.util.printable import CleanFilter
 from sqlsem.values import events as events
 from sqlsem.values.errors import (
@@ -56,8 +53,12 @@ from sqlsem.values.locks import Duration
 
 if TYPE_CHECKING:
     from sqlsem import aio
+    from sqlsem.api.admin import Admin
+    from sqlsem.api.leader import Leader, Term, leader
+    from sqlsem.batches import Batch, batch
     from sqlsem.ops import metrics as metrics
     from sqlsem.ops import otel as otel
+    from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
 
 __all__ = [  # noqa: RUF022 - by subject, in the order in which programs need them
     # what most programs need: locks, the database, and what may happen
@@ -130,12 +131,32 @@ once = _functions.once
 logging.getLogger("sqlsem").addFilter(CleanFilter())
 
 
-#: Modules that are imported when they are used: programs without asyncio, or metrics, need not load them, nor have what
-#: they need.
-LATE = {"aio": "sqlsem.aio", "metrics": "sqlsem.ops.metrics", "otel": "sqlsem.ops.otel"}
+#: The names that are imported when they are first used, with their modules: what `Lock` does not need.
+LATE = {
+    **dict.fromkeys(("Call", "Queue", "Shell", "Sql", "Task", "Worker", "queue"), "sqlsem.tasks"),
+    **dict.fromkeys(("Batch", "batch"), "sqlsem.batches"),
+    **dict.fromkeys(("Leader", "Term", "leader"), "sqlsem.api.leader"),
+    "Admin": "sqlsem.api.admin",
+}
+#: The modules that are imported when they are first used.
+LATE_MODULES = {
+    "aio": "sqlsem.aio",
+    "batches": "sqlsem.batches",
+    "metrics": "sqlsem.ops.metrics",
+    "otel": "sqlsem.ops.otel",
+    "tasks": "sqlsem.tasks",
+}
 
+if not TYPE_CHECKING:  # (Type checkers would take any name for one of these.)
 
-def __getattr__(name: str) -> Any:
-    if name in LATE:
-        return importlib.import_module(LATE[name])
-    raise AttributeError(f"module 'sqlsem' has no attribute {name!r}")
+    def __getattr__(name):
+        module = LATE_MODULES.get(name) or LATE.get(name)
+        if module is None:
+            raise AttributeError(f"module 'sqlsem' has no attribute {name!r}")
+        with late.importing:
+            loaded = importlib.import_module(module)
+        found = globals()[name] = loaded if name in LATE_MODULES else getattr(loaded, name)
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *LATE, *LATE_MODULES})

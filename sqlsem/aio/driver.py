@@ -22,11 +22,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-import tenacity
-
 from sqlsem.client.callers import Caller, new_number
 from sqlsem.client.client import DatabaseClient
-from sqlsem.client.connection.main import unavailable
 from sqlsem.client.connection.wait_pool import MAX_IDLE_CONNECTIONS
 from sqlsem.client.effects import NO_CONNECTION, Call, Effect, RevertibleOperation, Sleep, WaitFor
 from sqlsem.client.held.registry import BaseGrant
@@ -249,11 +246,17 @@ class Driver:
             return await self._once(effect)
         except (Disconnected, Busy) as exc:
             log.info("%s has to be tried again: %s", effect.what, exc)
-        retrying = tenacity.AsyncRetrying(sleep=asyncio.sleep, **main.retry_policy(effect.what, effect.retry_timeout))
-        try:
-            return await retrying(self._once, effect)
-        except Disconnected as exc:
-            raise unavailable(effect.what, exc, retrying.statistics) from exc
+        retries = main.retries(effect.what, effect.retry_timeout)
+        while True:
+            try:
+                return await self._once(effect)
+            except (Disconnected, Busy) as exc:
+                pause = retries.pause_after(exc)
+                if pause is None:
+                    if isinstance(exc, Disconnected):
+                        raise retries.given_up(exc) from exc
+                    raise
+            await asyncio.sleep(pause)
 
     async def _once(self, effect: Call) -> Any:
         once = functools.partial(self.client.member.main.try_once, counts_as_heartbeat=effect.counts_as_heartbeat)

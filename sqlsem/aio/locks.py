@@ -17,6 +17,7 @@ from sqlsem.client.operations.acquire import locked
 from sqlsem.client.operations.acquire_by_priority import acquisition_class
 from sqlsem.client.operations.acquire_rate import RateAcquisition, RateGroupAcquisition, split
 from sqlsem.client.operations.terms import AnyRequest, Terms
+from sqlsem.util import late
 from sqlsem.util.permits import Permit
 from sqlsem.values.errors import ConfigurationError, NotHeld
 from sqlsem.values.locks import Duration
@@ -195,7 +196,8 @@ class Lock:
 
         Raises `ConfigurationError` for any other function, and for classes.
         """
-        from sqlsem.client import decorated  # imported late: wrapt takes longer to load than sqlsem
+        with late.importing:
+            from sqlsem.client import decorated  # wrapt takes longer to load than sqlsem
 
         if not decorated.is_coroutine(function):
             name = getattr(function, "__qualname__", repr(function))

@@ -11,6 +11,7 @@ from sqlsem.aio.driver import Driver, call_in_thread, run_generator, this_caller
 from sqlsem.aio.grants import Grant
 from sqlsem.aio.locks import Lock
 from sqlsem.client.once import Period, Periodic, release_after_interrupt
+from sqlsem.util import late
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Duration, OnceEntry
 
@@ -126,7 +127,8 @@ class Once:
 
     def __call__(self, function: F) -> F:
         """Decorate a coroutine function or method: it is called once per period, and other calls return None."""
-        from sqlsem.client import decorated  # imported late: wrapt takes longer to load than sqlsem
+        with late.importing:
+            from sqlsem.client import decorated  # wrapt takes longer to load than sqlsem
 
         if not decorated.is_coroutine(function):
             name = getattr(function, "__qualname__", repr(function))

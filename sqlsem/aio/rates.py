@@ -10,6 +10,7 @@ from sqlsem.aio.driver import Driver, Signal, run_generator, this_caller
 from sqlsem.client.operations.acquire_rate import RateAcquisition, split
 from sqlsem.client.operations.rate_grants import BaseRateGrant, adjusting
 from sqlsem.client.operations.terms import AnyRequest, Terms
+from sqlsem.util import late
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Duration
 from sqlsem.values.rates import RateRequest
@@ -85,7 +86,8 @@ class Rate:
 
         Raises `ConfigurationError` for any other function, and for classes.
         """
-        from sqlsem.client import decorated  # imported late: wrapt takes longer to load than sqlsem
+        with late.importing:
+            from sqlsem.client import decorated  # wrapt takes longer to load than sqlsem
 
         if not decorated.is_coroutine(function):
             name = getattr(function, "__qualname__", repr(function))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from sqlsem import tasks
 from sqlsem.client.admin import BaseAdmin
 from sqlsem.client.leader import LeaderEntry, leaders_in
 from sqlsem.client.once import once_name
 from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import Capability
+from sqlsem.util import late
 from sqlsem.values.errors import NotHeld
-from sqlsem.values.locks import OnceEntry, Schedule, check_name, check_some
+from sqlsem.values.locks import OnceEntry, check_name, check_some
+from sqlsem.values.tasks import Schedule
 
 __all__ = ["Admin"]
 
@@ -78,13 +79,16 @@ class Admin(BaseAdmin):
     def _set_schedule(self, name: str, action: str) -> None:
         check_name("The schedule's name", name)
 
+        with late.importing:
+            from sqlsem.tasks.cron import next_due
+
         def change(session: Session) -> bool:
             due = None
             if action == "resume":
                 schedules = session.list_schedules(name, None)
                 if not schedules:
                     return False
-                due = tasks.next_due(schedules[0].cron, schedules[0].time_zone, schedules[0].taken_at)
+                due = next_due(schedules[0].cron, schedules[0].time_zone, schedules[0].taken_at)
             return session.set_schedule(name, action, due)
 
         if not self.client.with_connection(change, Capability.SCHEDULES):

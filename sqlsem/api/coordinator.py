@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sqlsem import batches, engines, tasks
-from sqlsem.api.admin import Admin
-from sqlsem.api.leader import Callback, Leader
+from sqlsem import engines
 from sqlsem.api.locks import Lock, adopt_in
 from sqlsem.api.once import Once
 from sqlsem.api.rates import Rate
-from sqlsem.batches import Batch
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.factories import Factories
-from sqlsem.client.grants import Grant
-from sqlsem.client.held.registry import LostCallback
-from sqlsem.client.leader import LeaderElection
 from sqlsem.client.options import (
     BatchOptions,
     ConnectOptions,
@@ -24,16 +18,24 @@ from sqlsem.client.options import (
     check_options,
     shows_options,
 )
-from sqlsem.engines.base import Creator, Engine, Options
 from sqlsem.engines.protocol import Capability
-from sqlsem.tasks import Queue
+from sqlsem.util import late
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Duration, check_duration
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from sqlsem.aio import AsyncLocks  # at run time when it is first used: programs without asyncio need not load it
+    # (At run time these are imported when they are first used: most programs need few of them.)
+    from sqlsem.aio import AsyncLocks
+    from sqlsem.api.admin import Admin
+    from sqlsem.api.leader import Callback, Leader
+    from sqlsem.batches import Batch
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.grants import Grant
+    from sqlsem.client.held.registry import LostCallback
+    from sqlsem.engines.base import Creator, Engine
+    from sqlsem.tasks import Queue
 
 __all__ = ["Coordinator", "connect", "coordinator_of"]
 
@@ -72,6 +74,9 @@ class Coordinator(Factories[Lock, Rate, Once]):
         gate_timeout = min(1.0, max(0.1, (grace or 4.0) / 4))
         # After an attempt to connect without any answer there must be time for another one within the grace.
         life = grace if lease is None else lease
+        with late.importing:
+            from sqlsem.client.client import DatabaseClient
+            from sqlsem.engines.base import Options
         options = Options(
             grace=grace,
             lease=lease,
@@ -87,8 +92,6 @@ class Coordinator(Factories[Lock, Rate, Once]):
 
     def _begin(self, client: DatabaseClient) -> None:
         self.client = client
-        #: The calls of operators: ``coordinator.admin.pause("etl")``; see `sqlsem.Admin`.
-        self.admin = Admin(client)
         #: As `sqlsem.on`, but only for the locks of this coordinator, including those of asyncio tasks.
         self.on = client.event_bus.on
 
@@ -107,6 +110,13 @@ class Coordinator(Factories[Lock, Rate, Once]):
         """The seconds for which a call is retried while the database is out of reach."""
         return self.client.retry
 
+    @functools.cached_property
+    def admin(self) -> Admin:
+        """The calls of operators: ``coordinator.admin.pause("etl")``; see `sqlsem.Admin`."""
+        with late.importing:
+            from sqlsem.api.admin import Admin
+        return Admin(self.client)
+
     # -- locks, queues, batches ---------------------------------------------------------------------------------
 
     def adopt(self, token: str, *, on_lost: LostCallback | None = None) -> Grant:
@@ -124,13 +134,25 @@ class Coordinator(Factories[Lock, Rate, Once]):
         handle_sigterm: bool = True,
     ) -> Leader:
         """See `sqlsem.leader`."""
-        return Leader(LeaderElection(name, info, timeout, on_started, on_stopped, handle_sigterm, False, self.client))
+        with late.importing:
+            from sqlsem.api import leader
+        return leader.leader(
+            name,
+            info,
+            on_started=on_started,
+            on_stopped=on_stopped,
+            timeout=timeout,
+            handle_sigterm=handle_sigterm,
+            coordinator=self,
+        )
 
     @shows_options(QueueOptions)
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """See `sqlsem.queue`."""
         check_options("queue()", options, QueueOptions.__optional_keys__)
         self.client.engine.require(Capability.TASKS, "A queue")
+        with late.importing:
+            from sqlsem import tasks
         return tasks.queue(name, coordinator=self, **options)
 
     @shows_options(BatchOptions)
@@ -138,6 +160,8 @@ class Coordinator(Factories[Lock, Rate, Once]):
         """See `sqlsem.batch`."""
         check_options("batch()", options, BatchOptions.__optional_keys__)
         self.client.engine.require(Capability.BATCHES, "A batch")
+        with late.importing:
+            from sqlsem import batches
         return batches.batch(name, parts, window=window, coordinator=self, **options)
 
     @property
@@ -145,8 +169,8 @@ class Coordinator(Factories[Lock, Rate, Once]):
         """The locks of this database for asyncio tasks, such as ``await coordinator.aio.mutex("x").acquire()``. See
         `sqlsem.aio`.
         """
-        from sqlsem.aio import AsyncLocks  # when it is first used, as above
-
+        with late.importing:
+            from sqlsem.aio import AsyncLocks
         return AsyncLocks(self.client)
 
     # -- the end ------------------------------------------------------------------------------------------------

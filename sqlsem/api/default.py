@@ -9,15 +9,17 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sqlsem import config
 from sqlsem.api.coordinator import Coordinator, connect
 from sqlsem.client import defaults
 from sqlsem.client.monitors import lock_order
 from sqlsem.client.options import ConnectOptions, check_options, shows_options
-from sqlsem.engines import Database
+from sqlsem.util import late
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from sqlsem import config
+    from sqlsem.engines import Database
 
 __all__ = ["configure", "configured", "default", "default_url"]
 
@@ -44,7 +46,7 @@ def default_url() -> str:
 
     It may hold a password. See `sqlsem.config`.
     """
-    return config.resolve().url
+    return _resolve(None, None).url
 
 
 @shows_options(ConnectOptions)
@@ -111,10 +113,16 @@ def configured(url: str, **options: Unpack[ConnectOptions]) -> Iterator[None]:
 defaults.provide(default)
 
 
+def _resolve(url: str | None, profile: str | None) -> config.Settings:
+    with late.importing:
+        from sqlsem import config  # a program that names its database by `sqlsem.connect` reads no files
+    return config.resolve(url, profile=profile)
+
+
 def _connect(url: Database | None, profile: str | None, options: ConnectOptions) -> Coordinator:
     if url is not None and not isinstance(url, str):
         return connect(url, **options)
-    settings = config.resolve(url, profile=profile)
+    settings = _resolve(url, profile)
     merged: ConnectOptions = {**settings.options, **options}  # type: ignore[typeddict-item]  # checked by connect
     coordinator = connect(settings.url, **merged)
     for warning in settings.warnings:

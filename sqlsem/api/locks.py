@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlsem.api.rates import RateGrant
 from sqlsem.client import defaults
 from sqlsem.client.callers import require_no_event_loop, this_thread
-from sqlsem.client.client import DatabaseClient
-from sqlsem.client.defaults import Coordinated
 from sqlsem.client.effects import run_generator, run_operation
 from sqlsem.client.grants import Grant, release_grant
 from sqlsem.client.held.lock_grants import HeldGrants, UnownedGrants
@@ -25,16 +23,18 @@ from sqlsem.client.operations.acquire import locked
 from sqlsem.client.operations.acquire_by_priority import acquisition_class
 from sqlsem.client.operations.acquire_rate import RateAcquisition, RateGroupAcquisition, split
 from sqlsem.client.operations.handover import Adoption
-from sqlsem.client.operations.terms import AnyRequest, Terms
-from sqlsem.util import runtime
-from sqlsem.util.permits import Permit
+from sqlsem.util import late, runtime
 from sqlsem.util.threads import safe_logger as log
 from sqlsem.values.errors import ConfigurationError, NotHeld
-from sqlsem.values.locks import Duration
-from sqlsem.values.rates import RateRequest
 
 if TYPE_CHECKING:
     from sqlsem import aio  # at run time when it is first used: programs without asyncio need not load it
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.defaults import Coordinated
+    from sqlsem.client.operations.terms import AnyRequest, Terms
+    from sqlsem.util.permits import Permit
+    from sqlsem.values.locks import Duration
+    from sqlsem.values.rates import RateRequest
 
 __all__ = ["Lock", "adopt", "adopt_in"]
 
@@ -249,8 +249,8 @@ class Lock:
 
     @functools.cached_property
     def _aio(self) -> aio.Lock:
-        from sqlsem import aio  # when it is first used: programs without asyncio need not load it
-
+        with late.importing:
+            from sqlsem import aio  # when it is first used: programs without asyncio need not load it
         # (Since Python 3.12 cached_property takes no lock: two threads may both come here, and must get the same
         # object.)
         lock: aio.Lock = self.__dict__.setdefault("_awaited", aio.Lock(self.terms))
@@ -272,7 +272,8 @@ class Lock:
         A coroutine function acquires it as ``async with`` does. Raises `ConfigurationError` for generators,
         asynchronous ones too, and classes: they cannot be decorated.
         """
-        from sqlsem.client import decorated  # imported late: wrapt takes longer to load than sqlsem
+        with late.importing:
+            from sqlsem.client import decorated  # wrapt takes longer to load than sqlsem
 
         if decorated.is_coroutine(function):
             return self._aio(function)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.api.locks import Lock
 from sqlsem.client.callers import require_no_event_loop, this_thread
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import run_generator
-from sqlsem.client.grants import Grant
 from sqlsem.client.once import Period, Periodic, release_after_interrupt
-from sqlsem.util import runtime
-from sqlsem.values.locks import Duration, OnceEntry
+from sqlsem.util import late, runtime
 
 if TYPE_CHECKING:
     from sqlsem import aio  # for types only; `_aio` imports it at its first use, so that only asyncio programs load it
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.grants import Grant
+    from sqlsem.values.locks import Duration, OnceEntry
 
 __all__ = ["Once", "Run"]
 
@@ -143,7 +143,8 @@ class Once:
 
     @functools.cached_property
     def _aio(self) -> aio.Once:
-        from sqlsem import aio  # at the first use only
+        with late.importing:
+            from sqlsem import aio  # at the first use only
 
         aio_once: aio.Once = self.__dict__.setdefault("_awaited", aio.Once(self._periodic))
         return aio_once
@@ -160,7 +161,8 @@ class Once:
         """Decorate a function or method, or a coroutine function: it is called once per period, and other calls return
         None. Raises `ConfigurationError` for generators and classes, which cannot be decorated.
         """
-        from sqlsem.client import decorated  # imported late: wrapt takes longer to load than sqlsem
+        with late.importing:
+            from sqlsem.client import decorated  # wrapt takes longer to load than sqlsem
 
         if decorated.is_coroutine(function):
             return decorated.run_once_awaiting(function, self._aio)

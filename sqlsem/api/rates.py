@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.client.callers import require_no_event_loop, this_thread
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import run_generator, run_operation
 from sqlsem.client.operations.acquire_rate import RateAcquisition, split
 from sqlsem.client.operations.rate_grants import BaseRateGrant, adjusting
-from sqlsem.client.operations.terms import AnyRequest, Terms
-from sqlsem.values.locks import Duration
-from sqlsem.values.rates import RateRequest
+from sqlsem.util import late
 
 if TYPE_CHECKING:
     from sqlsem import aio  # for types only; `_aio` imports it at its first use, so that only asyncio programs load it
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.operations.terms import AnyRequest, Terms
+    from sqlsem.values.locks import Duration
+    from sqlsem.values.rates import RateRequest
 
 __all__ = ["Rate", "RateGrant"]
 
@@ -105,7 +106,8 @@ class Rate:
 
     @functools.cached_property
     def _aio(self) -> aio.Rate:
-        from sqlsem import aio  # at the first use only
+        with late.importing:
+            from sqlsem import aio  # at the first use only
 
         return aio.Rate(self.terms)
 
@@ -123,7 +125,8 @@ class Rate:
         A coroutine function awaits the grant. Raises `ConfigurationError` for generators, asynchronous ones too, and
         classes: they cannot be decorated.
         """
-        from sqlsem.client import decorated  # imported late: wrapt takes longer to load than sqlsem
+        with late.importing:
+            from sqlsem.client import decorated  # wrapt takes longer to load than sqlsem
 
         if decorated.is_coroutine(function):
             return self._aio(function)

@@ -15,8 +15,9 @@ from sqlsem.client.defaults import Coordinated
 from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.client.options import Alarm
 from sqlsem.engines.protocol import Capability
+from sqlsem.values.batches import BatchEntry
 from sqlsem.values.errors import ConfigurationError, Timeout
-from sqlsem.values.locks import BatchEntry, Duration, check_duration, check_name, monotonic
+from sqlsem.values.locks import Duration, check_duration, check_name, monotonic
 
 __all__ = ["Batch", "abandon", "batch", "list_batches", "resume"]
 

@@ -13,8 +13,8 @@ from sqlsem.client.client import DatabaseClient
 from sqlsem.client.held.claims import Claim, owner_name
 from sqlsem.client.options import Alarm
 from sqlsem.engines.base import Session
+from sqlsem.values.batches import Callback
 from sqlsem.values.errors import BatchFailed, SqlsemError
-from sqlsem.values.locks import Callback
 
 __all__ = ["CallbackClaim", "claim_callback", "resume", "run_callback", "take_over"]
 

@@ -15,8 +15,9 @@ from sqlsem.client.options import Alarm
 from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import Capability
 from sqlsem.util.printable import first_line
+from sqlsem.values.batches import BatchEntry
 from sqlsem.values.errors import BatchFailed, ConfigurationError, SqlsemError
-from sqlsem.values.locks import BatchEntry, Duration, check_duration, check_name
+from sqlsem.values.locks import Duration, check_duration, check_name
 
 __all__ = ["Declaration", "brief", "errors_in", "listed", "why_not_here"]
 

@@ -13,8 +13,8 @@ from sqlsem.bodies import format_error
 from sqlsem.client.held.claims import Claim, owner_name
 from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.engines.base import Session
+from sqlsem.values.batches import BatchEntry, PartEnd, PartEntry, PartStart
 from sqlsem.values.errors import BatchFailed, ConfigurationError, NotHeld, SqlsemError
-from sqlsem.values.locks import BatchEntry, PartEnd, PartEntry, PartStart
 
 __all__ = ["Part"]
 

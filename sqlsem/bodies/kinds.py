@@ -10,20 +10,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError
-from sqlsem.values.locks import MAX_NESTED
+from sqlsem.values.tasks import MAX_NESTED
 
 __all__ = ["Call", "Json", "Shell", "Sql", "arguments", "encode", "import_by_name"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sql:
     """A task that is SQL text. It runs on the worker's database, in one transaction unless the text begins its own."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Json:
     """A task for programs that claim tasks themselves: any JSON value, also a plain text. (Lists, objects, numbers,
     truth values and None may be put without this class.)
@@ -32,7 +33,7 @@ class Json:
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shell:
     """A task that is a command of the worker's host; it fails if its exit status is not 0.
 

@@ -8,19 +8,19 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlsem.bodies.commands import END_SECONDS, run_command
 from sqlsem.bodies.kinds import arguments, import_by_name
 from sqlsem.bodies.texts import as_json
 from sqlsem.client.client import DatabaseClient
+from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError, SqlsemError, TaskFailed, TaskInterrupted
 
 __all__ = ["Allowed", "Started", "Stop", "run"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Allowed:
     """Restricts the bodies that a worker runs.
 

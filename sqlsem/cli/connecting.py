@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-import platformdirs
 
 import sqlsem
 from sqlsem import config, engines
@@ -131,6 +130,8 @@ def _first_in_terminal() -> bool:
     """Return True for the first command of a terminal's session, and always without a terminal."""
     if sys.stderr is None or not sys.stderr.isatty() or not hasattr(os, "getsid"):
         return True
+    import platformdirs  # (most commands name a database)
+
     record, session = platformdirs.user_state_path("sqlsem") / "told", f"{os.getsid(0)}\n".encode()
     with contextlib.suppress(OSError, ConfigurationError):
         if files.read(record).data == session:

@@ -25,9 +25,8 @@ from sqlsem.cli.obtaining import Adopted, OncePerPeriod, rate_of, take_rates
 from sqlsem.cli.options import duration, limited, pass_url_option, periodic, rated, resource_name, staged
 from sqlsem.client.once import Period
 from sqlsem.client.operations.terms import own_mutex
-from sqlsem.client.operations.timeout_details import read_blockers
+from sqlsem.client.operations.timeout_details import blockers_in_words, read_blockers
 from sqlsem.client.options import LockOptions
-from sqlsem.insight.blockers import in_words
 from sqlsem.ops.terminal import output
 from sqlsem.util.printable import clean
 from sqlsem.util.threads import spawn
@@ -397,7 +396,7 @@ def _describe_blockers(coordinator: sqlsem.Coordinator, lock_options: _LockOptio
     except SqlsemError as exc:
         log.info("cannot see the queue: %s", exc)
         return "see who holds it with: sqlsem ls"
-    return in_words(blockers) or "see who holds it with: sqlsem ls"
+    return blockers_in_words(blockers) or "see who holds it with: sqlsem ls"
 
 
 def _cannot_start(program: str) -> int:

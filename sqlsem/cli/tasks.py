@@ -23,9 +23,8 @@ from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.tables import process_name, seconds_in_words
 from sqlsem.ops.terminal.tasks import STATES, counted, render_schedules, render_task, render_tasks
 from sqlsem.util.printable import clean
-from sqlsem.values import locks
 from sqlsem.values.errors import ConfigurationError, NotHeld
-from sqlsem.values.locks import Attempt, TaskEntry
+from sqlsem.values.tasks import TASK_BOUNDS, Attempt, TaskEntry
 
 __all__ = ["put", "schedules", "tasks_"]
 
@@ -34,7 +33,7 @@ MAX_FAILED = 1000
 #: How many running tasks are read, to apply limits.
 MAX_RUNNING = 10_000
 #: The longest time before a second attempt.
-LONGEST_BACKOFF_SECONDS = locks.TASK_BOUNDS["backoff_ms"][1] // 1000
+LONGEST_BACKOFF_SECONDS = TASK_BOUNDS["backoff_ms"][1] // 1000
 _queue_name = name_of("The queue's name")
 
 
@@ -82,7 +81,7 @@ def _option_text(text: str) -> str:
 @click.option("--json-body", metavar="JSON", help="Any JSON, for code that claims for itself (Queue.claim).")
 @click.option(
     "--order",
-    type=whole_number(locks.TASK_BOUNDS["order"][0], "a whole number that fits"),
+    type=whole_number(TASK_BOUNDS["order"][0], "a whole number that fits"),
     default="0",
     show_default=True,
     metavar="N",
@@ -123,7 +122,7 @@ def _option_text(text: str) -> str:
 @click.option("--key", metavar="KEY", help="The task's owner: workers are shared fairly between the keys of a queue.")
 @click.option(
     "--priority",
-    type=whole_number(locks.TASK_BOUNDS["order"][0], "a whole number that fits"),
+    type=whole_number(TASK_BOUNDS["order"][0], "a whole number that fits"),
     default="0",
     show_default=True,
     metavar="N",

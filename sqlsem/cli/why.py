@@ -20,8 +20,8 @@ from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.why import entry_as_dict, explain_entry, explain_task, task_as_dict
 from sqlsem.util.printable import clean
 from sqlsem.values.errors import ConfigurationError
-from sqlsem.values.locks import TaskEntry
 from sqlsem.values.names import RATE_PREFIX
+from sqlsem.values.tasks import TaskEntry
 
 __all__ = ["why"]
 

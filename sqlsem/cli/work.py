@@ -34,7 +34,7 @@ from sqlsem.util.printable import CleanFormatter, clean
 from sqlsem.util.threads import SupervisedThread, spawn
 from sqlsem.values import locks
 from sqlsem.values.errors import SqlsemError
-from sqlsem.values.locks import TaskEntry
+from sqlsem.values.tasks import TaskEntry
 
 if TYPE_CHECKING:
     from rich.live import Live

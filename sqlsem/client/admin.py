@@ -21,17 +21,12 @@ from sqlsem.values.errors import ConfigurationError, NotHeld
 from sqlsem.values.locks import (
     MAX_INT,
     MAX_NAME,
-    Attempt,
     Duration,
     Entry,
     GuardedTable,
     Operation,
     Past,
-    QueueCounts,
-    QueueLimit,
-    QueueWait,
     Resource,
-    TaskEntry,
     check_count,
     check_duration,
     check_id,
@@ -40,6 +35,7 @@ from sqlsem.values.locks import (
 )
 from sqlsem.values.names import RATE_PREFIX
 from sqlsem.values.rates import RateEntry, RateRequest, Windows, windows_of
+from sqlsem.values.tasks import Attempt, QueueCounts, QueueLimit, QueueWait, TaskEntry
 
 __all__ = ["BaseAdmin"]
 

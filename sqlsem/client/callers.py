@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import sys
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from sqlsem.engines.base import program_name
 from sqlsem.util import runtime
+from sqlsem.util.process import host_name, program_name
+from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.events import Behind
-from sqlsem.values.locks import Request, Ticket
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from sqlsem.values.locks import Request, Ticket
 
 __all__ = ["Caller", "new_number", "ours", "require_no_event_loop", "this_thread"]
 
@@ -31,7 +32,7 @@ _numbers = itertools.count(1)
 _threads = threading.local()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Caller:
     """A thread or a task."""
 
@@ -103,5 +104,5 @@ def _in_notebook_cell() -> bool:
 
 def ours(request: Request, ticket: Ticket, state: str, seconds: float, caller: Caller | None = None) -> Behind:
     """Describe a row of this process as the blocker of another request."""
-    owner_fields = (None if caller is None else caller.owner, socket.gethostname(), os.getpid(), program_name())
+    owner_fields = (None if caller is None else caller.owner, host_name(), os.getpid(), program_name())
     return Behind(ticket.position, state, seconds, ticket.requesting_id, *owner_fields, request.note, None)

@@ -14,15 +14,12 @@ import functools
 import itertools
 import logging
 import os
-import socket
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
-
-import tenacity
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.client.callers import Caller, this_thread
 from sqlsem.client.connection.membership import Membership
@@ -40,13 +37,18 @@ from sqlsem.client.monitors.deadlocks import DeadlockMonitor
 from sqlsem.client.monitors.notifications import NotificationListener
 from sqlsem.client.waiters.priority_queues import PriorityWaiters
 from sqlsem.client.waiters.queues import WaiterQueues
-from sqlsem.engines.base import AdaptiveTimeout, Busy, Engine, EngineConnection, Session, time_limited
-from sqlsem.engines.protocol import Capability
+from sqlsem.engines.failures import AdaptiveTimeout, Busy, Disconnected, time_limited
 from sqlsem.util import runtime, shutdown
-from sqlsem.util.permits import Permit
+from sqlsem.util.process import host_name
 from sqlsem.util.threads import Pool, call_and_log, flush_log, safe_logger, spawn, spawn_in_handler, when_all
 from sqlsem.values.errors import Unavailable
-from sqlsem.values.locks import End, Entry, Ticket, monotonic
+from sqlsem.values.locks import Entry, Ticket, monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.engines.base import Engine, EngineConnection, Session
+    from sqlsem.engines.protocol import Capability
+    from sqlsem.util.permits import Permit
+    from sqlsem.values.tasks import End
 
 __all__ = ["DatabaseClient", "open_clients"]
 
@@ -107,7 +109,7 @@ class DatabaseClient:
         self._call_timeout = AdaptiveTimeout(max(1.0, self.retry))  # for a call on a new connection
         self.member = Membership(self.engine, self, self.retry)
         self.state_lock = self.member.state_lock
-        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self.name = f"{host_name()}:{os.getpid()}"
         self.nonce = os.urandom(4).hex()
         self._uid_prefix = f"{self.nonce}{os.getpid():x}."
         self._uids = itertools.count(1)
@@ -177,20 +179,26 @@ class DatabaseClient:
         if capability is not None:
             self.engine.require(capability, "This")
         member = self.member
-        for attempt in tenacity.Retrying(
-            sleep=tenacity.sleep_using_event(member.closing), **member.main.retry_policy("A read", None)
-        ):
-            with attempt:
-                session = self.engine.connect("look")
-                with time_limited(session, self._call_timeout):
-                    try:
-                        session.check_schema()
-                        result = call(session)
-                        session.require_in_place()
-                        return result
-                    finally:
-                        session.close()
-        raise AssertionError("unreachable")
+        retries = member.main.retries("A read")
+        while True:
+            try:
+                return self._read_once(call)
+            except (Disconnected, Busy) as exc:
+                pause = retries.pause_after(exc)
+                if pause is None:
+                    raise
+            member.closing.wait(pause)
+
+    def _read_once(self, call: Callable[[Session], T]) -> T:
+        session = self.engine.connect("look")
+        with time_limited(session, self._call_timeout):
+            try:
+                session.check_schema()
+                result = call(session)
+                session.require_in_place()
+                return result
+            finally:
+                session.close()
 
     def run_sql(self, text: str, started: Callable[[Session], None]) -> str | None:
         """Run the SQL of a task on a new connection. ``started`` is called with the session, for a caller that may

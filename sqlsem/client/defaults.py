@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from sqlsem.client.client import DatabaseClient
 from sqlsem.util import runtime
 from sqlsem.values.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlsem.client.client import DatabaseClient
 
 __all__ = ["Coordinated", "client_of", "provide", "provide_here"]
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from sqlsem.engines.base import Session
-from sqlsem.values.locks import Ticket
+from sqlsem.util.record import record
+
+if TYPE_CHECKING:
+    from sqlsem.engines.base import Session
+    from sqlsem.values.locks import Ticket
 
 __all__ = [
     "NO_CONNECTION",
@@ -47,7 +50,7 @@ class Call:
     counts_as_heartbeat: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WaitFor:
     """Wait in the database until the request is granted, for at most ``timeout`` seconds, on a connection of the pool.
 
@@ -61,7 +64,7 @@ class WaitFor:
     upgrade: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sleep:
     """Sleep until the waiter's event is set, for at most ``timeout`` seconds; then clear the event. The result is True
     if it was set.
@@ -71,7 +74,7 @@ class Sleep:
     timeout: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class VerifyGrants:
     """Ask the database whether the rows of all grants of this process still exist."""
 

@@ -24,15 +24,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast, overload
 
-from sqlsem.client.callers import Caller
 from sqlsem.util import shutdown
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, call_and_log, safe_logger
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.events import EVENTS, Deadlocked, Event, Granted, Lost, Released, TimedOut, Waiting
-from sqlsem.values.locks import Request
 
 if TYPE_CHECKING:
     import asyncio
+
+    from sqlsem.client.callers import Caller
+    from sqlsem.values.locks import Request
 
 __all__ = ["EventBus", "Subscriber", "Subscription", "TraceContext", "Tracer", "drain", "global_bus"]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from sqlsem.client.connection.membership import Membership
-from sqlsem.engines.base import AsyncSession, EngineConnection
 from sqlsem.util import shutdown
 from sqlsem.util.permits import PermitPool
 from sqlsem.util.threads import Pool
+
+if TYPE_CHECKING:
+    from sqlsem.client.connection.membership import Membership
+    from sqlsem.engines.base import AsyncSession, EngineConnection
 
 __all__ = ["EventLoops", "LoopDriver"]
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.defaults import Coordinated, client_of
-from sqlsem.client.held.registry import LostCallback
 from sqlsem.client.once import Period, Periodic
 from sqlsem.client.operations import terms
-from sqlsem.client.operations.terms import HasTerms, Name, Terms
 from sqlsem.client.options import (
     GroupOptions,
     LockOptions,
@@ -23,11 +20,16 @@ from sqlsem.client.options import (
     RateOptions,
     shows_options,
 )
-from sqlsem.values.locks import Duration
-from sqlsem.values.rates import Windows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.held.registry import LostCallback
+    from sqlsem.client.operations.terms import HasTerms, Name, Terms
+    from sqlsem.values.locks import Duration
+    from sqlsem.values.rates import Windows
+
 
 __all__ = ["Factories", "ModuleFactories"]
 

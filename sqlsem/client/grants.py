@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlsem.client.callers import this_thread
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import Effects, run_generator, run_operation
 from sqlsem.client.held.registry import BaseGrant, GrantState, ReleaseToken, release_later
 from sqlsem.client.operations.convert import Upgrade, downgrade
@@ -21,12 +20,15 @@ from sqlsem.client.operations.guard_session import connection_of, noting_grant, 
 from sqlsem.client.operations.handover import TTL_SECONDS, handing_over
 from sqlsem.client.operations.rate_grants import adjusting, rate_of
 from sqlsem.client.operations.release_on_commit import releasing_on_commit, require_same_database_steps
-from sqlsem.engines.base import Replaced
+from sqlsem.engines.failures import Replaced
 from sqlsem.util import runtime
-from sqlsem.util.permits import Permit
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import Unavailable
-from sqlsem.values.locks import Duration
+
+if TYPE_CHECKING:
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.util.permits import Permit
+    from sqlsem.values.locks import Duration
 
 __all__ = ["Grant", "asserting", "checking", "release_grant"]
 

@@ -11,7 +11,6 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from types import FrameType
 from typing import Any
@@ -22,11 +21,11 @@ from sqlsem.client.held.registry import BaseGrant, LostCallback
 from sqlsem.client.operations import terms
 from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.client.operations.terms import Terms
+from sqlsem.util.record import AsDict, record
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import LockLost, SqlsemError, Unavailable
 from sqlsem.values.locks import WRITE, Duration, Entry, check_call, check_name
 from sqlsem.values.names import RESERVED
-from sqlsem.values.tasks import AsDict
 
 __all__ = [
     "TERMINATED",
@@ -46,7 +45,7 @@ TERMINATED = 128 + signal.SIGTERM
 LONGEST_PAUSE_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LeaderEntry(AsDict):
     """The leader, as every client can read it.
 

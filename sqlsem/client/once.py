@@ -6,19 +6,21 @@ it. The database's clock decides when a period begins.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.defaults import client_of
 from sqlsem.client.effects import Call, Effects
 from sqlsem.client.held.registry import BaseGrant, LostCallback, ReleaseToken, release_later
 from sqlsem.client.operations import terms
-from sqlsem.client.operations.terms import Terms
-from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import Capability
 from sqlsem.values.errors import ConfigurationError, NotHeld
 from sqlsem.values.locks import MAX_NAME, Duration, OnceEntry, Ticket, check_duration, check_name
 from sqlsem.values.names import ONCE_PREFIX
+
+if TYPE_CHECKING:
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.operations.terms import Terms
+    from sqlsem.engines.base import Session
 
 __all__ = ["Period", "Periodic", "once_name", "release_after_interrupt"]
 

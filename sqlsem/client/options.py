@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
-from sqlsem.client.defaults import Coordinated
-from sqlsem.client.held.registry import LostCallback
 from sqlsem.values.errors import BatchFailed, ConfigurationError
-from sqlsem.values.locks import Duration
+
+if TYPE_CHECKING:
+    from sqlsem.client.defaults import Coordinated
+    from sqlsem.client.held.registry import LostCallback
+    from sqlsem.values.locks import Duration
 
 __all__ = [
     "Alarm",

@@ -28,11 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from sqlsem import engines
 from sqlsem.config import allowing, files, reading
 from sqlsem.config.reading import FILE, OPTIONS, File, nearest
+from sqlsem.util import late
 from sqlsem.util.credentials import has_secret
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import check_duration, check_name
@@ -141,6 +140,8 @@ def _of_files(profile: str | None, named: str) -> Settings:
         sources.update((key, str(holder.path)) for key in OPTIONS if key in holder.table)
         source = str(holder.path)
     else:
+        with late.importing:
+            import platformdirs
         path = platformdirs.user_state_path("sqlsem") / "sqlsem.db"
         _require_server(demanding, None, "")
         note = f"{search.ended}: there and above no project's file is looked for" if search.ended else ""

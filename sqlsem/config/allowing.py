@@ -6,15 +6,12 @@ Each allowed file has a record in the folder ``allowed`` of the user's state; it
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import tempfile
 from pathlib import Path
-
-import platformdirs
 
 from sqlsem.config import files
 from sqlsem.config.reading import File
+from sqlsem.util import late
 from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["ALLOWED", "CHANGED", "NOT_ALLOWED", "allow", "deny", "state"]
@@ -23,10 +20,14 @@ ALLOWED, CHANGED, NOT_ALLOWED = "allowed", "changed since it was allowed", "not 
 
 
 def _folder() -> Path:
+    with late.importing:
+        import platformdirs
     return platformdirs.user_state_path("sqlsem") / "allowed"
 
 
 def _record(path: Path) -> Path:
+    with late.importing:
+        import hashlib
     return _folder() / hashlib.sha256(os.fsencode(path)).hexdigest()
 
 
@@ -58,6 +59,8 @@ def allow(file: File) -> None:
         others = files.writable_by_others(folder)
         if others is not None:
             raise ConfigurationError(f"Nothing can be recorded in {folder}, as {others}; close it: chmod 700 {folder}")
+        with late.importing:
+            import tempfile
         fd, name = tempfile.mkstemp(dir=folder)  # mode 0600
         try:
             with open(fd, "wb") as opened:

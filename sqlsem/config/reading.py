@@ -7,7 +7,6 @@ writable by others; the search ends at the first folder that is, and at the home
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -17,16 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import platformdirs
-
 from sqlsem.config import files
+from sqlsem.util import late
 from sqlsem.util.credentials import hide_secrets
 from sqlsem.values.errors import ConfigurationError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = [
     "FILE",
@@ -104,6 +97,8 @@ class File:
         data = self.content.data
         if self.path.name == "pyproject.toml":
             data = json.dumps(self.table, sort_keys=True).encode()
+        with late.importing:
+            import hashlib
         return hashlib.sha256(data).hexdigest()
 
     def harmful(self, profile: str | None) -> list[str]:
@@ -132,6 +127,8 @@ class Search(NamedTuple):
 
 def user_path() -> Path:
     """The path of the user's own file."""
+    with late.importing:
+        import platformdirs
     return platformdirs.user_config_path("sqlsem") / FILE
 
 
@@ -271,6 +268,11 @@ def _parse(path: Path, data: bytes) -> Mapping[str, Any] | None:
     whole = path.name == "pyproject.toml"
     if whole and not _has_table(text):
         return None
+    with late.importing:
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
     try:
         table: Any = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as exc:

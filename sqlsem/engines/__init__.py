@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import unicodedata
-import urllib.parse
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from sqlsem.engines.base import Creator, Engine
+from sqlsem.util import late
 from sqlsem.values.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlsem.engines.base import Creator, Engine
 
 
 class SqlalchemyEngine(Protocol):
@@ -55,7 +56,8 @@ def load(name: str) -> type[Engine]:
     """Return the engine class with this name (a value of `SCHEMES`)."""
     if name not in SCHEMES.values():
         raise ConfigurationError(f"There is no engine {name!r}; there are {', '.join(dict.fromkeys(SCHEMES.values()))}")
-    engine: type[Engine] = importlib.import_module(f"sqlsem.engines.{name}").engine
+    with late.importing:
+        engine: type[Engine] = importlib.import_module(f"sqlsem.engines.{name}").engine
     return engine
 
 
@@ -87,6 +89,9 @@ def name_of_url(url: str) -> str:
 
 def _require_text(url: str) -> None:
     """Raise `ConfigurationError` for text that every driver rejects, but each with another error."""
+    with late.importing:
+        import unicodedata
+        import urllib.parse
     try:
         text = urllib.parse.unquote(url, errors="strict")
         text.encode()
@@ -113,13 +118,19 @@ def locate(database: object) -> tuple[str, Creator | None]:
     if isinstance(database, str):
         return plain(database), None
     if isinstance(database, os.PathLike):
-        return f"sqlite:///{urllib.parse.quote(os.fspath(database))}", None
+        return _file_url(os.fspath(database)), None
     if hasattr(database, "raw_connection") and hasattr(database, "dialect"):
         return _of_sqlalchemy(database)
     raise ConfigurationError(
         f"A database is named by a URL (sqlite:///file.db, postgresql://user@host/database, mssql://…), a pathlib.Path "
         f"of an SQLite file, or an engine of SQLAlchemy, not by {type(database).__name__}"
     )
+
+
+def _file_url(path: str) -> str:
+    with late.importing:
+        import urllib.parse
+    return f"sqlite:///{urllib.parse.quote(path)}"
 
 
 def plain(url: str) -> str:
@@ -129,6 +140,8 @@ def plain(url: str) -> str:
     if not separator or not plus or kind.lower() not in SCHEMES:
         return url
     if SCHEMES[kind.lower()] == "mssql":
+        with late.importing:
+            import urllib.parse
         given = urllib.parse.parse_qs(rest.partition("?")[2]).get("odbc_connect")
         if given:
             return given[0]
@@ -138,7 +151,7 @@ def plain(url: str) -> str:
 def _of_sqlalchemy(given: Any) -> tuple[str, Creator | None]:
     kind, driver = given.dialect.name, given.dialect.driver
     if kind == "sqlite":
-        return f"sqlite:///{urllib.parse.quote(given.url.database or '')}", None
+        return _file_url(given.url.database or ""), None
     is_async = hasattr(given, "sync_engine")
     if (kind, driver) in (("postgresql", "psycopg"), ("mssql", "pyodbc")) and not is_async:
         return f"{kind}://", given.raw_connection

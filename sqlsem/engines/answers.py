@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sqlsem.util import late
 from sqlsem.util.printable import clean
 from sqlsem.values.errors import ConfigurationError, Deadlock, NotHeld, SqlsemError
 from sqlsem.values.locks import UPGRADE, Entry, Request, Ticket
@@ -98,6 +98,8 @@ def adopted(rows: Sequence[Sequence[Any]], requesting_id: str, where: str) -> li
 
 def hash_of(token: str) -> str:
     """Return the hash under which a database stores a token."""
+    with late.importing:
+        import hashlib
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 

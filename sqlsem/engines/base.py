@@ -6,29 +6,36 @@ An engine knows the database's URL and its label for messages; neither its repr 
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
-import math
-import os
-import socket
-import sys
-import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlsem import sql
 from sqlsem.engines import borrowed
+from sqlsem.engines.failures import (
+    AdaptiveTimeout,
+    Busy,
+    Conflict,
+    Disconnected,
+    Refused,
+    Replaced,
+    Unanswered,
+    time_limited,
+)
 from sqlsem.engines.installed import FeatureSelection, Installed, Statements, setting_number
 from sqlsem.engines.optional import Session
 from sqlsem.engines.protocol import AsyncSession, Capability, Check, EngineConnection, Plan
 from sqlsem.sql.features import CORE, from_setting
-from sqlsem.util import runtime
+from sqlsem.util.process import here, program_name
+from sqlsem.util.record import record
 from sqlsem.util.timing import Timing
 from sqlsem.util.timing import current as current_timing
-from sqlsem.values.errors import ConfigurationError, SchemaError, Unavailable
-from sqlsem.values.locks import Ticket, monotonic
+from sqlsem.values.errors import ConfigurationError, SchemaError
+
+if TYPE_CHECKING:
+    from sqlsem.values.locks import Ticket
 
 __all__ = [
     "AdaptiveTimeout",
@@ -56,73 +63,7 @@ __all__ = [
 Creator = Callable[[], Any]
 
 
-class Disconnected(Unavailable):
-    """The session is lost or could not be opened; a new one may succeed."""
-
-
-class Refused(Disconnected):
-    """The server answered and refused the connection for now: its address is right."""
-
-
-class Replaced(Disconnected):
-    """The session's database file was replaced: other programs find another file at its path. No row of this one
-    counts.
-    """
-
-
-class Unanswered(Disconnected):
-    """A statement exceeded its timeout. The server may be slow rather than unreachable. ``retry_once_more``: True if
-    the next attempt has a longer timeout, so that a retry is useful even after the caller's retry timeout.
-    """
-
-    retry_once_more = False
-
-    @classmethod
-    def of(cls, exc: Disconnected, timeout: AdaptiveTimeout) -> Unanswered:
-        """Return the error to raise instead of ``exc``, after a statement was interrupted at its timeout."""
-        error = cls(f"{exc} (no answer came within {timeout.seconds:.1f} s)")
-        error.retry_once_more = timeout.grow()
-        return error
-
-
-class Busy(Unavailable):
-    """Another session held a lock in the database for longer than one call waits. A retry may succeed."""
-
-
-class Conflict(Busy):
-    """A transaction on another node of the cluster was faster, which is usual there. A retry may succeed at once."""
-
-
-class AdaptiveTimeout:
-    """A timeout of ``base`` seconds that doubles each time it is exceeded, up to a cap.
-
-    Without growth, a slow first call (plan compilation) would time out on every retry.
-    """
-
-    #: The maximum number of doublings.
-    MAX_DOUBLINGS = 3
-    #: If the timeout was not exceeded for this many seconds, it is ``base`` again.
-    RESET_SECONDS = 300.0
-
-    def __init__(self, base: float) -> None:
-        self.base = base
-        self._doublings, self._exceeded_at = 0, -math.inf
-
-    @property
-    def seconds(self) -> float:
-        """The current timeout."""
-        if monotonic() - self._exceeded_at > self.RESET_SECONDS:
-            self._doublings = 0
-        return self.base * float(2**self._doublings)
-
-    def grow(self) -> bool:
-        """Record that the timeout was exceeded; return True if the next one is longer."""
-        grows = self._doublings < self.MAX_DOUBLINGS
-        self._doublings, self._exceeded_at = min(self._doublings + 1, self.MAX_DOUBLINGS), monotonic()
-        return grows
-
-
-@dataclass(frozen=True, slots=True)
+@record
 class Options:
     """The settings of one client. Durations are in seconds."""
 
@@ -363,37 +304,3 @@ class Engine(abc.ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.label}>"
-
-
-def program_name() -> str:
-    """Return the name of this program for displays."""
-    return os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
-
-
-def here() -> str:
-    """Return this host, process id and program, one a line, for the record of an operator's action."""
-    return f"{socket.gethostname()}\n{os.getpid()}\n{program_name()}"
-
-
-@contextlib.contextmanager
-def time_limited(session: EngineConnection, limit: AdaptiveTimeout | float | None) -> Iterator[None]:
-    """Interrupt the session if the block takes longer than ``limit`` seconds: the server may never answer."""
-    if limit is None:
-        yield
-        return
-    expired = threading.Event()
-
-    def end() -> None:
-        expired.set()
-        session.interrupt()
-
-    timer = runtime.current().timer(limit.seconds if isinstance(limit, AdaptiveTimeout) else limit, end)
-    timer.start()
-    try:
-        yield
-    except Disconnected as exc:
-        if expired.is_set() and isinstance(limit, AdaptiveTimeout):
-            raise Unanswered.of(exc, limit) from exc
-        raise
-    finally:
-        timer.cancel()

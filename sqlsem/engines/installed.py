@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from sqlsem import sql
 from sqlsem.sql.features import CORE, EVERYTHING, FEATURES, chosen, from_setting, listed
+from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError, SchemaError
 
 __all__ = ["FeatureSelection", "Installed", "Statements", "checked", "setting_number"]
@@ -72,7 +72,7 @@ class Statements(Mapping[str, str]):
         return len(self._texts)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FeatureSelection:
     """The features that ``sqlsem init`` is to install. Without a choice: in a new database all, in others those that
     they have.

@@ -10,33 +10,29 @@ import abc
 import threading
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlsem.engines.installed import Installed, checked
-from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.engines.protocol import AdminSession, Capability, EngineConnection, LockSession
-from sqlsem.values.deadlocks import Found
-from sqlsem.values.locks import (
-    Attempt,
-    BatchEntry,
-    Callback,
-    Claimed,
-    End,
-    NewTask,
-    OnceEntry,
-    PartEnd,
-    PartStart,
-    QueueCounts,
-    QueueLimit,
-    QueueState,
-    QueueWait,
-    Request,
-    Schedule,
-    TaskEntry,
-    Ticket,
-    Upgrading,
-)
-from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest
+
+if TYPE_CHECKING:
+    from sqlsem.engines.priorities import PriorityAnswer
+    from sqlsem.values.batches import BatchEntry, Callback, PartEnd, PartStart
+    from sqlsem.values.deadlocks import Found
+    from sqlsem.values.locks import OnceEntry, Request, Ticket, Upgrading
+    from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest
+    from sqlsem.values.tasks import (
+        Attempt,
+        Claimed,
+        End,
+        NewTask,
+        QueueCounts,
+        QueueLimit,
+        QueueState,
+        QueueWait,
+        Schedule,
+        TaskEntry,
+    )
 
 __all__ = ["OptionalSession", "Session", "TableSession"]
 

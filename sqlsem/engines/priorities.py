@@ -14,8 +14,8 @@ starves.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 
+from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import READ, Entry, Request, Ticket
 from sqlsem.values.names import PRIORITY_PREFIX, RESERVED
@@ -89,7 +89,7 @@ def priorities_not_set(resource: str) -> ConfigurationError:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PriorityAnswer:
     """The answer to a request with a priority. ``ticket`` is that of the granted row, or of the entry in the priority
     queue; None if there is neither.

@@ -19,11 +19,14 @@ import abc
 import enum
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from sqlsem.insight.kept import KeptLock
-from sqlsem.insight.overview import Overview
-from sqlsem.values.locks import Entry, GuardedTable, Heartbeat, Operation, Past, Request, Resource, Ticket
+from sqlsem.util.record import record
+
+if TYPE_CHECKING:
+    from sqlsem.insight.kept import KeptLock
+    from sqlsem.insight.overview import Overview
+    from sqlsem.values.locks import Entry, GuardedTable, Heartbeat, Operation, Past, Request, Resource, Ticket
 
 __all__ = [
     "AdminSession",
@@ -83,7 +86,7 @@ class Capability(enum.Enum):
         self.methods = methods.split()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Check:
     """One line of ``sqlsem doctor``."""
 

@@ -21,30 +21,10 @@ from sqlsem.engines.optional import TableSession
 from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.engines.schedules import read_options
 from sqlsem.insight.patterns import with_settings
-from sqlsem.values.locks import (
-    Attempt,
-    BatchEntry,
-    Callback,
-    Claimed,
-    End,
-    Entry,
-    GuardedTable,
-    OnceEntry,
-    Operation,
-    PartEnd,
-    PartStart,
-    Past,
-    QueueCounts,
-    QueueLimit,
-    QueueState,
-    QueueWait,
-    Request,
-    Resource,
-    Schedule,
-    Ticket,
-    Upgrading,
-)
+from sqlsem.values.batches import BatchEntry, Callback, PartEnd, PartStart
+from sqlsem.values.locks import Entry, GuardedTable, OnceEntry, Operation, Past, Request, Resource, Ticket, Upgrading
 from sqlsem.values.rates import RateEntry
+from sqlsem.values.tasks import Attempt, Claimed, End, QueueCounts, QueueLimit, QueueState, QueueWait, Schedule
 
 __all__ = ["RoutineSession"]
 

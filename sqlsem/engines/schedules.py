@@ -8,7 +8,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from sqlsem.values.errors import ConfigurationError
-from sqlsem.values.locks import MAX_NOTE, TASK_BOUNDS, check_name
+from sqlsem.values.locks import MAX_NOTE, check_name
+from sqlsem.values.tasks import TASK_BOUNDS
 
 __all__ = ["check_due", "check_task_options", "check_times", "read_options"]
 

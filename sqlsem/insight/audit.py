@@ -21,6 +21,7 @@ from typing import Any
 
 from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.rule import Kind, Queue, QueuedRequest
+from sqlsem.util.record import record
 from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Operation, Past, Resource
 
 __all__ = ["Audit", "Finding", "Ruling", "audit", "rulings"]
@@ -36,7 +37,7 @@ GRANTED, ASKED = 0, 1
 CONVERTED = ("upgraded", "downgraded", "handed_over")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finding:
     """A violation of the rule.
 
@@ -65,7 +66,7 @@ class Finding:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Audit:
     """The result of an audit. ``first_end`` and ``last_end`` are those of the finished rows. Rows that ended before
     ``first_end`` are unknown, so earlier grants are checked only in part: ``partly`` is their number.
@@ -102,7 +103,7 @@ class Audit:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ruling:
     """An operator's cap or pause, from ``since`` to ``until`` (None: it is still in force)."""
 

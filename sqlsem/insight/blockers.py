@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sqlsem.insight.kept import KeptLock
 from sqlsem.insight.reasons import described
 from sqlsem.insight.words import by_login, process_name, seconds_in_words
-from sqlsem.values.locks import Entry, Resource, TaskEntry
+from sqlsem.util.record import record
+from sqlsem.values.locks import Entry, Resource
 from sqlsem.values.names import RATE_PREFIX
+from sqlsem.values.tasks import TaskEntry
 
 __all__ = ["Blockers", "in_words", "tasks_in_words"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Blockers:
     """The rows that block one request: its holders, the waiters ahead of it, the resource if that is paused, and the
     sessions that keep its gate if no row blocks it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlsem.insight.chains import root_blockers
@@ -24,8 +23,11 @@ from sqlsem.insight.words import (
     seconds_in_words,
 )
 from sqlsem.util.printable import clean
-from sqlsem.values.locks import BatchEntry, Entry, QueueCounts, Resource
+from sqlsem.util.record import record
+from sqlsem.values.batches import BatchEntry
+from sqlsem.values.locks import Entry, Resource
 from sqlsem.values.rates import RateEntry
+from sqlsem.values.tasks import QueueCounts
 
 __all__ = ["ORDER", "VIEWS", "Column", "Listing", "Row", "View", "listing", "offered_views", "summary"]
 
@@ -33,7 +35,7 @@ __all__ = ["ORDER", "VIEWS", "Column", "Listing", "Row", "View", "listing", "off
 ORDER = "order"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Row:
     """A row. Its texts have no control characters, so they can be printed anywhere.
 
@@ -60,7 +62,7 @@ class Row:
     actions: tuple[Kind, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Listing:
     """A view with its rows: ``shown`` of ``total`` (without headings), sorted by ``sort``."""
 
@@ -72,7 +74,7 @@ class Listing:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _SortableRow:
     """A row with its sort keys, by column, and with words that a filter finds beside those of its cells."""
 
@@ -81,7 +83,7 @@ class _SortableRow:
     words: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class View:
     """One of the tables: its title, its columns, and the text for an empty table."""
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.totals import QueueTotals, number
+from sqlsem.util.record import plain, record
 from sqlsem.values.locks import UPGRADE, WRITE, Entry, Resource
-from sqlsem.values.tasks import plain
 
 __all__ = ["Chain", "QueueWalk", "RootBlocker", "WaitGraph", "is_upgrading", "is_waiting", "root_blockers"]
 
@@ -35,7 +34,7 @@ def node_of(entry: Entry) -> Node:
     return entry.member_id, entry.owner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Blocked:
     """A waiting request, and the rows that block it."""
 
@@ -109,7 +108,7 @@ def _first(rows: Iterable[Entry], access: str, limit: int | None, weight: int, c
     return ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Chain:
     """A chain of waits. Each link is a waiting request and the row that it waits for."""
 
@@ -118,7 +117,7 @@ class Chain:
     deadlock: bool = False  # the chain comes back to itself
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RootBlocker:
     """A row that blocks others and waits for none."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from sqlsem.util.record import record
 
 __all__ = ["BATCHES", "LEADERS", "MEMBERS", "QUEUES", "RATES", "TASKS", "TIMES", "Column"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Column:
     """A column: its head, its alignment, and how a narrow screen treats it.
 

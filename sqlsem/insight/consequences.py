@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.totals import QueueTotals
 from sqlsem.insight.words import counted, requester, seconds_in_words
 from sqlsem.util.printable import clean
+from sqlsem.util.record import record
 from sqlsem.values.locks import Entry, Resource
 
 __all__ = ["OPERATE", "RETRY", "Action", "Consequence", "consequence", "grantable"]
@@ -25,7 +26,7 @@ INSIDE = ("holds", "revoked")
 Kind = Literal["pause", "resume", "cap", "uncap", "revoke", "revoke_now", "retry"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Action:
     """An operator's action on a resource, a position or a task. (``revoke_now`` is ``revoke`` with force.)"""
 
@@ -55,7 +56,7 @@ class Action:
         return clean(shlex.join(["sqlsem", *words[self.kind]]))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Consequence:
     """The outcome of an action.
 

@@ -12,14 +12,16 @@ from functools import cached_property
 from typing import Any
 
 from sqlsem.insight.patterns import with_settings
-from sqlsem.values.locks import BatchEntry, Entry, QueueCounts, Resource
+from sqlsem.util.record import AsDict, plain, record
+from sqlsem.values.batches import BatchEntry
+from sqlsem.values.locks import Entry, Resource
 from sqlsem.values.rates import RateEntry
-from sqlsem.values.tasks import AsDict, plain
+from sqlsem.values.tasks import QueueCounts
 
 __all__ = ["Hold", "HoldTimes", "MemberEntry", "Overview", "Percentiles", "percentile"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemberEntry(AsDict):
     """A process or session that takes part. Durations are seconds by the database's clock."""
 
@@ -45,7 +47,7 @@ class MemberEntry(AsDict):
         return self.missing_for is not None and (not dead or self.holding + self.waiting > 0)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hold:
     """A finished hold of the recent history."""
 
@@ -55,7 +57,7 @@ class Hold:
     program: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Percentiles:
     """Percentiles of ``count`` durations, in seconds."""
 
@@ -105,7 +107,7 @@ class HoldTimes:
         return {"held": plain(self.held), "waited": plain(self.waited)}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Overview:
     """All queues, members, work queues, open batches and rates at one instant (`sqlsem.Admin.overview`).
 

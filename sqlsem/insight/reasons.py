@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -14,9 +14,11 @@ from sqlsem.insight.overview import Overview
 from sqlsem.insight.task_estimates import task_estimates
 from sqlsem.insight.totals import number
 from sqlsem.insight.words import by_login, clock, process_name, requester, seconds_in_words, span_in_words
-from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, QueueLimit, QueueWait, TaskEntry
+from sqlsem.util.record import record
+from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry
 from sqlsem.values.names import access_in_words
 from sqlsem.values.rates import Window
+from sqlsem.values.tasks import QueueLimit, QueueWait, TaskEntry
 
 __all__ = ["Reason", "TaskReason", "reasons", "task_reasons"]
 
@@ -24,7 +26,7 @@ __all__ = ["Reason", "TaskReason", "reasons", "task_reasons"]
 NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reason:
     """The reason why a request waits.
 
@@ -203,7 +205,7 @@ def reasons(overview: Overview, *, only: int | None = None, waits: WaitGraph | N
     }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TaskReason:
     """The reason why a pending task does not run.
 

@@ -18,6 +18,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from sqlsem.insight.rule import Kind, Queue
+from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Past
 
@@ -38,7 +39,7 @@ WRITING: Kind = (WRITE, 1, 1)
 READING: Kind = (READ, 1, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReplaySettings:
     """The changed settings: limits and weights by resource, and the order in which waiters are granted, one of
     `ORDERS`.
@@ -54,7 +55,7 @@ class ReplaySettings:
     caps: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Night:
     """The totals of a history, of one resource or of all. Durations in seconds."""
 
@@ -74,7 +75,7 @@ class Night:
         return {name: getattr(self, name) for name in names} | {"end": self.end and self.end.isoformat()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Comparison:
     """The totals of the history as it was, and as it would have been."""
 
@@ -86,7 +87,7 @@ class Comparison:
         return {"was": self.was.as_dict(), "would": self.would.as_dict()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Replay:
     """The result of a replay."""
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from itertools import groupby, zip_longest
 
 from sqlsem.insight.estimates import MIN_HOLDS, MIN_OF_KIND, Durations, Estimate, run_count, without_numbers
-from sqlsem.values.locks import TaskEntry
+from sqlsem.values.tasks import TaskEntry
 
 __all__ = ["MAX_ENDED", "MAX_OPEN", "task_estimates"]
 

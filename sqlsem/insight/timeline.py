@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from sqlsem.util.record import record
 from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Past
 
 __all__ = ["Bar", "Panel", "Timeline", "timeline"]
@@ -23,7 +24,7 @@ MAX_LIMITS = 4
 CONVERTED = ("upgraded", "downgraded", "handed_over")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bar:
     """One request, or its part up to a conversion."""
 
@@ -39,7 +40,7 @@ class Bar:
         return (self.ended - self.asked).total_seconds()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Panel:
     """One resource."""
 
@@ -56,7 +57,7 @@ class Panel:
         return max((weight for _, weight in self.use), default=0)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timeline:
     """A history between ``begin`` and ``end``."""
 

@@ -63,9 +63,9 @@ each routine that begins with CREATE OR ALTER. All other values are bound parame
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Collection
-from importlib import resources
 
 from sqlsem.sql.calls import Routines, expand_calls, listed_calls
 from sqlsem.sql.features import CORE, FEATURES, compose, sections, to_setting
@@ -114,7 +114,6 @@ SCRIPTS = tuple(FEATURE_OF)
 RERUNNABLE = SCRIPTS[1:-2]
 ALL = frozenset(FEATURES)
 
-_FOLDER = resources.files(__name__)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _WHERE_LINE = re.compile(r"^-- where \{(\w+)(:x)?\} is (.+)\n", re.MULTILINE)
 _NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
@@ -135,17 +134,24 @@ def check_identifier(label: str, value: str) -> str:
 
 @functools.cache
 def _read(engine: str, file: str) -> str | None:
-    path = _FOLDER / engine / file
-    if not path.is_file():
+    text = _text(engine, file)
+    dialect = _text(engine, "dialect.sql") if file == "client.sql" else None
+    if text is None or dialect is None:
+        return text
+    # (Abbreviations of the statements may contain words of the dialect, so these are expanded last.)
+    words = [line for line in dialect.splitlines() if line.startswith("-- where ")]
+    # A statement of the engine replaces the one of the same name.
+    return "\n".join((_text("statements", file) or "", text, *words, ""))
+
+
+def _text(folder: str, file: str) -> str | None:
+    """Return the text of a file of this package, also if that is in a zip archive; None if there is no such file."""
+    try:
+        # (`importlib.resources` could do this, and takes a tenth of the time of ``import sqlsem`` to load.)
+        data: bytes = __loader__.get_data(os.path.join(os.path.dirname(__file__), folder, file))  # type: ignore[name-defined]
+    except OSError:
         return None
-    text = path.read_text(encoding="utf-8")
-    dialect = _FOLDER / engine / "dialect.sql"
-    if file == "client.sql" and dialect.is_file():
-        # (Abbreviations of the statements may contain words of the dialect, so these are expanded last.)
-        words = [line for line in dialect.read_text(encoding="utf-8").splitlines() if line.startswith("-- where ")]
-        # A statement of the engine replaces the one of the same name.
-        text = "\n".join(((_FOLDER / "statements" / file).read_text(encoding="utf-8"), text, *words, ""))
-    return text
+    return data.decode().replace("\r\n", "\n")
 
 
 def fill(engine: str, text: str, schema: str = "sqlsem", table: str = "ProcessControl") -> str:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sqlsem.tasks.task import Task
-from sqlsem.values.locks import End, monotonic
+from sqlsem.values.locks import monotonic
+from sqlsem.values.tasks import End
 
 __all__ = ["GROUP_LATE_SECONDS", "MAX_GROUP_SIZE", "ClaimBuffer", "ClaimSizer", "TaskEnd"]
 

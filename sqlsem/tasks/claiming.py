@@ -21,7 +21,8 @@ from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import Capability
 from sqlsem.tasks.schedules import Scheduler
 from sqlsem.tasks.task import Task, remember_ends, tickets_of
-from sqlsem.values.locks import Claimed, End, monotonic
+from sqlsem.values.locks import monotonic
+from sqlsem.values.tasks import Claimed, End
 
 __all__ = ["Claiming"]
 

@@ -30,11 +30,11 @@ from sqlsem.tasks.schedules import MISSED
 from sqlsem.tasks.task import Task
 from sqlsem.util.printable import first_line
 from sqlsem.values.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
-from sqlsem.values.locks import (
-    MAX_NOTE,
+from sqlsem.values.locks import MAX_NOTE, Duration, check_count, check_duration, check_name
+from sqlsem.values.rates import RateRequest, windows_of
+from sqlsem.values.tasks import (
     TASK_BOUNDS,
     Attempt,
-    Duration,
     NewTask,
     QueueCounts,
     QueueLimit,
@@ -42,11 +42,7 @@ from sqlsem.values.locks import (
     Schedule,
     TaskEntry,
     TaskLock,
-    check_count,
-    check_duration,
-    check_name,
 )
-from sqlsem.values.rates import RateRequest, windows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -19,7 +19,7 @@ from datetime import timedelta
 from sqlsem.client.client import DatabaseClient
 from sqlsem.tasks.cron import last_due, next_due
 from sqlsem.values.errors import ConfigurationError, SqlsemError
-from sqlsem.values.locks import Schedule
+from sqlsem.values.tasks import Schedule
 
 __all__ = ["MISSED", "Scheduler"]
 

@@ -16,7 +16,8 @@ from sqlsem.client.grants import Grant
 from sqlsem.client.held.registry import GrantState
 from sqlsem.client.monitors.cancellation import Cancellable
 from sqlsem.engines.base import Session
-from sqlsem.values.locks import Claimed, End, Request, Ticket, monotonic
+from sqlsem.values.locks import Request, Ticket, monotonic
+from sqlsem.values.tasks import Claimed, End
 
 __all__ = ["Task", "remember_ends", "tickets_of"]
 

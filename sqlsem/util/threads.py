@@ -61,7 +61,7 @@ ShouldContinue = Callable[[], bool]
 AGAIN_SECONDS, LONGEST_SECONDS = 0.02, 1.0
 #: Packages, beside the standard library and this one, in which our threads wait. All other code is the program's.
 DRIVERS = frozenset(
-    {"gevent", "greenlet", "mssql_python", "psycopg", "psycopg_binary", "psycopg_c", "pymysql", "pyodbc", "tenacity"}
+    {"gevent", "greenlet", "mssql_python", "psycopg", "psycopg_binary", "psycopg_c", "pymysql", "pyodbc"}
 )
 #: At most this many log records wait to be written; further records are dropped.
 MAX_UNSAID = 1000

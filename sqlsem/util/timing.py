@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+
+from sqlsem.util.record import record
 
 __all__ = ["DEFAULT", "Timing", "current", "use"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timing:
     """The times of one client, in seconds; ``heartbeat_share`` is a number.
 

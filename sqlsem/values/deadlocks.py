@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
+from sqlsem.util.record import record
 from sqlsem.values.locks import WRITE
 
 __all__ = ["UPGRADE", "Cycle", "Found", "Row", "Step", "find", "message", "steps_of"]
@@ -28,7 +28,7 @@ __all__ = ["UPGRADE", "Cycle", "Found", "Row", "Step", "find", "message", "steps
 UPGRADE = "upgrade"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Row:
     """The fields of a row that the search needs; revoked and abandoned rows are left out."""
 
@@ -71,7 +71,7 @@ Node = tuple[int, str, int]
 Edge = tuple[Row, Row]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cycle:
     """Nodes that wait for each other, and for no other node."""
 
@@ -334,7 +334,7 @@ def _components(graph: Mapping[Vertex, Iterable[Vertex]]) -> Iterator[set[Vertex
                     yield part
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """One node of a cycle: the row with which it blocks the node before it, and the row with which it waits."""
 
@@ -393,7 +393,7 @@ class Step:
         return f"{self.place} {verb} {self.ahead_resource!r} at {self.ahead}, {waits}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Found:
     """A deadlock in which the asking member made the youngest request. The first step is that member's."""
 

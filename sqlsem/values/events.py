@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sqlsem.util.printable import clean
+from sqlsem.util.record import record
 from sqlsem.values.locks import Entry, Request
 
 __all__ = ["EVENTS", "Behind", "Deadlocked", "Event", "Granted", "Lost", "Released", "TimedOut", "Waiting", "meets"]
@@ -22,7 +22,7 @@ def meets(request: Request, access: str) -> bool:
     return not request.shared or request.access != access
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Behind:
     """The blocker of a request: the first row ahead of it with which it cannot hold the lock together."""
 
@@ -73,7 +73,7 @@ class Behind:
         return f"{client}{program}, which {self.state} for {self.seconds:.1f} s{more}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Event:
     """An event of one request of this process. For ``all_of`` there is one event per request."""
 
@@ -115,7 +115,7 @@ class Event:
         return fields
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Waiting(Event):
     """The request begins to wait."""
 
@@ -130,7 +130,7 @@ class Waiting(Event):
         return self.resource, self.position, "" if self.behind is None else f", behind {self.behind}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Granted(Event):
     """The request was granted. (The log line is at DEBUG if it did not wait.)"""
 
@@ -152,7 +152,7 @@ class Granted(Event):
         return logging.DEBUG if self.at_once else logging.INFO
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Released(Event):
     """The lock was released."""
 
@@ -168,7 +168,7 @@ class Released(Event):
         return self.resource, self.position, self.held
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lost(Event):
     """The lock was lost without a release: others may hold it now."""
 
@@ -190,7 +190,7 @@ class Lost(Event):
         return logging.INFO if self.held is None else logging.ERROR
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Deadlocked(Event):
     """The request was chosen as the victim of a deadlock; its caller gets `sqlsem.Deadlock`."""
 
@@ -206,7 +206,7 @@ class Deadlocked(Event):
         return self.described, self.why
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TimedOut(Event):
     """The request was not granted in time, and has left the queue."""
 

@@ -1,18 +1,14 @@
-"""The values that modules exchange: requests, tickets, rows of the queue, history and batches. Immutable; no I/O.
-
-The values of work queues are defined in `sqlsem.values.tasks`, and exported here.
-"""
+"""The values of locks: requests, tickets, rows of the queue, history. Immutable; no I/O."""
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from sqlsem.util.record import AsDict, record
 from sqlsem.util.runtime import monotonic
 from sqlsem.values.checks import (
     MAX_ID,
@@ -32,62 +28,26 @@ from sqlsem.values.checks import (
 )
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.names import access_in_words
-from sqlsem.values.tasks import (
-    MAX_NESTED,
-    TASK_BOUNDS,
-    AsDict,
-    Attempt,
-    Claimed,
-    End,
-    NewTask,
-    QueueCounts,
-    QueueLimit,
-    QueueState,
-    QueueWait,
-    Schedule,
-    TaskEntry,
-    TaskLock,
-    plain,
-    task_locks,
-)
 
 __all__ = [
     "MAX_ID",
     "MAX_INT",
     "MAX_LABEL",
     "MAX_NAME",
-    "MAX_NESTED",
     "MAX_NOTE",
     "MAX_SECONDS",
     "READ",
-    "TASK_BOUNDS",
     "UPGRADE",
     "WRITE",
-    "Attempt",
-    "BatchEntry",
-    "Callback",
-    "Claimed",
     "Duration",
-    "End",
     "Entry",
     "GuardedTable",
     "Heartbeat",
-    "NewTask",
     "OnceEntry",
     "Operation",
-    "PartEnd",
-    "PartEntry",
-    "PartStart",
     "Past",
-    "QueueCounts",
-    "QueueLimit",
-    "QueueState",
-    "QueueWait",
     "Request",
     "Resource",
-    "Schedule",
-    "TaskEntry",
-    "TaskLock",
     "Ticket",
     "Upgrading",
     "check_call",
@@ -97,7 +57,6 @@ __all__ = [
     "check_name",
     "check_some",
     "monotonic",
-    "task_locks",
 ]
 
 #: The access type that excludes all others.
@@ -118,7 +77,7 @@ class Upgrading(enum.Enum):
     GONE = "its row was removed"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Request:
     """A request for one resource. Its access and limit say which other holders it tolerates.
 
@@ -247,7 +206,7 @@ class Ticket(NamedTuple):  # (Created at every acquisition; faster than a frozen
     granted: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Heartbeat:
     """The answer to a heartbeat: True if the member is still known, with the positions of its rows."""
 
@@ -256,7 +215,7 @@ class Heartbeat:
     revoked: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Entry(AsDict):
     """One row of the queue, for displays (``sqlsem ls``). Durations are in seconds, by the database's clock."""
 
@@ -285,7 +244,7 @@ class Entry(AsDict):
         return self.requesting_id.startswith("in transit ") and (self.owner or "").startswith("handed over by ")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Past(AsDict):
     """One finished request (``sqlsem history``)."""
 
@@ -312,7 +271,7 @@ class Past(AsDict):
     ended_by: str | None = None  # the login that ended the request, if that was not its owner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GuardedTable(AsDict):
     """A table that only transactions which have asserted a grant of ``resource`` can write."""
 
@@ -322,7 +281,7 @@ class GuardedTable(AsDict):
     problem: str | None = None  # why the guard can be bypassed
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OnceEntry(AsDict):
     """The latest run of a name. Times are by the database's clock.
 
@@ -345,7 +304,7 @@ class OnceEntry(AsDict):
     taken_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operation(AsDict):
     """One action of an operator (``sqlsem history --operations``)."""
 
@@ -368,7 +327,7 @@ class Operation(AsDict):
     new: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Resource(AsDict):
     """The operators' settings of a resource (``sqlsem set``, ``pause``), and the numbers of its holders and waiters."""
 
@@ -389,109 +348,3 @@ class Resource(AsDict):
         """The text after the cap, such as ``" by anna, for tenant:*"``."""
         by = f" by {self.cap_by}" if self.cap_by else ""
         return by if self.pattern is None else f"{by}, for {self.pattern}"
-
-
-@dataclass(frozen=True, slots=True)
-class Callback:
-    """The claimed callback of a batch: the claiming process runs it and reports how it ended."""
-
-    batch_id: int
-    name: str
-    attempt: int
-    kind: str  # 'sql', 'shell' or 'call'; 'local': only the declaring process can run it; 'session': a session runs it
-    body: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class PartStart:
-    """The answer to the start of a part. ``code``: 'started', or why it was not: 'running', 'in_callback',
-    'differs'.
-    """
-
-    code: str
-    batch_id: int
-    attempt: int | None
-    previous: int | None  # the number of an overdue batch that expired through this start
-
-
-@dataclass(frozen=True, slots=True)
-class PartEnd:
-    """The answer to the end of a part. ``code``: 'succeeded', 'failed', 'late' or 'lost'."""
-
-    code: str
-    batch_id: int | None
-    is_last: bool
-    batch_status: str | None
-    callback: Callback | None  # claimed for this process, which must run it
-
-
-@dataclass(frozen=True, slots=True)
-class PartEntry:
-    """One part of a batch, for displays."""
-
-    part: str
-    status: str  # 'expected', 'running', 'succeeded' or 'failed'
-    is_last: bool
-    attempt: int
-    member_id: int | None
-    owner: str | None
-    host: str | None
-    pid: int | None
-    started_at: datetime | None
-    ended_at: datetime | None
-    seconds: float | None  # its duration, or its duration so far
-    error: str | None
-    missing_for: float | None  # the seconds for which its process has been missing
-    login: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchEntry:
-    """One batch, for displays (``sqlsem batches``). Durations are in seconds, by the database's clock."""
-
-    batch_id: int
-    name: str
-    status: str  # 'open', 'failed', 'succeeded', 'expired' or 'abandoned'
-    window: float
-    opened_at: datetime
-    ended_at: datetime | None
-    seconds: float  # from its opening to its end, or until now
-    callback_status: str  # 'none', 'pending', 'running', 'finished' or 'failed'
-    callback_kind: str | None
-    callback_body: str | None
-    callback_attempt: int
-    callback_owner: str | None
-    callback_started: datetime | None
-    callback_ended: datetime | None
-    callback_seconds: float | None
-    callback_error: str | None
-    parts: tuple[PartEntry, ...] = ()
-    opened_by: str | None = None  # the login that opened the batch
-    callback_kept_by: str | None = None  # the login that stored its callback
-    callback_login: str | None = None  # the login that ran the callback last
-
-    @classmethod
-    def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[BatchEntry]:
-        """Return the batches of rows. Each row has the columns of a batch, those of one part, and the logins of
-        both.
-        """
-        batches: dict[int, BatchEntry] = {}
-        for row in rows:
-            batch = batches.setdefault(
-                row[0],
-                dataclasses.replace(
-                    cls(*row[:16]), opened_by=row[29], callback_kept_by=row[31], callback_login=row[32]
-                ),
-            )
-            part = PartEntry(row[16], row[17], bool(row[18]), *[*row[19:29], row[30]])
-            batches[row[0]] = dataclasses.replace(batch, parts=(*batch.parts, part))
-        return list(batches.values())
-
-    @property
-    def overdue(self) -> bool:
-        """True if the batch is open although its window has ended."""
-        return self.status == "open" and self.seconds > self.window
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return {**plain(self), "overdue": self.overdue, "parts": [plain(part) for part in self.parts]}

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sqlsem.util.record import AsDict, record
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import (
     MAX_NAME,
@@ -18,7 +19,6 @@ from sqlsem.values.locks import (
     check_name,
 )
 from sqlsem.values.names import RATE_PREFIX
-from sqlsem.values.tasks import AsDict
 
 __all__ = [
     "AHEAD_MS",
@@ -98,7 +98,7 @@ def windows_of(limit: object, per: object) -> tuple[Window, ...]:
     return tuple(sorted(windows))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RateRequest:
     """A request for a cost of one rate.
 
@@ -162,7 +162,7 @@ class RateRequest:
         return f"rate {' and '.join(map(str, self.windows))} on {self.name!r}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RateDemand:
     """The demand of one waiter of a batch: its cost, and the longest time (ms) until a reserved slot that it accepts
     instead of a wait in the queue.
@@ -181,7 +181,7 @@ class RateStatus(enum.Enum):
     GONE = -2  # the row in the queue was removed
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RateAnswer:
     """A database's answer to `take_rate`. ``seconds``: if it is too early, the shortest wait; else the time until the
     reserved slot of the first demand. ``times``: the reserved slots of the served demands, in ms by the database's
@@ -207,7 +207,7 @@ class RateAnswer:
         return cls(RateStatus(code), (wait_ms or 0) / 1000, tuple(times))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RateEntry(AsDict):
     """One window of a rate, for displays.
 

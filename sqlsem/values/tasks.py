@@ -1,18 +1,17 @@
-"""The values of work queues. Immutable; no I/O. Other modules import them from `sqlsem.values.locks`."""
+"""The values of work queues. Immutable; no I/O."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
+
+from sqlsem.util.record import AsDict, record
 
 __all__ = [
     "MAX_NESTED",
     "TASK_BOUNDS",
-    "AsDict",
     "Attempt",
     "Claimed",
     "End",
@@ -24,7 +23,6 @@ __all__ = [
     "Schedule",
     "TaskEntry",
     "TaskLock",
-    "plain",
     "task_locks",
 ]
 
@@ -41,25 +39,7 @@ TASK_BOUNDS = {
 MAX_NESTED = 100
 
 
-def plain(value: Any) -> dict[str, Any]:
-    """Return the fields of a value, ready for JSON."""
-    return {
-        name: item.isoformat() if isinstance(item, datetime) else item
-        for name, item in dataclasses.asdict(value).items()
-    }
-
-
-class AsDict:
-    """A dataclass whose fields are ready for JSON."""
-
-    __slots__ = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return plain(self)
-
-
-@dataclass(frozen=True, slots=True)
+@record
 class TaskLock:
     """A lock that a task needs to run."""
 
@@ -187,7 +167,7 @@ class End(NamedTuple):
     last: bool = True  # True: if this attempt has failed, the task is not retried
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QueueState:
     """A summary of the open tasks of a queue."""
 
@@ -208,7 +188,7 @@ class QueueState:
         return self.failed is not None and self.pending and not self.running and not self.next_pending
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QueueCounts(AsDict):
     """One work queue, for displays (``sqlsem queues``)."""
 
@@ -224,7 +204,7 @@ class QueueCounts(AsDict):
     blocked_by: int | None  # the failed task that blocks the others
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QueueLimit(AsDict):
     """The operators' settings of a work queue, or of one of its keys (``sqlsem queues limits``)."""
 
@@ -241,7 +221,7 @@ class QueueLimit(AsDict):
     key_per: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QueueWait:
     """A work queue, or one of its keys, that waits because a claim found its rate used up."""
 
@@ -250,7 +230,7 @@ class QueueWait:
     seconds: float  # until a task may start again
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TaskEntry(AsDict):
     """One task, for displays (``sqlsem tasks``). Durations are in seconds, by the database's clock."""
 
@@ -293,7 +273,7 @@ class TaskEntry(AsDict):
         return self.status == "pending" and bool(self.locks)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Schedule(AsDict):
     """A schedule: it puts a task at each time of a cron expression (``sqlsem schedules``)."""
 
@@ -313,7 +293,7 @@ class Schedule(AsDict):
     taken_at: datetime  # the time of this answer, by the database's clock
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Attempt(AsDict):
     """One attempt at a task (``sqlsem tasks log``)."""
 

@@ -14,7 +14,7 @@ import sqlsem
 from sqlsem.client.options import PutOptions
 from sqlsem.engines.protocol import Capability
 from sqlsem.tasks import Json, Queue
-from sqlsem.values.locks import MAX_NESTED, TASK_BOUNDS, NewTask
+from sqlsem.values.tasks import MAX_NESTED, TASK_BOUNDS, NewTask
 
 MAX_INT = 2**31 - 1
 #: The amounts of a task: Python values within the bounds and outside of them, the name in saved options, and the name

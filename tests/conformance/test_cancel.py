@@ -11,7 +11,7 @@ from support import PATIENCE, remains, until
 import sqlsem
 from sqlsem.api.admin import Admin
 from sqlsem.tasks import Json, Worker
-from sqlsem.values.locks import End
+from sqlsem.values.tasks import End
 
 pytestmark = pytest.mark.timing(0.2)
 #: Reports of the functions that run in this process.

@@ -13,7 +13,7 @@ from sqlsem.engines.base import Disconnected
 from sqlsem.tasks import Worker, claim_buffer, claiming
 from sqlsem.tasks import worker as worker_module
 from sqlsem.values.errors import Unavailable
-from sqlsem.values.locks import End, NewTask
+from sqlsem.values.tasks import End, NewTask
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 

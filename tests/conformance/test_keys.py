@@ -81,7 +81,7 @@ def test_retry_does_not_duplicate_a_key(queue):
 
 def test_put_repeated_after_a_lost_answer_adds_no_task(queue):
     """A repeated put finds the task of the first call, and does not replace it."""
-    from sqlsem.values.locks import NewTask
+    from sqlsem.values.tasks import NewTask
 
     client = queue.claiming.client
     queue.put(0, replace="k")

@@ -14,7 +14,8 @@ from support import PATIENCE, until
 
 import sqlsem
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.values.locks import End, NewTask, Request, Upgrading
+from sqlsem.values.locks import Request, Upgrading
+from sqlsem.values.tasks import End, NewTask
 
 LEASE = 30.0
 

@@ -8,7 +8,8 @@ import psycopg
 import pytest
 from support import until
 
-from sqlsem.values.locks import End, Request
+from sqlsem.values.locks import Request
+from sqlsem.values.tasks import End
 
 pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
 

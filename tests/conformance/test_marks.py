@@ -7,7 +7,7 @@ import json
 import pytest
 from support import pages
 
-from sqlsem.values.locks import End, NewTask
+from sqlsem.values.tasks import End, NewTask
 
 pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
 

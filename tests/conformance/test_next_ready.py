@@ -5,8 +5,7 @@ import contextlib
 import pytest
 from support import cost_of_next_ready, until
 
-from sqlsem.values.locks import NewTask
-from sqlsem.values.tasks import TaskLock
+from sqlsem.values.tasks import NewTask, TaskLock
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")  # (on SQL Server workers do not query it)
 

@@ -17,7 +17,7 @@ import sqlsem
 from sqlsem.api.admin import Admin
 from sqlsem.bodies import END_SECONDS as ENDING
 from sqlsem.tasks import Json, Task, Worker
-from sqlsem.values.locks import End, NewTask
+from sqlsem.values.tasks import End, NewTask
 
 #: Set when the late task of the reference load was put.
 late = threading.Event()

@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem.engines.sqlite.engine import SqliteSession
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.tasks import Json, Worker
-from sqlsem.values.locks import NewTask
+from sqlsem.values.tasks import NewTask
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem.tasks import Json, Worker, claim_buffer
-from sqlsem.values.locks import End
+from sqlsem.values.tasks import End
 
 GRACE = 1.5
 #: The settings of workers that must lose no task while others are killed, on a busy machine.

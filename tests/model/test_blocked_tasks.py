@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.state_machines import run_in_database
 
 from sqlsem.engines.protocol import Capability
-from sqlsem.values.locks import End, NewTask, Request, TaskLock
+from sqlsem.values.locks import Request
+from sqlsem.values.tasks import End, NewTask, TaskLock
 
 #: The possible requests: access and limit, by resource.
 KINDS = {"mutex": [("write", 1)], "limit": [("write", 2)], "table": [("read", 1), ("write", 1)]}

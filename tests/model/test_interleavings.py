@@ -11,8 +11,9 @@ from support.interleavings import Actor, Seen, against_the_rule, cutter, explore
 
 import sqlsem
 from sqlsem.engines.base import Disconnected
-from sqlsem.values.locks import End, NewTask, Request, Upgrading
+from sqlsem.values.locks import Request, Upgrading
 from sqlsem.values.rates import RateRequest, RateStatus, windows_of
+from sqlsem.values.tasks import End, NewTask
 
 LEASE = 30.0
 

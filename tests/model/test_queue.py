@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from sqlsem.engines.base import Session
-from sqlsem.values.locks import End, NewTask
+from sqlsem.values.tasks import End, NewTask
 
 
 @dataclass

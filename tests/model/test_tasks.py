@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.state_machines import run_in_database
 
-from sqlsem.values.locks import End, NewTask
+from sqlsem.values.tasks import End, NewTask
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 

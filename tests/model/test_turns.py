@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from support.state_machines import run_in_database
 
-from sqlsem.values.locks import End, NewTask
+from sqlsem.values.tasks import End, NewTask
 
 #: The window of all rates here, in ms: so long that no use leaves it.
 WINDOW = 3_600_000

@@ -11,8 +11,10 @@ from sqlsem.insight.consequences import Action
 from sqlsem.insight.overview import Hold, HoldTimes, MemberEntry, Overview
 from sqlsem.insight.reasons import reasons
 from sqlsem.ops.poller import Snapshot
-from sqlsem.values.locks import BatchEntry, Entry, PartEntry, QueueCounts, Resource
+from sqlsem.values.batches import BatchEntry, PartEntry
+from sqlsem.values.locks import Entry, Resource
 from sqlsem.values.rates import RateEntry
+from sqlsem.values.tasks import QueueCounts
 
 #: The database's clock.
 NOW = datetime(2026, 11, 22, 3, 12, 5, tzinfo=timezone.utc)

@@ -8,8 +8,8 @@ from support.overviews import ANSI, BIDI, MARKUP, a_night, entry, overview, reso
 from sqlsem.insight import board
 from sqlsem.insight.board import ORDER, VIEWS, offered_views, summary
 from sqlsem.insight.reasons import reasons
-from sqlsem.values.locks import QueueCounts
 from sqlsem.values.rates import RateEntry
+from sqlsem.values.tasks import QueueCounts
 
 
 def listing(overview_, *rest, **others):

@@ -34,7 +34,8 @@ from sqlsem.insight.reasons import task_reasons
 from sqlsem.ops.terminal.batches import render_batches
 from sqlsem.ops.terminal.tasks import counted, render_counts, render_tasks, shortened
 from sqlsem.tasks.claiming import Claiming
-from sqlsem.values.locks import BatchEntry, PartEntry, TaskEntry
+from sqlsem.values.batches import BatchEntry, PartEntry
+from sqlsem.values.tasks import TaskEntry
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
@@ -1033,7 +1034,7 @@ def test_worker_runs_allowed_kinds(coordinator: sqlsem.Coordinator, tmp_path: Pa
 @posix
 def test_current_folder_is_last_in_the_import_path(bench: Bench, tmp_path: Path) -> None:
     """A module of the name of a driver or of the standard library, in whatever folder a worker is started."""
-    for name in ("sqlite3", "psycopg", "pyodbc", "decimal", "colorsys", "tenacity"):
+    for name in ("sqlite3", "psycopg", "pyodbc", "decimal", "colorsys", "wrapt"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'a').write({name!r})\n")
     put("--call", "colorsys:rgb_to_hsv", "--arg", "1", "--arg", "1", "--arg", "1")
     number = put("--call", "jobs_of_ours:add", "--arg", "1")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -517,14 +519,15 @@ def test_trust_is_in_the_file_that_was_read(home: Path, monkeypatch: pytest.Monk
     """The file that is read is a stranger's; by the time it is understood, its name leads to the administrator's."""
     path = project(home, HARMFUL["url"], 0o666)
     trusted = write(home / "trusted", HARMFUL["url"], 0o600)
-    loads = reading.tomllib.loads
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    loads = toml.loads
 
     def swapped(text: str) -> object:
         path.unlink(missing_ok=True)
         path.symlink_to(trusted)
         return loads(text)
 
-    monkeypatch.setattr(reading.tomllib, "loads", swapped)
+    monkeypatch.setattr(toml, "loads", swapped)
     with pytest.raises(sqlsem.ConfigurationError, match="everybody can write to"):
         config.resolve()
     assert path.is_symlink()

@@ -9,7 +9,8 @@ from support.overviews import NOW, entry, overview, resource
 
 from sqlsem.insight.consequences import Action, consequence, grantable
 from sqlsem.insight.overview import Overview
-from sqlsem.values.locks import QueueCounts, Request
+from sqlsem.values.locks import Request
+from sqlsem.values.tasks import QueueCounts
 
 
 def told(snapshot: Overview, kind: str, **others: object) -> list[str]:

@@ -30,7 +30,7 @@ THEMSELVES = {
     "sql/__init__.py": "files of the package",
     "ops/terminal/output.py": "/dev/null, and the standard streams",
 }
-READERS = {"open", "fdopen", "FileIO", "read_text", "read_bytes"}
+READERS = {"open", "fdopen", "FileIO", "read_text", "read_bytes", "get_data"}
 #: Modules of the standard library that open files by name.
 MODULES = {"fileinput", "linecache", "configparser", "shelve", "dbm", "netrc", "runpy", "mmap"}
 

@@ -16,7 +16,8 @@ from sqlsem.insight.overview import Hold, HoldTimes, Overview
 from sqlsem.insight.reasons import reasons, task_reasons
 from sqlsem.insight.task_estimates import TaskHistory, WorkQueue, kinds_of, task_estimates
 from sqlsem.insight.words import clock, span_in_words
-from sqlsem.values.locks import Entry, Request, Resource, TaskEntry
+from sqlsem.values.locks import Entry, Request, Resource
+from sqlsem.values.tasks import TaskEntry
 
 NOW = datetime(2026, 3, 1, 3, 0, tzinfo=timezone.utc)
 

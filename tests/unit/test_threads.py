@@ -29,7 +29,7 @@ MAY_BEGIN = {
     ("util/threads.py", "thread"): "the one place",
     ("util/threads.py", "start_new_thread"): "in a handler of signals, where threading may wait for itself",
     ("client/operations/handover.py", "timer"): "nothing of a program's is called",
-    ("engines/base.py", "timer"): "interrupts a session",
+    ("engines/failures.py", "timer"): "interrupts a session",
     ("engines/mssql/engine.py", "timer"): "shuts a socket",
     ("engines/mssql/tasks.py", "timer"): "interrupts a session",
     ("util/tree_killer.py", "Thread"): "a process of its own, which loads nothing else; each ends one command",

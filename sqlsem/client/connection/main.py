@@ -10,37 +10,25 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
-import socket
 import sys
-import time
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import tenacity
-
-from sqlsem.engines.base import (
-    AdaptiveTimeout,
-    Busy,
-    Conflict,
-    Disconnected,
-    Engine,
-    Refused,
-    Replaced,
-    Session,
-    Unanswered,
-    program_name,
-    time_limited,
-)
+from sqlsem.client.connection.retries import Retries
+from sqlsem.engines.failures import AdaptiveTimeout, Busy, Disconnected, Replaced, Unanswered, time_limited
 from sqlsem.util import runtime, shutdown
+from sqlsem.util.process import host_name, program_name
 from sqlsem.util.threads import program_location, safe_logger
 from sqlsem.values.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.values.locks import Ticket, monotonic
 
-__all__ = ["ConnectionOwner", "MainConnection", "unavailable"]
+if TYPE_CHECKING:
+    from sqlsem.engines.base import Engine, Session
+
+__all__ = ["ConnectionOwner", "MainConnection"]
 
 log = safe_logger
 T = TypeVar("T")
@@ -50,8 +38,6 @@ OVERDUE_SECONDS = 1.0
 #: A call that counts as a heartbeat leaves the database's record alone if that is younger than this part of the grace,
 #: or of the lease.
 FRESH = 1 / 8
-#: The condition for a retry. (Made once: the object refers to itself, so only the garbage collector would free it.)
-RETRIED = tenacity.retry_if_exception_type((Disconnected, Busy))
 
 
 class ConnectionOwner(Protocol):
@@ -123,40 +109,22 @@ class MainConnection:
                         return self._attempt(call, counts_as_heartbeat)
             except (Disconnected, Busy) as exc:
                 log.info("%s failed, retrying: %s", what, exc)
-        retrying = tenacity.Retrying(
-            sleep=tenacity.sleep_using_event(self.closing), **self.retry_policy(what, retry_timeout)
-        )
-        try:
-            result: T = retrying(self.try_once, call, counts_as_heartbeat=counts_as_heartbeat)
-            return result
-        except Disconnected as exc:
-            raise unavailable(what, exc, retrying.statistics) from exc
+        retries = self.retries(what, retry_timeout)
+        while True:
+            try:
+                return self.try_once(call, counts_as_heartbeat=counts_as_heartbeat)
+            except (Disconnected, Busy) as exc:
+                pause = retries.pause_after(exc)
+                if pause is None:
+                    if isinstance(exc, Disconnected):
+                        raise retries.given_up(exc) from exc
+                    raise
+            self.closing.wait(pause)
 
-    def retry_policy(self, what: str, retry_timeout: float | None) -> dict[str, Any]:
-        """Return the retry policy of a call, for tenacity: bounded, jittered, logged. The caller adds how to sleep."""
-
-        def log_retry(state: tenacity.RetryCallState) -> None:
-            if state.outcome is not None:
-                failure = state.outcome.exception()
-                level = logging.DEBUG if isinstance(failure, Conflict) else logging.WARNING
-                log.log(level, "%s failed, retrying: %s", what, failure)
-
+    def retries(self, what: str, retry_timeout: float | None = None) -> Retries:
+        """Return the attempts of a call. A slow server gets one more, unless the caller has a short timeout."""
         seconds = self._retry if retry_timeout is None else retry_timeout
-        began = monotonic()
-
-        def is_over(state: tenacity.RetryCallState) -> bool:
-            failure = state.outcome.exception() if state.outcome is not None else None
-            # A slow server gets more time with each attempt, unless the caller has a short timeout.
-            may_retry = isinstance(failure, Unanswered) and failure.retry_once_more and seconds >= self._retry
-            return not may_retry and monotonic() - began >= seconds
-
-        return {
-            "stop": lambda state: self.closing.is_set() or is_over(state),
-            "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
-            "retry": RETRIED,
-            "before_sleep": log_retry,
-            "reraise": True,
-        }
+        return Retries(what, seconds, is_patient=seconds >= self._retry, is_closing=self.closing.is_set)
 
     def try_once(
         self, call: Callable[[Session, int], T], started_at: float | None = None, *, counts_as_heartbeat: bool = False
@@ -248,7 +216,7 @@ class MainConnection:
                     )
                     member_id = None
                 if member_id is None:
-                    member_id = session.register_member(socket.gethostname(), os.getpid(), program_name())
+                    member_id = session.register_member(host_name(), os.getpid(), program_name())
         except BaseException:
             session.close()
             raise
@@ -312,31 +280,24 @@ class MainConnection:
         return False
 
     def _deregister(self, session: Session, member_id: int, waiting: Iterable[Ticket], seconds: float) -> None:
-        retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(seconds),
-            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
-            retry=tenacity.retry_if_exception_type(Busy),
-            reraise=True,
-        )
+        retries = Retries("Deregistering", seconds, is_patient=False, is_closing=lambda: False)
         try:
             with time_limited(session, seconds):
                 for ticket in waiting:
                     with contextlib.suppress(Busy):  # the row is removed with the member
                         session.release(ticket, "cancelled")
-                retrying(session.deregister_member, member_id)
+                while True:
+                    try:
+                        session.deregister_member(member_id)
+                        break
+                    except Busy as exc:
+                        pause = retries.pause_after(exc)
+                        if pause is None:
+                            raise
+                    runtime.event().wait(pause)
         except SqlsemError as exc:
             log.warning("Cannot deregister from %s; other processes will remove the rows: %s", self._engine.label, exc)
 
 
 #: The code of the functions that run only with the lock held.
 LOCKED_CODE = frozenset({MainConnection._attempt.__code__, MainConnection._connect.__code__})
-
-
-def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:
-    """Return the error to raise when `MainConnection.retry_policy` gives up."""
-    attempts = statistics.get("attempt_number", 1)
-    question = "" if isinstance(exc, Refused) else "; is the server up, and the address right?"
-    return Unavailable(
-        f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in "
-        f"{time.monotonic() - statistics['start_time']:.1f} s{question})"
-    )

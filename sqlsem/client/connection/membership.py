@@ -33,17 +33,20 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sqlsem.client.connection.main import MainConnection
 from sqlsem.client.connection.retention import RetentionCleaner
 from sqlsem.client.effects import Call, Effects
-from sqlsem.engines.base import Busy, Disconnected, Engine, Session
+from sqlsem.engines.failures import Busy, Disconnected
 from sqlsem.util import runtime
 from sqlsem.util.permits import Permit
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, restart_ended, safe_logger, when_all
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.locks import Ticket, monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.engines.base import Engine, Session
 
 __all__ = ["Membership", "MembershipOwner"]
 

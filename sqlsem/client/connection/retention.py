@@ -7,11 +7,14 @@ as fast as it adds them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from sqlsem.client.connection.main import MainConnection
-from sqlsem.engines.base import Engine, Session
 from sqlsem.engines.protocol import Capability
 from sqlsem.values.locks import monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.client.connection.main import MainConnection
+    from sqlsem.engines.base import Engine, Session
 
 __all__ = ["RetentionCleaner"]
 

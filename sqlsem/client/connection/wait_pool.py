@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from sqlsem.client.connection.membership import Membership
-from sqlsem.engines.base import EngineConnection, Session
 from sqlsem.util.permits import Permit, PermitPool
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.locks import monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.client.connection.membership import Membership
+    from sqlsem.engines.base import EngineConnection, Session
 
 __all__ = ["MAX_BLOCKED_CONNECTIONS", "MAX_IDLE_CONNECTIONS", "WaitConnectionPool"]
 

@@ -23,13 +23,14 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from sqlsem.client.connection.membership import Membership
 from sqlsem.engines.base import Session
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import LockLost, NotHeld, SqlsemError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from sqlsem.client.connection.membership import Membership
 
 __all__ = ["Claim", "Claims", "Ending", "owner_name"]
 

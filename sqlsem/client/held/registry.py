@@ -12,17 +12,19 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from sqlsem.client.callers import Caller, ours
-from sqlsem.client.connection.membership import Membership
-from sqlsem.client.event_bus import EventBus, TraceContext
-from sqlsem.client.waiters.queues import Waiter
 from sqlsem.util.permits import Permit
 from sqlsem.util.threads import call_and_log, safe_logger
 from sqlsem.values.errors import Deadlock, LockLost, NotHeld
 from sqlsem.values.events import Behind, Granted, Lost, Released, meets
 from sqlsem.values.locks import READ, WRITE, Request, Ticket, monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.client.connection.membership import Membership
+    from sqlsem.client.event_bus import EventBus, TraceContext
+    from sqlsem.client.waiters.queues import Waiter
 
 __all__ = ["BaseGrant", "GrantRegistry", "GrantState", "HeldGrant", "LostCallback", "ReleaseToken", "release_later"]
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from sqlsem.client.connection.membership import Membership
 from sqlsem.client.held.claims import Claim, Claims
 from sqlsem.util import runtime
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, safe_logger, spawn
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.locks import monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.client.connection.membership import Membership
 
 __all__ = ["Cancellable", "CancellationMonitor"]
 

@@ -6,15 +6,18 @@ A request of this process sets the event at once; for those of other processes a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from sqlsem.client.connection.membership import Membership
-from sqlsem.client.connection.wait_pool import WaitConnectionPool
-from sqlsem.client.held.registry import GrantState
 from sqlsem.client.monitors.monitor import Monitor
-from sqlsem.engines.base import Session
 from sqlsem.engines.priorities import is_priority_entry, priority_queue
+from sqlsem.util.record import record
 from sqlsem.values.locks import UPGRADE, Entry, Request
+
+if TYPE_CHECKING:
+    from sqlsem.client.connection.membership import Membership
+    from sqlsem.client.connection.wait_pool import WaitConnectionPool
+    from sqlsem.client.held.registry import GrantState
+    from sqlsem.engines.base import Session
 
 __all__ = ["ContentionMonitor"]
 
@@ -22,7 +25,7 @@ __all__ = ["ContentionMonitor"]
 MAX_RESOURCES = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Watched:
     """A grant with a contention event. Any thread may call ``set``, which sets the event."""
 

@@ -7,17 +7,19 @@ raises `Deadlock`. The search relies on the rows in the database, and runs on a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from sqlsem.client.connection.membership import Membership
-from sqlsem.client.connection.wait_pool import WaitConnectionPool
-from sqlsem.client.held.registry import GrantRegistry
 from sqlsem.client.monitors import parent_locks
 from sqlsem.client.monitors.monitor import Monitor
-from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import Capability
-from sqlsem.values.deadlocks import Found
 from sqlsem.values.locks import Ticket, monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.client.connection.membership import Membership
+    from sqlsem.client.connection.wait_pool import WaitConnectionPool
+    from sqlsem.client.held.registry import GrantRegistry
+    from sqlsem.engines.base import Session
+    from sqlsem.values.deadlocks import Found
 
 __all__ = ["DeadlockCandidate", "DeadlockMonitor"]
 

@@ -23,9 +23,8 @@ import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
+from sqlsem.util.record import record
 from sqlsem.values.errors import LockOrderWarning
 
 __all__ = ["LockOrder", "configure", "current"]
@@ -34,13 +33,13 @@ __all__ = ["LockOrder", "configure", "current"]
 MAX_ORDERS = 10_000
 #: The number of frames of each stack that are stored.
 DEPTH = 30
-_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
+_PACKAGE = os.path.realpath(__file__).rsplit(os.sep, 3)[0] + os.sep
 
 #: A resource: its database and its name.
 Key = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Seen:
     """The code location at which one lock was requested while another lock was held."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from sqlsem.client.connection.membership import Membership
-from sqlsem.client.connection.wait_pool import WaitConnectionPool
-from sqlsem.engines.base import Session
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, safe_logger
 from sqlsem.values.errors import SqlsemError
+
+if TYPE_CHECKING:
+    from sqlsem.client.connection.membership import Membership
+    from sqlsem.client.connection.wait_pool import WaitConnectionPool
+    from sqlsem.engines.base import Session
 
 __all__ = ["Monitor"]
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from sqlsem.client.monitors.change_counter import ChangeCounter
-from sqlsem.engines.base import Engine, Session
 from sqlsem.util.permits import Permit, PermitPool
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, safe_logger
 from sqlsem.values.errors import SqlsemError
+
+if TYPE_CHECKING:
+    from sqlsem.client.monitors.change_counter import ChangeCounter
+    from sqlsem.engines.base import Engine, Session
 
 __all__ = ["NotificationListener"]
 

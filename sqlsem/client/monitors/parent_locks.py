@@ -15,16 +15,19 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sqlsem.client.effects import Call, Effects
-from sqlsem.client.held.registry import GrantState
-from sqlsem.engines.base import Session
+from sqlsem.util.record import record
 from sqlsem.util.threads import safe_logger
 from sqlsem.values import deadlocks
 from sqlsem.values.deadlocks import Edge, Found, Row, Step
 from sqlsem.values.errors import Deadlock, Unavailable
 from sqlsem.values.locks import Entry, Request
+
+if TYPE_CHECKING:
+    from sqlsem.client.held.registry import GrantState
+    from sqlsem.engines.base import Session
 
 __all__ = ["HELD", "Held", "ParentLocks", "environment_value", "find_deadlock", "inherited", "refuse"]
 
@@ -35,7 +38,7 @@ HELD = "SQLSEM_HELD"
 _UNDER = re.compile(r"#\d+ under (\d+)$")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Held:
     """A row of a parent that stays until this process has ended."""
 

@@ -9,26 +9,29 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from sqlsem.client.callers import Caller
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import NO_CONNECTION, Call, Effects, Sleep, VerifyGrants
-from sqlsem.client.event_bus import TraceContext
 from sqlsem.client.held.registry import BaseGrant, GrantState, HeldGrant, release_later
 from sqlsem.client.monitors import lock_order, parent_locks
-from sqlsem.client.operations.terms import Terms
 from sqlsem.client.operations.waiting import WaitingOperation
 from sqlsem.client.waiters.queues import Waiter
 from sqlsem.client.waiters.state import FINAL, Step, WaiterState
-from sqlsem.engines.base import Busy, Session
+from sqlsem.engines.failures import Busy
 from sqlsem.engines.priorities import is_priority_entry, priority_queue
 from sqlsem.util import runtime
 from sqlsem.util.threads import safe_logger
-from sqlsem.values import deadlocks
 from sqlsem.values.errors import Deadlock, LockLost, SqlsemError
 from sqlsem.values.events import Behind, Deadlocked, Lost, TimedOut, Waiting
 from sqlsem.values.locks import MAX_NAME, Entry, Request, Resource, Ticket, monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.client.callers import Caller
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.event_bus import TraceContext
+    from sqlsem.client.operations.terms import Terms
+    from sqlsem.engines.base import Session
+    from sqlsem.values import deadlocks
 
 __all__ = ["Acquisition", "locked"]
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlsem.client.effects import Call, Effects, Sleep
 from sqlsem.client.operations.acquire import Acquisition, G
-from sqlsem.client.operations.terms import Terms
 from sqlsem.client.waiters.queues import Waiter
 from sqlsem.client.waiters.state import WaiterState
-from sqlsem.engines.base import Busy, Session
+from sqlsem.engines.failures import Busy
 from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.engines.protocol import Capability
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import ConfigurationError, LockLost, SqlsemError
 from sqlsem.values.events import Behind, Waiting
 from sqlsem.values.locks import Ticket
+
+if TYPE_CHECKING:
+    from sqlsem.client.operations.terms import Terms
+    from sqlsem.engines.base import Session
 
 __all__ = ["PriorityAcquisition", "acquisition_class"]
 

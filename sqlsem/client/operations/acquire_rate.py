@@ -11,16 +11,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sqlsem.client.callers import Caller
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import Call, Effects, Sleep
 from sqlsem.client.held.registry import BaseGrant, GrantState, HeldGrant, ReleaseToken
 from sqlsem.client.operations import terms
 from sqlsem.client.operations.acquire import Acquisition
 from sqlsem.client.operations.rate_grants import BaseRateGrant, refund_call
-from sqlsem.engines.base import Busy, Disconnected, Session
+from sqlsem.engines.failures import Busy, Disconnected
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import runtime
 from sqlsem.util.threads import safe_logger
@@ -28,6 +26,11 @@ from sqlsem.values.errors import LockLost, SqlsemError
 from sqlsem.values.events import TimedOut
 from sqlsem.values.locks import Request, monotonic
 from sqlsem.values.rates import AHEAD_MS, RateAnswer, RateDemand, RateRequest, RateStatus
+
+if TYPE_CHECKING:
+    from sqlsem.client.callers import Caller
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.engines.base import Session
 
 __all__ = ["RateAcquisition", "RateGroupAcquisition", "split"]
 

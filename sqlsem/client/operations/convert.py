@@ -10,24 +10,26 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import NO_CONNECTION, Call, Effects, Sleep
-from sqlsem.client.held.registry import GrantState
 from sqlsem.client.operations.backoff import backoff_delays
-from sqlsem.client.operations.timeout_details import blockers
+from sqlsem.client.operations.timeout_details import blockers, blockers_in_words
 from sqlsem.client.operations.waiting import WaitingOperation
 from sqlsem.client.waiters.queues import Waiter
 from sqlsem.client.waiters.state import WaiterState
-from sqlsem.engines.base import Busy, Session
+from sqlsem.engines.failures import Busy
 from sqlsem.engines.protocol import Capability
-from sqlsem.insight.blockers import in_words
 from sqlsem.util.threads import safe_logger
-from sqlsem.values import deadlocks
 from sqlsem.values.errors import ConfigurationError, Deadlock, SqlsemError, Timeout
 from sqlsem.values.events import Behind, Deadlocked, Event, Granted, TimedOut, Waiting
 from sqlsem.values.locks import READ, UPGRADE, WRITE, Duration, Upgrading, check_duration
+
+if TYPE_CHECKING:
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.held.registry import GrantState
+    from sqlsem.engines.base import Session
+    from sqlsem.values import deadlocks
 
 __all__ = ["Upgrade", "downgrade"]
 
@@ -101,7 +103,7 @@ class Upgrade(WaitingOperation):
     def _timeout_error(self) -> Effects[Timeout]:
         """Return the error to raise after the timeout; it names the readers that remain."""
         blocking = yield from blockers(self.client, self._state.requests, self.caller, self._ticket)
-        words = in_words(blocking)
+        words = blockers_in_words(blocking)
         return Timeout(
             f"The reader of {self._ticket.resource!r} at position {self._ticket.position} did not become the writer "
             f"within {self.timeout:g} s, and reads on{f': {words}' if words else ''}; see the queue with: sqlsem ls",

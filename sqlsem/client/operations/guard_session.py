@@ -8,12 +8,14 @@ exists at the write was never lost before.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlsem.client.client import DatabaseClient
-from sqlsem.client.held.registry import GrantState
 from sqlsem.client.operations.cursors import IDLE
 from sqlsem.values.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.held.registry import GrantState
 
 __all__ = ["connection_of", "noting_grant", "removing_note"]
 

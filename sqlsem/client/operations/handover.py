@@ -6,21 +6,24 @@ succeeded, it counts the lock as lost.
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from sqlsem.client.callers import Caller
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import Call, Effects
 from sqlsem.client.held.registry import BaseGrant, GrantState, LostCallback
-from sqlsem.engines.base import Busy, Session
+from sqlsem.engines.failures import Busy
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import runtime
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import ConfigurationError, LockLost, SqlsemError
 from sqlsem.values.locks import Duration, Request, Ticket, check_duration, check_name, monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.client.callers import Caller
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.engines.base import Session
 
 __all__ = ["LONGEST_TOKEN", "TTL_SECONDS", "Adoption", "check_token", "handing_over"]
 
@@ -72,7 +75,7 @@ def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: st
         raise ConfigurationError(
             f"{state!r} is being upgraded or downgraded; hand it over after that has ended", resource=state.resource
         )
-    token = f"sqlsem-{secrets.token_hex(24)}"
+    token = f"sqlsem-{os.urandom(24).hex()}"
     member, uid = client.member, client.new_uid()
     sent = transferred = kept = overdue = False
     decision_lock = threading.Lock()  # guards the last three

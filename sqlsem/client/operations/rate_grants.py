@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import Call, Effects
-from sqlsem.engines.base import Busy, Session
+from sqlsem.engines.failures import Busy
 from sqlsem.util import runtime
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import check_count, check_some
-from sqlsem.values.rates import RateRequest
+
+if TYPE_CHECKING:
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.engines.base import Session
+    from sqlsem.values.rates import RateRequest
 
 __all__ = ["BaseRateGrant", "adjusting", "rate_of", "refund_call"]
 

@@ -8,22 +8,24 @@ commit. If this process dies in between, its locks are removed like those of any
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import Call, run_generator
 from sqlsem.client.held.registry import BaseGrant, ReleaseToken
 from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.client.operations.cursors import cursor_of, refuse_autocommit, refused
-from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import runtime
-from sqlsem.util.permits import Permit
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, safe_logger
 from sqlsem.values.errors import ConfigurationError, SqlsemError
+
+if TYPE_CHECKING:
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.engines.base import Session
+    from sqlsem.util.permits import Permit
 
 __all__ = [
     "ReleaseOnCommit",
@@ -193,7 +195,7 @@ def releasing_on_commit(client: DatabaseClient, grant: BaseGrant, given: Any) ->
         if not exists:
             client.mark_lost_and_log([ticket.position], "its row is no longer in the table")
             state.require_held()
-    marker = secrets.token_hex(16)
+    marker = os.urandom(16).hex()
     yield from engine.release_on_commit(cursor, marker)
     if state.commit_release is not None:
         state.commit_release.add_marker(marker)

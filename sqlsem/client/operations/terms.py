@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from sqlsem.client.callers import Caller
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.defaults import client_of
-from sqlsem.client.effects import Effects
-from sqlsem.client.held.registry import LostCallback
-from sqlsem.client.operations.timeout_details import blockers
+from sqlsem.client.operations.timeout_details import blockers, blockers_in_words
 from sqlsem.client.options import (
     GroupOptions,
     LockOptions,
@@ -25,11 +21,17 @@ from sqlsem.client.options import (
     RateOptions,
     check_options,
 )
-from sqlsem.insight.blockers import in_words
+from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError, Timeout
 from sqlsem.values.locks import READ, WRITE, Duration, Request, check_call, check_count, check_duration
 from sqlsem.values.names import check_free
 from sqlsem.values.rates import RateRequest, Windows, windows_of
+
+if TYPE_CHECKING:
+    from sqlsem.client.callers import Caller
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.effects import Effects
+    from sqlsem.client.held.registry import LostCallback
 
 __all__ = [
     "AnyRequest",
@@ -53,7 +55,7 @@ AnyRequest = Request | RateRequest
 Name = str | Callable[..., str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RequestTemplate:
     """A request whose name may depend on the arguments of a call."""
 
@@ -164,7 +166,7 @@ class Terms:
         seconds = self.timeout if timeout is None else timeout
         names = ", ".join(request.describe() for request in requests)
         blocking = yield from blockers(self.client, requests, caller)
-        words = in_words(blocking)
+        words = blockers_in_words(blocking)
         return Timeout(
             f"Did not get {names} within {seconds:g} s{f': {words}' if words else ''}; see the queue with: sqlsem ls",
             resource=requests[0].resource,

@@ -8,20 +8,25 @@ connection.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from sqlsem.client.callers import Caller
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import Call, Effects
-from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import Capability
-from sqlsem.insight.blockers import Blockers
-from sqlsem.insight.kept import KeptLock
+from sqlsem.util import late
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.events import meets
-from sqlsem.values.locks import Entry, Request, Resource, TaskEntry, Ticket, monotonic
+from sqlsem.values.locks import Entry, Request, Resource, Ticket, monotonic
 from sqlsem.values.rates import RateRequest
 
-__all__ = ["blockers", "read_blockers", "running_tasks"]
+if TYPE_CHECKING:
+    from sqlsem.client.callers import Caller
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.engines.base import Session
+    from sqlsem.insight.blockers import Blockers
+    from sqlsem.insight.kept import KeptLock
+    from sqlsem.values.tasks import TaskEntry
+
+__all__ = ["blockers", "blockers_in_words", "read_blockers", "running_tasks"]
 
 log = safe_logger
 
@@ -69,6 +74,15 @@ def blockers(
         log.info("Cannot read which requests block this one: %s", exc)
         return []
     return blocking
+
+
+def blockers_in_words(blocking: Sequence[Blockers]) -> str:
+    """Return the texts of all blockers in one line; empty if there are none."""
+    if not blocking:
+        return ""
+    with late.importing:
+        from sqlsem.insight.blockers import in_words
+    return in_words(blocking)
 
 
 def running_tasks(client: DatabaseClient, queue: str) -> Effects[list[TaskEntry]]:
@@ -121,6 +135,8 @@ def _kept_locks(session: Session | _CachedReads, resource: str) -> list[KeptLock
 def _blockers(
     session: Session | _CachedReads, request: Request, own: str | None = None, upgrades: Ticket | None = None
 ) -> Blockers:
+    with late.importing:
+        from sqlsem.insight.blockers import Blockers
     entries = session.entries(request.resource)
     if upgrades is not None:
         others = [entry for entry in entries if entry.position != upgrades.position and entry.granted_at is not None]

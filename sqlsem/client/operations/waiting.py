@@ -7,18 +7,21 @@ deadlock monitor may choose a waiting operation as the victim, which then raises
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlsem.client.callers import Caller
-from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import NO_CONNECTION, Call, Effects, WaitFor
-from sqlsem.client.waiters.queues import Waiter
 from sqlsem.client.waiters.state import Facts, Step, next_step
-from sqlsem.engines.base import Busy, Disconnected, Session
+from sqlsem.engines.failures import Busy, Disconnected
 from sqlsem.util.threads import safe_logger
 from sqlsem.values import deadlocks
 from sqlsem.values.errors import Deadlock
 from sqlsem.values.locks import Ticket, monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.client.callers import Caller
+    from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.waiters.queues import Waiter
+    from sqlsem.engines.base import Session
 
 __all__ = ["WaitingOperation"]
 

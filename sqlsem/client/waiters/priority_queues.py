@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
-from sqlsem.client.waiters.queues import Waiter
+if TYPE_CHECKING:
+    from sqlsem.client.waiters.queues import Waiter
 
 __all__ = ["PriorityWaiters"]
 

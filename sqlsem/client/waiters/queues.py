@@ -25,15 +25,18 @@ import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from sqlsem.client.callers import ours
 from sqlsem.client.waiters.state import Facts, Step, WaiterState, next_step
-from sqlsem.engines.base import Session
 from sqlsem.util.threads import safe_logger
 from sqlsem.util.timing import DEFAULT, Timing
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.events import Behind, meets
 from sqlsem.values.locks import Request, Ticket, monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.engines.base import Session
 
 __all__ = ["Waiter", "WaiterQueues"]
 

@@ -20,8 +20,12 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from sqlsem.util.timing import Timing
+from sqlsem.util.record import record
+
+if TYPE_CHECKING:
+    from sqlsem.util.timing import Timing
 
 __all__ = ["FINAL", "Facts", "Step", "WaiterState", "next_step"]
 
@@ -73,7 +77,7 @@ class Facts:
     has_connection: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """The state that a waiter enters, and how long it may stay there at most."""
 

@@ -7,13 +7,19 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlsem.engines.mssql.connection import LONGEST_WAIT_SECONDS, SqlServerConnection
-from sqlsem.insight.overview import MemberEntry, Overview
+from sqlsem.util import late
+from sqlsem.values.batches import BatchEntry
 from sqlsem.values.deadlocks import Found
-from sqlsem.values.locks import BatchEntry, Heartbeat, QueueCounts, Ticket
+from sqlsem.values.locks import Heartbeat, Ticket
 from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest
+from sqlsem.values.tasks import QueueCounts
+
+if TYPE_CHECKING:
+    from sqlsem.insight.overview import Overview
+
 
 #: The first and the longest pause between two polls, as in `poll_pause`, where the database has no lock to wait for (a
 #: lease, a paused resource).
@@ -79,6 +85,8 @@ class SqlServerLocks(SqlServerConnection):
         return RateAnswer.of_row(int(code), wait_ms, () if taken_ms is None else (taken_ms,))
 
     def overview(self) -> Overview:
+        with late.importing:
+            from sqlsem.insight.overview import MemberEntry, Overview
         entries = self.entries(None)
         found: dict[str, list[list[Any]]] = {}
         for what, *row in self.rows("overview"):

@@ -11,7 +11,7 @@ from typing import Any
 from sqlsem.engines.mssql.connection import CANCEL_SECONDS, SqlServerConnection
 from sqlsem.util import runtime
 from sqlsem.values.errors import TaskFailed, Unavailable
-from sqlsem.values.locks import Claimed, End, NewTask, TaskEntry, TaskLock
+from sqlsem.values.tasks import Claimed, End, NewTask, TaskEntry, TaskLock
 
 #: The number of tasks put in one round trip: each has 16 parameters, and a statement at most 2,100.
 TASKS_A_TRIP = 100

@@ -7,16 +7,22 @@ import logging
 import threading
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlsem.engines.base import Busy
 from sqlsem.engines.postgresql.wakeup_locks import PostgresWakeupLocks
-from sqlsem.insight.kept import KeptLock
-from sqlsem.insight.overview import MemberEntry, Overview
+from sqlsem.util import late
 from sqlsem.values import deadlocks
+from sqlsem.values.batches import BatchEntry
 from sqlsem.values.deadlocks import Found
-from sqlsem.values.locks import BatchEntry, Heartbeat, QueueCounts, Ticket, monotonic
+from sqlsem.values.locks import Heartbeat, Ticket, monotonic
 from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest
+from sqlsem.values.tasks import QueueCounts
+
+if TYPE_CHECKING:
+    from sqlsem.insight.kept import KeptLock
+    from sqlsem.insight.overview import Overview
+
 
 log = logging.getLogger("sqlsem")
 
@@ -87,6 +93,8 @@ class PostgresLocks(PostgresWakeupLocks):
         )
 
     def overview(self) -> Overview:
+        with late.importing:
+            from sqlsem.insight.overview import MemberEntry, Overview
         entries = self.entries(None)
         taken_at, settings, members, queues, batches, holds, rates = self.row("overview")
         return Overview.of_rows(
@@ -101,6 +109,8 @@ class PostgresLocks(PostgresWakeupLocks):
         )
 
     def kept_locks(self, resource: str | None) -> list[KeptLock]:
+        with late.importing:
+            from sqlsem.insight.kept import KeptLock
         return [KeptLock(*row) for row in self.rows("kept_locks", resource)]
 
     def part_list(self, parts: Sequence[str]) -> str:

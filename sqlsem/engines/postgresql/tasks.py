@@ -11,7 +11,7 @@ import psycopg
 
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.values.errors import TaskFailed
-from sqlsem.values.locks import Claimed, End, NewTask, TaskEntry, task_locks
+from sqlsem.values.tasks import Claimed, End, NewTask, TaskEntry, task_locks
 
 
 class PostgresTasks(PostgresConnection):

@@ -17,19 +17,21 @@ import os
 import re
 import stat
 import time
-import uuid
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import filelock
-
+from sqlsem.util import late
 from sqlsem.values.errors import Unavailable
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    import filelock
 
 __all__ = ["Beacon", "BeaconProbe", "Beacons"]
 
@@ -182,7 +184,7 @@ class Beacons:
         try:
             self._make_folder()
             for _ in range(3):  # (Another user that reads the folder may lock the file first.)
-                name = uuid.uuid4().hex
+                name = os.urandom(16).hex()
                 lock = self._create_by_path(name) if self._by_path else self._create(name)
                 if lock is not None:
                     return Beacon(self, name, lock)
@@ -209,6 +211,8 @@ class Beacons:
             return fd
 
     def _create_by_path(self, name: str) -> filelock.BaseFileLock | None:
+        with late.importing:
+            import filelock  # for systems without descriptors of folders; it loads asyncio
         lock = filelock.FileLock(self.folder / name, thread_local=False)
         try:
             lock.acquire(timeout=0)
@@ -294,6 +298,8 @@ class Beacons:
         status = os.lstat(path)
         if not _is_beacon(status):
             return BeaconProbe(None)
+        with late.importing:
+            import filelock  # for systems without descriptors of folders; it loads asyncio
         lock = filelock.FileLock(path, thread_local=False)
         try:
             lock.acquire(timeout=0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlsem.engines.statements.members import MemberStatements
 from sqlsem.engines.statements.values import as_time, shown
-from sqlsem.values.locks import BatchEntry, Callback, PartEnd, PartEntry, PartStart
+from sqlsem.values.batches import BatchEntry, Callback, PartEnd, PartEntry, PartStart
 
 
 class BatchStatements(MemberStatements):

@@ -9,7 +9,8 @@ from typing import Any
 
 from sqlsem.engines.statements.fair_queueing import FairQueueingStatements
 from sqlsem.engines.statements.locks import LockStatements
-from sqlsem.values.locks import Claimed, Request, TaskLock
+from sqlsem.values.locks import Request
+from sqlsem.values.tasks import Claimed, TaskLock
 
 #: Seconds: the lease of the member that owns the lock requests of blocked tasks, and the age at which it is renewed.
 LEASE, RENEW = 60.0, 7.5

@@ -10,9 +10,9 @@ from typing import Any
 
 from sqlsem.engines.statements.rate_usage import RateUsageStatements
 from sqlsem.engines.statements.values import shown
-from sqlsem.values.locks import QueueLimit, QueueWait
 from sqlsem.values.names import TASKS_PREFIX
 from sqlsem.values.rates import RateRequest, Window
+from sqlsem.values.tasks import QueueLimit, QueueWait
 
 #: The column of each setting, and the column of its window.
 _COLUMNS: dict[str, tuple[str, str | None]] = {

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlsem.engines.statements.administration import AdministrationStatements
 from sqlsem.engines.statements.locks import LockStatements
 from sqlsem.engines.statements.rate_usage import RateUsageStatements
 from sqlsem.engines.statements.tasks import TaskStatements
 from sqlsem.engines.statements.values import as_time, shown
-from sqlsem.insight.overview import MemberEntry, Overview
+from sqlsem.util import late
+
+if TYPE_CHECKING:
+    from sqlsem.insight.overview import Overview
+
 
 #: The maximum number of resources with recent holds, and of rates with windows, in an overview.
 MAX_RESOURCES = 200
@@ -22,6 +26,8 @@ class OverviewStatements(LockStatements, TaskStatements, AdministrationStatement
     """The overview of locks, members, queues, batches and rates."""
 
     def overview(self) -> Overview:
+        with late.importing:
+            from sqlsem.insight.overview import MemberEntry, Overview
         with self.forks_blocked, self.reading():
             now = self.row("clock")["now"]
             entries = self.entries(None)

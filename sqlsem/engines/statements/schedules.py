@@ -9,7 +9,7 @@ from typing import Any
 from sqlsem.engines.schedules import check_due, check_task_options, check_times, read_options
 from sqlsem.engines.statements.tasks import TaskStatements
 from sqlsem.engines.statements.values import as_time, shown
-from sqlsem.values.locks import NewTask, Schedule
+from sqlsem.values.tasks import NewTask, Schedule
 
 #: If the next time of a schedule is further ahead than this, an operator's action is recorded.
 LONG_SECONDS = 366 * 86400

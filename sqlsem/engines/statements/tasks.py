@@ -15,7 +15,7 @@ from sqlsem.engines.statements.session import StatementEngine
 from sqlsem.engines.statements.values import shown
 from sqlsem.insight.patterns import no_limit_set
 from sqlsem.values.errors import ConfigurationError
-from sqlsem.values.locks import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry, task_locks
+from sqlsem.values.tasks import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry, task_locks
 
 #: The kinds of tasks that may be claimed in groups, and the length of their bodies from which a group is large enough.
 GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000

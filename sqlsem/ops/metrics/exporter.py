@@ -18,9 +18,10 @@ from sqlsem.insight.chains import RootBlocker, is_waiting, root_blockers
 from sqlsem.insight.overview import Overview, Percentiles
 from sqlsem.ops.metrics.labels import MAX_LABELS, OTHER, Few, Patterns, label
 from sqlsem.values.errors import SqlsemError
-from sqlsem.values.locks import Entry, Past, QueueCounts, monotonic
+from sqlsem.values.locks import Entry, Past, monotonic
 from sqlsem.values.names import RATE_PREFIX
 from sqlsem.values.rates import RateEntry
+from sqlsem.values.tasks import QueueCounts
 
 __all__ = ["Exporter"]
 

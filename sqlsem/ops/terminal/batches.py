@@ -10,7 +10,7 @@ from rich.text import Text
 from sqlsem.ops.terminal.tables import Column, local_time, process_name, seconds_in_words, table
 from sqlsem.ops.terminal.tasks import shortened
 from sqlsem.util.printable import clean, first_line
-from sqlsem.values.locks import BatchEntry, PartEntry
+from sqlsem.values.batches import BatchEntry, PartEntry
 
 __all__ = ["render_batches"]
 

@@ -10,20 +10,20 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
 
 from sqlsem.util.printable import clean, clean_json, clean_trace
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
     from rich.live import Live
 
+    from sqlsem.ops.terminal.clean_console import CleanConsole
+
 __all__ = [
-    "CleanConsole",
     "console",
     "echo",
     "is_gone",
@@ -166,23 +166,10 @@ def print_usage(error: click.ClickException) -> None:
     echo(*text.getvalue().rstrip().expandtabs(4).split("\n"), err=True)
 
 
-class CleanConsole(Console):
-    """A console that escapes unprintable characters in everything it draws.
-
-    Cells of tables must be escaped before, as their width is measured; this class is a second line of defence.
-    """
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render like `rich.console.Console`, and escape all but the console's own control sequences."""
-        for segment in super().render(renderable, options):
-            if segment.control or segment.text.isprintable():
-                yield segment
-            else:
-                yield Segment(clean(segment.text, keep="\n"), segment.style)
-
-
 def console() -> CleanConsole:
     """Return a console: with colours and the terminal's width, or plain and unlimited for a pipe or file."""
+    from sqlsem.ops.terminal.clean_console import CleanConsole  # loads Rich, which `sqlsem run` does not need
+
     result = CleanConsole(highlight=False)
     if not result.is_terminal and not os.environ.get("COLUMNS"):
         return CleanConsole(highlight=False, width=100_000)

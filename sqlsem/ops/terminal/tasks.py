@@ -17,9 +17,9 @@ from sqlsem import bodies
 from sqlsem.insight.reasons import TaskReason
 from sqlsem.ops.terminal.tables import Column, local_time, process_name, seconds_in_words, table
 from sqlsem.util.printable import clean, first_line
-from sqlsem.values.locks import QueueCounts, QueueLimit, Schedule, TaskEntry
 from sqlsem.values.names import access_in_words
 from sqlsem.values.rates import Window
+from sqlsem.values.tasks import QueueCounts, QueueLimit, Schedule, TaskEntry
 
 __all__ = [
     "STATES",

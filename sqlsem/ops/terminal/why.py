@@ -9,7 +9,8 @@ from sqlsem.insight.chains import Chain
 from sqlsem.insight.reasons import Reason, TaskReason
 from sqlsem.insight.words import requester, seconds_in_words
 from sqlsem.ops.terminal.tasks import shortened
-from sqlsem.values.locks import Entry, TaskEntry
+from sqlsem.values.locks import Entry
+from sqlsem.values.tasks import TaskEntry
 
 __all__ = ["entry_as_dict", "explain_entry", "explain_task", "task_as_dict"]
 

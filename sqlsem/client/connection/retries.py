@@ -1,0 +1,57 @@
+"""The attempts of one call: until when it is retried, and the pauses in between, which grow and are jittered."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+
+from sqlsem.engines.failures import Busy, Conflict, Disconnected, Refused, Unanswered
+from sqlsem.util.threads import safe_logger
+from sqlsem.values.errors import Unavailable
+from sqlsem.values.locks import monotonic
+
+__all__ = ["Retries"]
+
+log = safe_logger
+
+#: The longest first pause, and the longest pause. Each pause is a random part of its bound, which doubles.
+FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
+
+
+class Retries:
+    """The attempts of one call, which fail with `Disconnected` or `Busy`.
+
+    Args:
+        what: The call, for messages.
+        seconds: How long the call is retried.
+        is_patient: True if a slow server gets one attempt more, with a longer timeout, after these seconds.
+        is_closing: Returns True when no further attempt makes sense.
+    """
+
+    def __init__(self, what: str, seconds: float, *, is_patient: bool, is_closing: Callable[[], bool]) -> None:
+        self._what = what
+        self._seconds = seconds
+        self._is_patient = is_patient
+        self._is_closing = is_closing
+        self._began = monotonic()
+        self._attempts = 1
+
+    def pause_after(self, failure: Disconnected | Busy) -> float | None:
+        """Return the seconds to wait before the next attempt, and log that; None: there is no further attempt."""
+        is_slow = self._is_patient and isinstance(failure, Unanswered) and failure.retry_once_more
+        if self._is_closing() or (not is_slow and monotonic() - self._began >= self._seconds):
+            return None
+        level = logging.DEBUG if isinstance(failure, Conflict) else logging.WARNING
+        log.log(level, "%s failed, retrying: %s", self._what, failure)
+        longest = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(self._attempts - 1, 30))
+        self._attempts += 1
+        return random.uniform(0, longest)
+
+    def given_up(self, failure: Disconnected) -> Unavailable:
+        """Return the error to raise after the last attempt."""
+        question = "" if isinstance(failure, Refused) else "; is the server up, and the address right?"
+        return Unavailable(
+            f"{failure} ({self._what}: {self._attempts} attempt{'s' if self._attempts != 1 else ''} in "
+            f"{monotonic() - self._began:.1f} s{question})"
+        )
