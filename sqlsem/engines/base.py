@@ -196,8 +196,8 @@ class Engine(abc.ABC):
         Yields as `pin_steps` does.
         """
         yield cursor.execute(self.queries()["database_identity"])
-        row = yield cursor.fetchone()
-        return str(borrowed.values(row)[0])
+        rows = yield cursor.fetchall()  # (all: the next statement needs an unbuffered cursor at its end)
+        return str(borrowed.values(rows[0])[0])
 
     def release_on_commit(self, cursor: Any, marker: str) -> Generator[Any, Any, None]:
         """Write a commit marker (`OptionalSession.is_committed`) in the transaction of the caller's ``cursor``. Yields

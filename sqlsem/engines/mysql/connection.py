@@ -15,6 +15,7 @@ import pymysql
 from pymysql import err
 from pymysql.constants import CR, ER
 
+from sqlsem.engines import borrowed
 from sqlsem.engines.base import Busy, Conflict, Disconnected
 from sqlsem.engines.mysql.database import MysqlDatabase
 from sqlsem.engines.mysql.sleeper import LockSleeper
@@ -156,12 +157,12 @@ class MysqlConnection(StatementSession):
     # -- statements ---------------------------------------------------------------------------------------------
 
     def execute_text(self, text: str, parameters: Any = ()) -> Answer:
-        """Run one statement or several in one text."""
+        """Run one statement or several in one text, in which percent signs are doubled."""
         try:
             if self.connection is None:
                 raise err.InterfaceError(0, "the connection is closed")
             with self.connection.cursor() as cursor:
-                cursor.execute(text, parameters or None)
+                cursor.execute(text, parameters)
                 number, rowcounts = None, []
                 while True:
                     number = cursor.lastrowid or number
@@ -326,7 +327,7 @@ def rows_of(cursor: Any) -> list[Row]:
     if not cursor.description:
         return []
     kind = _row_class(tuple(column[0] for column in cursor.description))
-    return [kind(map(_plain, row)) for row in cursor.fetchall()]
+    return [kind(map(_plain, borrowed.values(row))) for row in cursor.fetchall()]
 
 
 def _plain(value: Any) -> Any:

@@ -128,7 +128,7 @@ class MysqlDatabase(StatementEngine):
 
     def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
-        return (yield cursor.fetchone()) is not None
+        return bool((yield cursor.fetchall()))  # (an unbuffered cursor must read its result to the end)
 
 
 def _parameters(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
@@ -149,6 +149,8 @@ def _parameters(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
         raise ConfigurationError("The URL names no database; write mysql://user:password@host:3306/database")
     options: dict[str, str | bool] = {}
     for name, text in urllib.parse.parse_qsl(parts.query, keep_blank_values=True):
+        if (name, text) == ("charset", "utf8mb4"):  # which URLs of SQLAlchemy often have, and which is ours in any case
+            continue
         if name not in TEXTS + SWITCHES or (name in SWITCHES and text not in ("true", "false")):
             raise ConfigurationError(
                 f"?{name}={text} is not known in the URL of a MySQL database; there are {', '.join(TEXTS)}, and "

@@ -19,6 +19,10 @@ class MysqlSession(MysqlTables, MysqlMembers, AllStatements):
     """One connection with all capabilities."""
 
 
+class _NewerTask(Exception):
+    """Another task has the key of a task that was put."""
+
+
 class BorrowedMysqlSession(MysqlSession):
     """A session that runs its statements by the caller's cursor."""
 
@@ -28,8 +32,23 @@ class BorrowedMysqlSession(MysqlSession):
         self.login_name = str(self.row("facts")[0])
 
     def execute_text(self, text: str, parameters: Any = ()) -> Answer:
-        borrowed.execute(self._cursor, text, parameters)
+        """Run one statement. (The caller's connection may not take several.)"""
+        borrowed.execute(self._cursor, text if parameters else text % (), parameters)
         return Answer(rows_of(self._cursor), [self._cursor.rowcount], self._cursor.lastrowid)
+
+    def run(self, name: str, parameters: Any = ()) -> Answer:
+        answer = super().run(name, parameters)
+        if name == "put_task" and answer.rowcount > 1:  # it updated a row instead
+            raise _NewerTask
+        return answer
+
+    def _put_with_key(self, values: dict[str, Any], before: dict[str, Any], replace: bool) -> int:
+        try:
+            return super()._put_with_key(values, before, replace)
+        except _NewerTask:
+            # The task with this key is newer than the snapshot of the caller's transaction, which sees it from here on.
+            self.run("disown_task", {"uid": values["uid"]})
+            return super()._put_with_key(values, before, replace)
 
     def transaction(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # the transaction is the caller's

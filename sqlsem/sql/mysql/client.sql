@@ -93,6 +93,9 @@ DO RELEASE_LOCK(:lock)
 SELECT 1 FROM {table}
 WHERE resource_id = ? AND queue_position = ? AND requesting_id = ? AND granted_at IS NOT NULL FOR UPDATE
 
+-- name: disown_task
+UPDATE {schema}_task SET put_uid = NULL WHERE put_uid = :uid
+
 -- name: database_identity
 SELECT CONCAT(@@hostname, ':', @@port, ':', @@datadir, ':', DATABASE()) AS place
 
