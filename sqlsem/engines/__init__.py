@@ -155,10 +155,11 @@ def _of_sqlalchemy(given: Any) -> tuple[str, Creator | None]:
     is_async = hasattr(given, "sync_engine")
     if (kind, driver) in (("postgresql", "psycopg"), ("mssql", "pyodbc")) and not is_async:
         return f"{kind}://", given.raw_connection
-    if kind == "postgresql":  # with another driver, or asyncio, sqlsem opens its own connections
+    if kind in ("postgresql", "mysql", "mariadb"):
+        # With another driver, in asyncio, or without the flags that sqlsem's sessions need: they open their own.
         return plain(given.url.render_as_string(hide_password=False)), None
     raise ConfigurationError(
-        f"An engine of SQLAlchemy for {kind}+{driver} cannot be used; there are sqlite, postgresql and mssql+pyodbc"
+        f"An engine of SQLAlchemy for {kind}+{driver} cannot be used; there are sqlite, postgresql, mysql and mssql+pyodbc"
     )
 
 

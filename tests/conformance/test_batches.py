@@ -395,13 +395,8 @@ def test_yesterdays_success_does_not_count(make):
 
 def grow_older(database, number, seconds, connection=None):
     """Move the start of a batch into the past by so many seconds."""
-    earlier = {
-        "sqlite": f"opened_at - {seconds}",
-        "postgresql": f"opened_at - interval '{seconds} seconds'",
-        "mssql": f"DATEADD(second, -{seconds}, opened_at)",
-    }[database.engine]
     table = database.beside("batch")
-    text = f"UPDATE {table} SET opened_at = {earlier} WHERE batch_id = {number}"
+    text = f"UPDATE {table} SET opened_at = {database.later('opened_at', -seconds)} WHERE batch_id = {number}"
     if connection is None:
         database.rows(text)
     else:

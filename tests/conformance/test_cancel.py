@@ -72,6 +72,8 @@ def endless(queue, *, writes=False):
     engine = queue.claiming.client.engine.name
     if engine == "postgresql":
         return sqlsem.Sql("SELECT pg_sleep(600)")
+    if engine == "mysql":
+        return sqlsem.Sql("SELECT SLEEP(600)")
     if engine == "mssql":
         return sqlsem.Sql("WAITFOR DELAY '00:10:00'")
     text = "WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c"

@@ -9,7 +9,12 @@ from sqlsem import engines
 
 
 def with_driver(database):
-    names = {"postgresql": "postgresql+psycopg", "mssql": "mssql+pyodbc", "sqlite": "sqlite+pysqlite"}
+    names = {
+        "postgresql": "postgresql+psycopg",
+        "mssql": "mssql+pyodbc",
+        "sqlite": "sqlite+pysqlite",
+        "mysql": "mysql+pymysql",
+    }
     scheme, _, rest = database.url.partition("://")
     if not rest:
         return f"mssql+pyodbc:///?odbc_connect={urllib.parse.quote_plus(scheme)}"
@@ -21,7 +26,7 @@ def test_sqlalchemy_url_is_accepted(database, name):
         assert len(database.queue(name)) == 1
 
 
-@pytest.mark.engines("sqlite", "postgresql")
+@pytest.mark.engines("sqlite", "postgresql", "mysql")
 def test_sqlalchemy_engine_is_accepted(database, name):
     sqlalchemy = pytest.importorskip("sqlalchemy")
     engine = sqlalchemy.create_engine(with_driver(database), pool_size=1, max_overflow=0)
@@ -40,7 +45,7 @@ def test_sqlalchemy_engine_is_accepted(database, name):
         engine.dispose()
 
 
-@pytest.mark.engines("postgresql")
+@pytest.mark.engines("postgresql", "mysql")
 def test_async_sqlalchemy_engine_is_accepted(database, name):
     """Connections of an asyncio engine must be awaited, so sqlsem opens its own."""
     sqlalchemy = pytest.importorskip("sqlalchemy")
@@ -56,17 +61,18 @@ def test_async_sqlalchemy_engine_is_accepted(database, name):
         assert len(database.queue(name)) == 1
 
 
-@pytest.mark.engines("postgresql")
+@pytest.mark.engines("postgresql", "mysql")
 def test_sqlalchemy_engine_of_another_driver_is_accepted(database, name):
     """The engine gives the URL, and sqlsem connects there with its own driver."""
+    other = {"postgresql": "psycopg2", "mysql": "mysqldb"}[database.engine]
 
     class Url:
         def render_as_string(self, hide_password):
             assert hide_password is False
-            return database.url.replace("postgresql://", "postgresql+psycopg2://")
+            return database.url.replace("://", f"+{other}://")
 
     class Dialect:
-        name, driver = "postgresql", "psycopg2"
+        name, driver = database.engine, other
 
     class Engine:
         url, dialect = Url(), Dialect()
@@ -104,7 +110,7 @@ class Other:
         (b"sqlite:///x.db", "not by bytes"),
         ("", "has no scheme"),
         ("locks.db", "has no scheme"),
-        ("mysql+pymysql://u:secret@h/d", r"Unknown scheme 'mysql\+pymysql'"),
+        ("oracle+oracledb://u:secret@h/d", r"Unknown scheme 'oracle\+oracledb'"),
         (Other(), r"oracle\+oracledb cannot be used"),
     ],
 )
@@ -122,6 +128,8 @@ def test_invalid_database_url_is_refused(url, words):
         ("postgres+psycopg2://h/d", "postgres://h/d"),
         ("mssql+pyodbc://u:p@h/d?driver=X+1", "mssql://u:p@h/d?driver=X+1"),
         ("mssql+pyodbc:///?odbc_connect=Driver%3D%7BX%7D%3BServer%3Dh", "Driver={X};Server=h"),
+        ("mysql+pymysql://u:p@h/d?charset=utf8mb4", "mysql://u:p@h/d?charset=utf8mb4"),
+        ("mariadb+mariadbconnector://u:p@h/d", "mariadb://u:p@h/d"),
         ("sqlite+pysqlite:////tmp/x+y.db", "sqlite:////tmp/x+y.db"),
         ("postgresql://u+v@h/d", "postgresql://u+v@h/d"),
         ("Driver={a+b};Server=x://y", "Driver={a+b};Server=x://y"),

@@ -20,7 +20,7 @@ from sqlsem.values.locks import Request
 
 pytestmark = pytest.mark.timing(0.2)
 NEVER = threading.Event()
-EXAMPLES = {"sqlite": 100, "postgresql": 75, "mssql": 25}
+EXAMPLES = {"sqlite": 100, "postgresql": 75, "mssql": 25, "mysql": 25}
 
 #: The search for sessions, on PostgreSQL.
 ROUTINE = """

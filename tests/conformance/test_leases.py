@@ -36,29 +36,18 @@ class Member:
 
     def age(self, seconds):
         """Move the member's last heartbeat so many seconds into the past."""
-        ago = {
-            "sqlite": "(julianday('now') - 2440587.5) * 86400.0 - ?",
-            "postgresql": "clock_timestamp() - ?::float * interval '1 second'",
-            "mssql": "DATEADD(millisecond, -CAST(? AS int), SYSUTCDATETIME())",
-        }[self.database.engine]
-        scale = 1000 if self.database.engine == "mssql" else 1
+        now, later = self.database.now, self.database.later
         self.database.rows(
-            f"UPDATE {self.database.beside('member')} SET heartbeat_at = {ago}, lease_until = {ago}"
-            " WHERE member_id = ?",
-            int(seconds * scale),
-            int((seconds - LEASE) * scale),
+            f"UPDATE {self.database.beside('member')} SET heartbeat_at = {later(now, -seconds)}, "
+            f"lease_until = {later(now, LEASE - seconds)} WHERE member_id = ?",
             self.number,
         )
 
     def left(self):
         """Return the seconds left of the member's lease; None if the member was removed."""
-        now = {
-            "sqlite": "lease_until - (julianday('now') - 2440587.5) * 86400.0",
-            "postgresql": "extract(epoch FROM lease_until - clock_timestamp())::float",
-            "mssql": "DATEDIFF(millisecond, SYSUTCDATETIME(), lease_until) / 1000.0",
-        }[self.database.engine]
+        left = self.database.seconds_until("lease_until")
         rows = self.database.rows(
-            f"SELECT {now} FROM {self.database.beside('member')} WHERE member_id = ?", self.number
+            f"SELECT {left} FROM {self.database.beside('member')} WHERE member_id = ?", self.number
         )
         return float(rows[0][0]) if rows else None
 

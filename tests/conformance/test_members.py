@@ -408,9 +408,8 @@ def test_a_ping_ends_being_missed(database, name):
     session = database.session(grace=60)
     try:
         number = session.register_member("host", 1, "test")
-        now = {"sqlite": "1.0", "postgresql": "clock_timestamp()", "mssql": "SYSUTCDATETIME()"}[database.engine]
         members = database.beside("member")
-        database.rows(f"UPDATE {members} SET missing_since = {now} WHERE member_id = ?", number)
+        database.rows(f"UPDATE {members} SET missing_since = {database.now} WHERE member_id = ?", number)
         assert session.heartbeat(number).known
         assert database.rows(f"SELECT missing_since FROM {members} WHERE member_id = ?", number) == [(None,)]
         session.deregister_member(number)

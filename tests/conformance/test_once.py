@@ -25,19 +25,13 @@ def pair(connect):
 
 def run_of(database, name):
     """Return the table of runs and the condition for one row."""
-    table = "sqlsem_once_run" if database.engine == "sqlite" else f"{database.schema}.once_run"
-    return table, f"WHERE once_name = '{name}'"
+    return database.beside("once_run"), f"WHERE once_name = '{name}'"
 
 
 def shift(database, name, seconds):
     """Move the last run into the future, as if the clock had been set back."""
     table, which = run_of(database, name)
-    moved = {
-        "sqlite": f"granted_at + {seconds}",
-        "postgresql": f"granted_at + interval '{seconds} seconds'",
-        "mssql": f"DATEADD(second, {seconds}, granted_at)",
-    }[database.engine]
-    database.rows(f"UPDATE {table} SET granted_at = {moved} {which}")
+    database.rows(f"UPDATE {table} SET granted_at = {database.later('granted_at', seconds)} {which}")
 
 
 def test_concurrent_once_runs_a_single_time(pair, name):

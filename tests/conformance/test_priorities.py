@@ -472,11 +472,8 @@ def test_ageing_raises_priority_by_waiting_time(parts, database, name):
     holder, low = parts(), parts()
     assert holder.ask(0)[1].granted
     place = low.ask(1)[1].ticket.position
-    table, ago = {
-        "sqlite": (database.table, "requested_at - 7260"),
-        "postgresql": (database.table, "requested_at - interval '7260 seconds'"),
-        "mssql": (database.beside("entry"), "DATEADD(second, -7260, requested_at)"),
-    }[database.engine]
+    table = database.beside("entry") if database.engine == "mssql" else database.table
+    ago = database.later("requested_at", -7260)
     database.rows(f"UPDATE {table} SET requested_at = {ago} WHERE queue_position = ?", place)
     assert parts().ask(3)[1].before == place
     assert parts().ask(4)[1].before is None

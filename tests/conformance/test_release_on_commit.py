@@ -234,11 +234,11 @@ def elsewhere(database, tmp_path):
         if database.engine == "sqlite":
             other = Database("sqlite", f"sqlite:///{tmp_path / 'other.db'}")
             other.install()
-        elif database.engine == "postgresql":
-            other_name = random_name()
+        elif database.engine in ("postgresql", "mysql"):
+            other_name, force = random_name(), " WITH (FORCE)" if database.engine == "postgresql" else ""
             database.rows(f"CREATE DATABASE {other_name}")
-            stack.callback(database.rows, f"DROP DATABASE {other_name} WITH (FORCE)")
-            other = Database("postgresql", with_database(database.url, other_name), database.options)
+            stack.callback(database.rows, f"DROP DATABASE {other_name}{force}")
+            other = Database(database.engine, with_database(database.url, other_name), database.options)
             other.install()
         else:
             other = database

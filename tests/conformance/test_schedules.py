@@ -24,25 +24,10 @@ def nothing():
 
 def make_due(database, name, ago=0.0):
     """Move the schedule's next due time to ``ago`` seconds in the past."""
-    with database.raw() as raw:
-        if database.engine == "sqlite":
-            raw.execute(
-                "UPDATE sqlsem_schedule SET next_due = CAST((julianday('now') - 2440587.5) * 86400 AS INTEGER) - ? "
-                "WHERE schedule_name = ?",
-                (ago, name),
-            )
-        elif database.engine == "mssql":
-            raw.execute(
-                f"UPDATE {database.schema}.schedule SET next_due = DATEADD(second, -CAST(? AS int), SYSUTCDATETIME()) "
-                "WHERE schedule_name = ?",
-                (ago, name),
-            )
-        else:
-            raw.execute(
-                "UPDATE sqlsem.schedule SET next_due = clock_timestamp() - %s * interval '1 second' "
-                "WHERE schedule_name = %s",
-                (ago, name),
-            )
+    due = database.later(database.now, -ago)
+    if database.engine in ("sqlite", "mysql"):  # there, due times are whole numbers
+        due = f"round({due} - 0.5)"
+    database.rows(f"UPDATE {database.beside('schedule')} SET next_due = {due} WHERE schedule_name = ?", name)
 
 
 def watch(channel, url, options, name):

@@ -192,16 +192,11 @@ def test_a_clock_that_stepped_back_holds_nothing_up(database, queue):
 
 def move_clock(database, queue, seconds):
     """Move the tasks' times, as if the clock had been moved after the put."""
-    if database.engine == "sqlite":
-        set_times, table = f"put_at = put_at - {seconds}, ready_at = ready_at - {seconds}", "sqlsem_task"
-    elif database.engine == "mssql":
-        by = f"DATEADD(second, {-seconds}, "
-        set_times, table = f"put_at = {by}put_at), ready_at = {by}ready_at)", database.beside("task")
-    else:
-        by = f"interval '{seconds} seconds'"
-        set_times, table = f"put_at = put_at - {by}, ready_at = ready_at - {by}", "sqlsem.task"
-    with database.raw() as raw:
-        raw.execute(f"UPDATE {table} SET {set_times} WHERE queue_name = '{queue.name}'")
+    put_at, ready_at = database.later("put_at", -seconds), database.later("ready_at", -seconds)
+    database.rows(
+        f"UPDATE {database.beside('task')} SET put_at = {put_at}, ready_at = {ready_at} WHERE queue_name = ?",
+        queue.name,
+    )
 
 
 def test_bulk_put_is_split_into_portions(queue):

@@ -118,6 +118,37 @@ class Database:
         finally:
             connection.close()
 
+    # -- times in SQL, as the tables store them
+
+    @property
+    def now(self) -> str:
+        """Return an expression of the present time."""
+        return {
+            "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+            "postgresql": "clock_timestamp()",
+            "mssql": "SYSUTCDATETIME()",
+            "mysql": "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6)",
+        }[self.engine]
+
+    def later(self, time: str, seconds: float) -> str:
+        """Return an expression of a time that is so many seconds after another one (negative: before it)."""
+        if self.engine == "postgresql":
+            return f"({time} + interval '{seconds} seconds')"
+        if self.engine == "mssql":
+            # (DATEADD takes whole numbers of 32 bits.)
+            return f"DATEADD(millisecond, {round(seconds % 1 * 1000)}, DATEADD(second, {int(seconds // 1)}, {time}))"
+        return f"({time} + {seconds})"
+
+    def seconds_until(self, time: str) -> str:
+        """Return an expression of the seconds from now until a time."""
+        if self.engine == "postgresql":
+            return f"extract(epoch FROM {time} - {self.now})::float"
+        if self.engine == "mssql":
+            return f"(DATEDIFF(millisecond, {self.now}, {time}) / 1000.0)"
+        return f"({time} - {self.now})"
+
+    # -- the queue's rows
+
     def queue(self, prefix: str) -> list[tuple[Any, ...]]:
         """Return (queue_position, resource_id, requesting_id) of the rows whose resource begins with a prefix."""
         rows = self.rows("SELECT queue_position, resource_id, requesting_id FROM {table} ORDER BY queue_position")
