@@ -159,7 +159,8 @@ def _of_sqlalchemy(given: Any) -> tuple[str, Creator | None]:
         # With another driver, in asyncio, or without the flags that sqlsem's sessions need: they open their own.
         return plain(given.url.render_as_string(hide_password=False)), None
     raise ConfigurationError(
-        f"An engine of SQLAlchemy for {kind}+{driver} cannot be used; there are sqlite, postgresql, mysql and mssql+pyodbc"
+        f"An engine of SQLAlchemy for {kind}+{driver} cannot be used; there are sqlite, postgresql, mysql, mariadb and "
+        f"mssql+pyodbc"
     )
 
 
