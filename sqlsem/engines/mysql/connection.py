@@ -48,7 +48,7 @@ CLUSTER_MARGIN = 2.0
 
 
 class Row(tuple[Any, ...]):
-    """A row of a result, whose columns have names and numbers. Each result's columns are a subclass."""
+    """A row of a result. Its columns have names and numbers; each list of names has a subclass."""
 
     numbers: dict[str, int]
 

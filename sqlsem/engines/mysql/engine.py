@@ -54,8 +54,8 @@ class BorrowedMysqlSession(MysqlSession):
         return contextlib.nullcontext()  # the transaction is the caller's
 
     def run_many(self, name: str, parameters: Sequence[Any]) -> None:
-        for one in parameters:
-            self.run(name, one)
+        for values in parameters:
+            self.run(name, values)
 
 
 class MysqlEngine(MysqlDatabase):

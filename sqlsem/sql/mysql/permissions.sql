@@ -1,6 +1,6 @@
--- sqlsem, for MariaDB and MySQL: rights are those on the tables, so nothing is created here. Who may write them may take,
--- keep and remove every lock, and put tasks that workers run; who may read them may look (ls, why, top). Best give
--- sqlsem a database of its own, and as an administrator:
+-- sqlsem, for MariaDB and MySQL: rights are those on the tables, so nothing is created here. A login that may write them
+-- may take, keep and remove every lock, and put tasks that workers run; a login that may read them may look (ls, why, top).
+-- Best give sqlsem a database of its own, and as an administrator:
 --     GRANT SELECT, INSERT, UPDATE, DELETE ON locks.* TO 'etl'@'%';
 --     GRANT SELECT ON locks.* TO 'oncall'@'%';
 -- `sqlsem init` also needs CREATE, ALTER, INDEX, REFERENCES, DROP and TRIGGER (with a binary log on MySQL: the server's
