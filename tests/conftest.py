@@ -59,7 +59,7 @@ import face as aio_face  # noqa: E402
 import microsoft  # noqa: E402
 import selection  # noqa: E402
 import support  # noqa: E402
-from support import databases, environment, shared_servers  # noqa: E402
+from support import databases, environment, galera, shared_servers  # noqa: E402
 
 import sqlsem  # noqa: E402
 from clients.mixed import dotnet  # noqa: E402
@@ -282,6 +282,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     ):
         if lacks:
             terminalreporter.write_line(f"sqlsem: not run: {cases} (needs {lacks})")
+    if runs_soak(config) and "mysql" in engines and (lacks := galera.galera_lacks()):
+        terminalreporter.write_line(f"sqlsem: not run: clusters of MariaDB (needs {lacks})")
     lacks = dotnet.lacks(odbc="postgresql" in engines)
     if lacks:
         terminalreporter.write_line(f"sqlsem: not run: .NET cases (they need {lacks})")

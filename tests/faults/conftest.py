@@ -6,6 +6,7 @@ proxy      a `proxy.Proxy` before the shared PostgreSQL server, or before MariaD
 proxied    the database as seen through it
 own_server a server of the test's own, of the test's engine (PostgreSQL or MariaDB), that may be restarted and killed
 restarted  a `support.Database` on that server
+galera_cluster  a `galera.GaleraCluster` of this worker, whole before and after each test (soaks only: it takes time)
 start_pair ``start_pair(synchronous=True)``: a `replicas.Pair` of the test's own
 """
 
@@ -30,6 +31,7 @@ pytest.register_assert_rewrite("agent")
 from agent import Agent, agent  # noqa: E402
 from proxy import Proxy  # noqa: E402
 from replicas import Pair  # noqa: E402
+from support.galera import GaleraCluster, galera_lacks  # noqa: E402
 
 
 @pytest.fixture
@@ -107,6 +109,24 @@ def restarted(
     own_server: support.PostgresServer | support.MariaDBServer, make_database: Callable[..., support.Database]
 ) -> support.Database:
     return make_database(own_server)
+
+
+@pytest.fixture(scope="session")
+def _galera_cluster() -> Iterator[GaleraCluster]:
+    if lacks := galera_lacks():
+        pytest.skip(f"no Galera cluster: it needs {lacks}")
+    directory = Path(tempfile.mkdtemp(prefix="sqlsem-test-"))
+    directory.chmod(0o755)
+    cluster = GaleraCluster(directory)
+    yield cluster
+    cluster.close()
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def galera_cluster(_galera_cluster: GaleraCluster) -> Iterator[GaleraCluster]:
+    yield _galera_cluster
+    _galera_cluster.restore()
 
 
 @pytest.fixture

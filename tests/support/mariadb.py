@@ -216,8 +216,7 @@ class MariaDBServer:
 
     def install(self) -> None:
         """Create its data folder: in a run of tests a copy of the run's first one, in a fraction of the time."""
-        for folder in (self._own, self.data, self._own / "tmp"):
-            _make_folder(folder)
+        self.make_folders()
         run = os.environ.get("SQLSEM_TEST_SHARED_DIRECTORY")
         if run is None:
             self._install(self.data)
@@ -230,6 +229,11 @@ class MariaDBServer:
                 self._install(draft)
                 draft.rename(template)
         subprocess.run(["cp", "-a", f"{template}/.", self.data], check=True)
+
+    def make_folders(self) -> None:
+        """Create its folders, which its user may write."""
+        for folder in (self._own, self.data, self._own / "tmp"):
+            _make_folder(folder)
 
     def _install(self, folder: Path) -> None:
         result = subprocess.run(
@@ -344,7 +348,8 @@ class MariaDBServer:
         """Return its process, if it runs: one with this folder as an argument."""
         with contextlib.suppress(FileNotFoundError, ValueError, psutil.NoSuchProcess, psutil.AccessDenied):
             process = psutil.Process(self.pid)
-            if f"--datadir={self.data}" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+            words = process.cmdline()  # none for a moment: the shell's child becomes the server
+            if (not words or f"--datadir={self.data}" in words) and process.status() != psutil.STATUS_ZOMBIE:
                 return process
         return None
 
