@@ -25,6 +25,13 @@ pip() { .venv/bin/python -m pip --quiet --disable-pip-version-check --no-input "
 has_pyodbc() { .venv/bin/python -c 'import pyodbc' 2>/dev/null; }
 has_dotnet() { .venv/bin/python -c 'import sys; from clients.mixed import dotnet; sys.exit(bool(dotnet.lacks(odbc=True)))'; }
 has_pgbouncer() { PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null; }
+has_mariadb() { # and what its clusters need
+    local program PATH=$PATH:/usr/sbin
+    for program in mariadbd mariadb-install-db wsrep_sst_rsync rsync lsof; do
+        command -v "$program" >/dev/null || return
+    done
+    [[ -e /usr/lib/galera/libgalera_smm.so ]]
+}
 
 set_up() {
     pip install --upgrade 'pip>=25.1' # which knows --group
@@ -34,9 +41,10 @@ set_up() {
     "${pytest[@]}" --collect-only -q -n 0 >/dev/null 2>&1 &
 
     # pyodbc needs the system's unixODBC. Without it everything but SQL Server works, and is tested. The .NET client's
-    # tests need a C# compiler and the ODBC driver of PostgreSQL; without them they are left out, and the last lines say
-    # so. Only root can install those, and only by apt; nobody needs to.
-    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null && ! { has_pyodbc && has_dotnet && has_pgbouncer; }; then
+    # tests need a C# compiler and the ODBC driver of PostgreSQL, those of MariaDB its server; without them they are left
+    # out, and the last lines say so. Only root can install those, and only by apt; nobody needs to.
+    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null &&
+        ! { has_pyodbc && has_dotnet && has_pgbouncer && has_mariadb; }; then
         install() { DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq install -y --no-install-recommends "$@"; }
         {
             timeout 120 apt-get -qq update
@@ -44,6 +52,7 @@ set_up() {
             has_dotnet ||
                 install mono-mcs mono-runtime libmono-system-data4.0-cil libmono-i18n-west4.0-cil odbc-postgresql odbcinst
             has_pgbouncer || RUNLEVEL=1 install pgbouncer # (not to be started)
+            has_mariadb || RUNLEVEL=1 install mariadb-server galera-4 rsync lsof
         } >/dev/null 2>&1 </dev/null || true
     fi
     # Microsoft's ODBC driver, T-SQL parser and .NET, out of wheels (95 MB, once); not installed, only unpacked into .venv.
