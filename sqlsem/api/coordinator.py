@@ -210,8 +210,8 @@ def connect(url: engines.Database, **options: Unpack[ConnectOptions]) -> Coordin
 
     Args:
         url: A URL: ``sqlite:///file.db`` (``?mode=ro`` only reads, ``?mode=rw`` creates nothing), ``postgresql://…``,
-            ``mssql://…`` (also in SQLAlchemy's form, ``postgresql+psycopg://…``), or an ODBC string; or a
-            `pathlib.Path` of an SQLite file; or an engine of SQLAlchemy.
+            ``mysql://…``, ``mssql://…`` (also in SQLAlchemy's form, ``postgresql+psycopg://…``), or an ODBC string; or
+            a `pathlib.Path` of an SQLite file; or an engine of SQLAlchemy.
         options: All are optional. Durations are seconds, ``"30s"`` or a `timedelta`:
 
             - ``grace``: How long a member without a beacon still counts as alive (default 5). With 0 a lock ends

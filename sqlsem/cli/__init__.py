@@ -83,9 +83,9 @@ Exit codes: 0 done, 1 not in order (doctor, certify, audit, revoke), 64 wrong
 @click.option(
     "--url",
     metavar="URL",
-    help="The database: sqlite:///file.db, postgresql://…, mssql://… or an ODBC string. All users of this host can "
-    "read an argument (ps), so give a password in $SQLSEM_URL, which is the default. Without either: a profile, or a "
-    "sqlsem.toml of the project or of yours; else an SQLite file of this user and host.",
+    help="The database: sqlite:///file.db, postgresql://…, mysql://…, mssql://… or an ODBC string. All users of this "
+    "host can read an argument (ps), so give a password in $SQLSEM_URL, which is the default. Without either: a "
+    "profile, or a sqlsem.toml of the project or of yours; else an SQLite file of this user and host.",
 )
 @click.option(
     "--profile",

@@ -23,7 +23,7 @@ __all__ = ["init", "sql_"]
 
 #: The pause between two attempts to connect.
 PAUSE_SECONDS = 0.25
-_NO_CHOICE = "{where}: all tables are made at the first use there, so no features can be chosen (--only, --add)"
+_NO_CHOICE = "{where}: it has all tables or none, so no features can be chosen (--only, --add)"
 log = logging.getLogger("sqlsem")
 
 
@@ -67,8 +67,8 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
 
     A new database gets all features; an existing one is upgraded. --only installs some features: locks (always
     installed), operate, priorities, conversions, handovers, guards, rates, once, queue, batches; each includes the
-    features that it needs. --add adds features later. Nothing is ever removed. Without a server (SQLite) there is no
-    choice: all tables are made at the first use.
+    features that it needs. --add adds features later. Nothing is ever removed. On SQLite, MariaDB and MySQL there is no
+    choice: all tables are made.
 
     \b
     Examples:

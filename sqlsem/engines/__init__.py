@@ -83,7 +83,7 @@ def name_of_url(url: str) -> str:
         return "mssql"
     raise ConfigurationError(
         "The database URL has no scheme; write sqlite:///file.db, postgresql://user@host/database, "
-        "mssql://user@host/database, or an ODBC string (Driver=…;Server=…)"
+        "mysql://user@host/database, mssql://user@host/database, or an ODBC string (Driver=…;Server=…)"
     )
 
 
@@ -122,8 +122,8 @@ def locate(database: object) -> tuple[str, Creator | None]:
     if hasattr(database, "raw_connection") and hasattr(database, "dialect"):
         return _of_sqlalchemy(database)
     raise ConfigurationError(
-        f"A database is named by a URL (sqlite:///file.db, postgresql://user@host/database, mssql://…), a pathlib.Path "
-        f"of an SQLite file, or an engine of SQLAlchemy, not by {type(database).__name__}"
+        f"A database is named by a URL (sqlite:///file.db, postgresql://user@host/database, mysql://…, mssql://…), a "
+        f"pathlib.Path of an SQLite file, or an engine of SQLAlchemy, not by {type(database).__name__}"
     )
 
 

@@ -95,6 +95,8 @@ class Engine(abc.ABC):
     prefetches: ClassVar[bool] = False
     #: The number of sessions in which the tasks of one event loop may wait at the same time, beside the main session.
     async_sessions: ClassVar[int] = 3
+    #: False if the tables lie in no schema, so that the schema's name is the beginning of their names instead.
+    has_schemas: ClassVar[bool] = True
     #: Seconds for all statements that prepare a new connection. None: no limit, because a file always answers.
     setup_timeout: ClassVar[float | None] = 5.0
     #: A hint for the operator who has guarded a table.

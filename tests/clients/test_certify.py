@@ -62,6 +62,12 @@ def remains(database, schema):
             "SELECT nspname FROM pg_namespace WHERE nspname LIKE ? UNION ALL SELECT rolname FROM pg_roles WHERE "
             "rolname LIKE ? UNION ALL SELECT datname FROM pg_database WHERE datname LIKE ?"
         )
+    elif database.engine == "mysql":
+        query = (
+            "SELECT table_name FROM information_schema.tables WHERE table_name LIKE ? UNION ALL SELECT schema_name "
+            "FROM information_schema.schemata WHERE schema_name LIKE ? UNION ALL SELECT trigger_name FROM "
+            "information_schema.triggers WHERE trigger_name LIKE ?"
+        )
     else:
         query = (
             "SELECT name FROM sys.schemas WHERE name LIKE ? UNION ALL SELECT name FROM sys.database_principals WHERE "
@@ -101,9 +107,9 @@ def test_page_has_a_line_for_each_check():
     assert rows == {str(number): check.title for number, check in CHECKS.items()}
 
 
-@pytest.mark.engines("postgresql")
-def test_locks_outlive_a_restart_that_an_operator_makes(own_postgres_server, make_database, database):
-    server = own_postgres_server
+@pytest.mark.engines("postgresql", "mysql")
+def test_locks_outlive_a_restart_that_an_operator_makes(request, make_database, database):
+    server = request.getfixturevalue(f"own_{'mariadb' if database.engine == 'mysql' else 'postgres'}_server")
     place = make_database(server)
     bench = Bench(place.url, {"grace": 2.0}, Wishes(seconds=0.3, max_sessions=8, restart=PATIENCE))
     messages = []
@@ -136,7 +142,8 @@ def by_sql(**texts):
         def install(self):
             right(self)
             with contextlib.closing(Session(self.engine)) as session:
-                for text in texts[engine].replace("{schema}", self.schema).split("\nGO\n"):
+                filled = texts[engine].replace("{schema}", self.schema).replace("{table}", self.table)
+                for text in filled.split("\nGO\n"):
                     session.run(text)
 
         monkeypatch.setattr(Bench, "install", install)
@@ -147,7 +154,7 @@ def by_sql(**texts):
 
 def by_code(seed, *names):
     """A fault of sqlsem's own."""
-    seed.engines = set(names or ("sqlite", "postgresql", "mssql"))
+    seed.engines = set(names or engines.ENGINES)
     return seed
 
 
@@ -167,7 +174,7 @@ def losing_installation(monkeypatch, engine):
 
 
 def place(bench, kind):
-    rows = {"sqlite": "ProcessControl", "postgresql": "{}.ProcessControl", "mssql": "{}.entry"}
+    rows = {"sqlite": "ProcessControl", "postgresql": "{}.ProcessControl", "mssql": "{}.entry", "mysql": "{}_entry"}
     return rows[bench.engine.name].format(bench.schema)
 
 
@@ -284,6 +291,7 @@ FAULTS = {
         by_sql(
             postgresql="DROP FUNCTION {schema}.take_rate CASCADE",
             mssql="DROP PROCEDURE {schema}.take_rate",
+            mysql="DROP TABLE {schema}_rate_window",
         )
     ],
     3: [by_code(answers(is_sql_server=[(1,)], hinted_number=[(1,)]), "mssql")],
@@ -306,6 +314,13 @@ FAULTS = {
             mssql="""
                 CREATE TRIGGER {schema}.fault ON {schema}.entry AFTER INSERT AS
                 IF EXISTS (SELECT 1 FROM inserted WHERE queue_position % 2 = 0) THROW 60000, N'something is wrong', 1
+            """,
+            mysql="""
+                CREATE TRIGGER {schema}_certify_fault AFTER INSERT ON {table} FOR EACH ROW
+                BEGIN
+                    IF NEW.queue_position % 2 = 0 THEN SIGNAL SQLSTATE '40001' SET MESSAGE_TEXT = 'something is wrong';
+                    END IF;
+                END
             """,
         )
     ],
@@ -331,12 +346,13 @@ FAULTS = {
     21: [by_code(measured("pair_milliseconds", [1.0] * 50 + [100.0] * 50))],
     22: [by_code(changing("recompiles", [(0, 1, 0, 0)], [(10**6, 1, 0, 0)]), "mssql")],
     23: [by_code(measured("median", 99999.0))],
-    24: [by_code(answers(), "postgresql", "mssql")],  # a server that does not start again
+    24: [by_code(answers(), "postgresql", "mssql", "mysql")],  # a server that does not start again
     2: [
         by_sql(
             sqlite="DROP TABLE {schema}_rate_window",
             postgresql="DROP FUNCTION {schema}.take_rate CASCADE",
             mssql="DROP PROCEDURE {schema}.take_rate",
+            mysql="DROP TABLE {schema}_rate_window",
         )
     ],
     # Rows that stay for ever.
@@ -349,6 +365,11 @@ FAULTS = {
                 EXECUTE FUNCTION {schema}.fault()
             """,
             mssql="CREATE TRIGGER {schema}.fault ON {schema}.entry INSTEAD OF DELETE AS RETURN",
+            # (A trigger cannot keep the row here: the dead are kept alive instead.)
+            mysql="""
+                CREATE TRIGGER {schema}_certify_fault BEFORE UPDATE ON {schema}_member FOR EACH ROW
+                SET NEW.missing_since = NULL
+            """,
         )
     ],
     # Registrations that are not serialized.
@@ -382,6 +403,10 @@ FAULTS = {
                 CREATE TRIGGER {schema}.fault ON {schema}.certify_counter AFTER UPDATE AS
                 UPDATE {schema}.certify_counter SET number = number - 1 WHERE number % 5 = 0
             """,
+            mysql="""
+                CREATE TRIGGER {schema}_certify_fault BEFORE UPDATE ON {schema}_certify_counter FOR EACH ROW
+                SET NEW.number = CASE WHEN NEW.number % 5 = 0 THEN OLD.number ELSE NEW.number END
+            """,
         )
     ],
     # Rows of holders that vanish.
@@ -402,6 +427,10 @@ FAULTS = {
                 CREATE TRIGGER {schema}.fault ON {schema}.certify_inside AFTER INSERT AS
                 DELETE FROM {schema}.entry
                 WHERE granted_at IS NOT NULL AND resource_id IN (SELECT resource_id FROM inserted)
+            """,
+            mysql="""
+                CREATE TRIGGER {schema}_certify_fault AFTER INSERT ON {schema}_certify_inside FOR EACH ROW
+                DELETE FROM {table} WHERE granted_at IS NOT NULL AND resource_id = NEW.resource_id
             """,
         )
     ],
@@ -578,7 +607,7 @@ def test_remains_are_named_with_the_command(bench, database, monkeypatch):
     assert words in report.summary
 
 
-@pytest.mark.engines("postgresql", "mssql")
+@pytest.mark.engines("postgresql", "mssql", "mysql")
 def test_removal_is_repeated_when_the_server_refuses_it(bench, database, monkeypatch):
     instance = bench()
     instance.install()
@@ -593,6 +622,18 @@ def test_removal_is_repeated_when_the_server_refuses_it(bench, database, monkeyp
     monkeypatch.setattr(Session, "run", run)
     assert instance.remove() == ""
     assert failures == []
+
+
+@pytest.mark.engines("mysql")
+def test_installation_beside_another_one_leaves_it_alone(bench, database):
+    """There are no schemas, so the tables of a certification are in the database of the user's tables."""
+    instance = bench()
+    with database.coordinator().mutex("ours") as grant:
+        instance.install()
+        with instance.coordinator().mutex("theirs"):
+            assert [row[0] for row in database.rows("SELECT resource_id FROM ProcessControl")] == ["ours"]
+        assert instance.remove() == ""
+        grant.check()
 
 
 @pytest.mark.engines("postgresql", "mssql")
@@ -620,7 +661,7 @@ def test_remains_come_with_the_statements_that_remove_them(bench, database, monk
     assert instance.remove() == ""
 
 
-@pytest.mark.engines("postgresql", "mssql")
+@pytest.mark.engines("postgresql", "mssql", "mysql")
 def test_crash_of_the_server_is_told_apart(bench, database):
     """All its connections end, also the idle one."""
 

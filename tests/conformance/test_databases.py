@@ -45,6 +45,16 @@ def test_sqlalchemy_engine_is_accepted(database, name):
         engine.dispose()
 
 
+@pytest.mark.engines("mysql")
+def test_sqlalchemy_engine_for_mysql_gives_its_url(database, name):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    engine = sqlalchemy.create_engine(f"{with_driver(database)}?charset=utf8mb4")
+    with sqlsem.connect(engine) as coordinator, coordinator.mutex(name) as grant, engine.begin() as connection:
+        grant.assert_held(connection)
+        assert len(database.queue(name)) == 1
+    engine.dispose()
+
+
 @pytest.mark.engines("postgresql", "mysql")
 def test_async_sqlalchemy_engine_is_accepted(database, name):
     """Connections of an asyncio engine must be awaited, so sqlsem opens its own."""

@@ -190,7 +190,7 @@ def test_names_that_differ_are_different(connect, name, first, other):
 
 @pytest.mark.parametrize(
     "url",
-    ["", "etl", "/tmp/etl.db", "mysql://root:geheim@host/db", "ftp://me:geheim@x", "sqlite", "://geheim", "host=x"],
+    ["", "etl", "/tmp/etl.db", "oracle://root:geheim@host/db", "ftp://me:geheim@x", "sqlite", "://geheim", "host=x"],
     ids=ascii,
 )
 def test_urls_that_cannot_be(url):

@@ -165,6 +165,17 @@ def test_put_accepts_cursors_of_any_row_type(connect, database, name):
     assert [task.task_id for task in queue.tasks()] == [first]
 
 
+@pytest.mark.engines("mysql")
+def test_put_accepts_a_cursor_of_dictionaries(connect, database, name):
+    from pymysql.cursors import DictCursor
+
+    queue = connect().queue(name)
+    with contextlib.closing(database.raw(autocommit=False)) as connection, connection.cursor(DictCursor) as cursor:
+        first = queue.put(1, cursor=cursor)
+        connection.commit()
+    assert [task.task_id for task in queue.tasks()] == [first]
+
+
 @pytest.mark.engines("postgresql")
 def test_a_cursor_that_is_awaited_is_refused(connect, database, name):
     import asyncio

@@ -90,6 +90,8 @@ class Sleeper(Protocol):
 class StatementEngine(Engine):
     """An engine of sessions that run statements."""
 
+    has_schemas = False
+
     @property
     @abc.abstractmethod
     def writable(self) -> bool:

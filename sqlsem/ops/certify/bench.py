@@ -77,8 +77,10 @@ class Bench:
             self.url = f"sqlite:///{urllib.parse.quote(str(self.folder / 'certify.db'))}"
         if wishes.admin_url is not None and engines.of_url(engines.plain(wishes.admin_url)) is not kind:
             raise ConfigurationError("--admin-url names another kind of database than the one to certify")
-        self.options = {**options, "schema": self.schema}
-        self.engine: Engine = kind(self.url, Options(schema=self.schema))
+        #: The name of the queue. (Without schemas, the database's own installation has the usual name.)
+        self.table = Options().table if kind.has_schemas or self.folder is not None else f"{self.schema}_entry"
+        self.options = {**options, "schema": self.schema, "table": self.table}
+        self.engine: Engine = kind(self.url, self._names)
         self._opened = contextlib.ExitStack()
         self._numbers = itertools.count(1)
         self._made: list[
@@ -89,6 +91,10 @@ class Bench:
         self.removing = False
         #: Prints a request to the operator.
         self.say: Callable[[str], object] = lambda words: None
+
+    @property
+    def _names(self) -> Options:
+        return Options(schema=self.schema, table=self.table)
 
     # -- the schema ---------------------------------------------------------------------------------------------
 
@@ -112,7 +118,8 @@ class Bench:
         """The command by which an operator removes the schema or the folder."""
         if self.folder is not None:
             return f"rm -r {self.folder}"
-        return f"sqlsem --schema {self.schema} sql {self.engine.name} drop"
+        table = "" if self.engine.has_schemas else f" --table {self.table}"
+        return f"sqlsem --schema {self.schema}{table} sql {self.engine.name} drop"
 
     def remove(self) -> str:
         """Remove everything. Return a text about what remains, with the statements that remove it; empty if nothing
@@ -214,7 +221,7 @@ class Bench:
         engine = self.engine
         if words:
             url = of_words(self.url, words)
-            engine = type(engine)(url, Options(schema=self.schema))
+            engine = type(engine)(url, self._names)
         return self._opened.enter_context(contextlib.closing(Session(engine)))
 
     @property
@@ -252,7 +259,7 @@ class Bench:
         if self.wishes.admin_url is None:
             return self.engine
         url = engines.plain(self.wishes.admin_url)
-        return engines.of_url(url)(url, Options(schema=self.schema))
+        return engines.of_url(url)(url, self._names)
 
     def admin_session(self) -> Session:
         """Return a connection of the administrator; it is closed after the check."""

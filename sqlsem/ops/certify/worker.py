@@ -192,7 +192,7 @@ def main() -> None:
     """Do one job."""
     orders = Orders()
     url, options = orders.order["url"], orders.order["options"]
-    engine = engines.of_url(url)(url, Options(schema=options["schema"]))
+    engine = engines.of_url(url)(url, Options(schema=options["schema"], table=options["table"]))
     try:
         with connect(url, **options) as coordinator:
             JOBS[orders.order["job"]](orders, coordinator, engine, **orders.order["arguments"])

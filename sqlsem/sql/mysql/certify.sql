@@ -1,60 +1,105 @@
--- sqlsem, the statements of `sqlsem certify` for MariaDB and MySQL, in a database or with a prefix of its own.
+-- sqlsem, the statements of `sqlsem certify` for MariaDB and MySQL, on tables that it creates and drops. (A session keeps
+-- the server's own settings here, and parameters are those of the driver.)
 
 -- name: facts
-SELECT 'server', CASE WHEN VERSION() LIKE '%MariaDB%' THEN VERSION() ELSE 'MySQL ' || VERSION() END
-UNION ALL SELECT 'version', VERSION()
+SELECT 'server', CONCAT(CASE WHEN VERSION() LIKE '%MariaDB%' THEN '' ELSE 'MySQL ' END, VERSION());
+SHOW VARIABLES WHERE variable_name IN (
+    'version', 'collation_database', 'innodb_flush_log_at_trx_commit', 'sync_binlog', 'log_bin', 'binlog_format', 'tx_isolation',
+    'transaction_isolation', 'innodb_snapshot_isolation', 'lower_case_table_names', 'sql_mode', 'wsrep_on')
 
 -- name: hidden
--- Names that the report must not contain, and the placeholders for them: none.
-SELECT NULL, NULL FROM DUAL WHERE 0
+-- Words that the report must not contain, and the placeholders for them.
+SELECT @@hostname, '<server>' UNION ALL SELECT SUBSTRING_INDEX(USER(), '@', 1), '<login>' UNION ALL SELECT DATABASE(), '<database>'
+
+-- name: session_number
+SELECT CONNECTION_ID()
+
+-- name: kill
+KILL %s
 
 -- name: create_inside
 -- The present holders, recorded independently of sqlsem.
 CREATE TABLE {schema}_certify_inside (
-    resource_id VARCHAR(255) NOT NULL,
-    who         VARCHAR(255) NOT NULL,
-    access_type VARCHAR(255) NOT NULL,
+    resource_id VARCHAR(200) NOT NULL,
+    who         VARCHAR(200) NOT NULL,
+    access_type VARCHAR(200) NOT NULL,
     PRIMARY KEY (resource_id, who)
-)
+) ENGINE = InnoDB
 
 -- name: create_dead
 -- The holders that were killed: their rows in certify_inside no longer count.
-CREATE TABLE {schema}_certify_dead (who VARCHAR(255) NOT NULL PRIMARY KEY)
+CREATE TABLE {schema}_certify_dead (who VARCHAR(200) NOT NULL PRIMARY KEY) ENGINE = InnoDB
 
 -- name: create_counter
-CREATE TABLE {schema}_certify_counter (number BIGINT NOT NULL)
+CREATE TABLE {schema}_certify_counter (counter_id TINYINT NOT NULL PRIMARY KEY, number BIGINT NOT NULL) ENGINE = InnoDB
 
 -- name: begin_counter
-INSERT INTO {schema}_certify_counter (number) VALUES (0)
+INSERT INTO {schema}_certify_counter (counter_id, number) VALUES (1, 0)
 
 -- name: enter
-INSERT INTO {schema}_certify_inside (resource_id, who, access_type) VALUES (?, ?, ?)
+INSERT INTO {schema}_certify_inside (resource_id, who, access_type) VALUES (%s, %s, %s)
 
 -- name: others
 SELECT i.who, i.access_type FROM {schema}_certify_inside AS i
-WHERE i.resource_id = ? AND i.who <> ? AND NOT EXISTS (SELECT 1 FROM {schema}_certify_dead AS d WHERE d.who = i.who)
+WHERE i.resource_id = %s AND i.who <> %s AND NOT EXISTS (SELECT 1 FROM {schema}_certify_dead AS d WHERE d.who = i.who)
 
 -- name: leave
-DELETE FROM {schema}_certify_inside WHERE resource_id = ? AND who = ?
+DELETE FROM {schema}_certify_inside WHERE resource_id = %s AND who = %s
 
 -- name: delete_member_rows
-INSERT INTO {schema}_certify_dead (who) VALUES (?)
+INSERT INTO {schema}_certify_dead (who) VALUES (%s)
 
 -- name: read_counter
 SELECT number FROM {schema}_certify_counter
 
 -- name: write_counter
-UPDATE {schema}_certify_counter SET number = ?
+UPDATE {schema}_certify_counter SET number = %s
 
 -- name: positions
-SELECT queue_position FROM {table} WHERE resource_id = ?
+SELECT queue_position FROM {table} WHERE resource_id = %s
 
 -- name: age_handovers
 UPDATE {schema}_handover SET given_at = given_at - 2592000.0, adopted_at = adopted_at - 2592000.0
 
 -- name: raw_take
-START TRANSACTION;
-UPDATE {schema}_gate SET writes = writes + 1
+DO GET_LOCK('{schema}', 10)
 
 -- name: raw_give
-COMMIT
+DO RELEASE_LOCK('{schema}')
+
+-- name: old_snapshot
+SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
+START TRANSACTION WITH CONSISTENT SNAPSHOT
+
+-- name: rollback
+ROLLBACK
+
+-- name: workers
+SELECT @@max_connections
+
+-- name: started
+-- About when the server was started, in seconds since 1970.
+SELECT UNIX_TIMESTAMP(NOW(6)) - CAST(s.variable_value AS DOUBLE)
+FROM /*M! information_schema */ /*!80019 performance_schema */ .global_status AS s WHERE s.variable_name = 'Uptime'
+
+-- name: clock
+SELECT CAST(UNIX_TIMESTAMP(NOW(6)) AS DOUBLE)
+
+-- name: collations
+-- Ways to create a database, beside the default.
+SELECT 'CHARACTER SET latin1 COLLATE latin1_swedish_ci' UNION ALL SELECT 'CHARACTER SET utf8mb4 COLLATE utf8mb4_turkish_ci'
+UNION ALL SELECT 'CHARACTER SET utf8mb4 COLLATE utf8mb4_bin'
+
+-- name: create_database
+CREATE DATABASE certify_database
+
+-- name: drop_database
+DROP DATABASE IF EXISTS certify_database
+
+-- name: drop_own
+DROP TABLE IF EXISTS {schema}_certify_inside, {schema}_certify_dead, {schema}_certify_counter
+
+-- name: remains
+-- Each table that remains, and the statement that removes it.
+SELECT CONCAT('table ', table_name), CONCAT('DROP TABLE ', table_name) FROM information_schema.tables
+WHERE table_schema = DATABASE() AND LEFT(table_name, CHAR_LENGTH('{schema}_')) = '{schema}_'

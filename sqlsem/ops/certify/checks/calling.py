@@ -18,7 +18,7 @@ from sqlsem.values.errors import Unavailable
 
 __all__: list[str] = []
 
-SESSIONS_ONLY = "SQLite has no routines for sessions, and no logins: only the library takes locks there"
+SESSIONS_ONLY = "there are no routines for sessions, and no roles: only the library takes locks here"
 #: For each role: the calls that it may make, and calls that it may not make.
 RIGHTS = {
     "user": ({"acquire"}, {"set_limit"}),
