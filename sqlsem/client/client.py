@@ -77,6 +77,7 @@ class DatabaseClient:
         loss_log_pool: The thread that logs losses.
         member: The membership of this process, with the main connection.
         state_lock: The membership's lock; guards the local copy of the state.
+        clock: Returns the time (`sqlsem.util.runtime.monotonic`), of a simulation if the client was made in one.
         registry: The grants of this process.
         claims: The tasks, parts and callbacks that this process has claimed.
         recent_ends: Recent ends of tasks, with their times. After a failover the new server may lack them.
@@ -109,6 +110,7 @@ class DatabaseClient:
         self._call_timeout = AdaptiveTimeout(max(1.0, self.retry))  # for a call on a new connection
         self.member = Membership(self.engine, self, self.retry)
         self.state_lock = self.member.state_lock
+        self.clock = self.member.clock
         self.name = f"{host_name()}:{os.getpid()}"
         self.nonce = os.urandom(4).hex()
         self._uid_prefix = f"{self.nonce}{os.getpid():x}."

@@ -105,18 +105,22 @@ class Queue(Protocol):
         """Return the number of items."""
 
 
+_read_clock: Callable[[], float] = (
+    functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+
+
 class Runtime:
     """The runtime with threads of the operating system.
 
     Attributes:
         ends: The exceptions that end a thread on purpose. They are not errors, and code must let them pass.
+        monotonic: Returns the seconds of a clock that never goes back; see the function `monotonic`. A client reads
+            the clock of the runtime in which it was made, five times for each lock. (So it is no Python function.)
     """
 
     ends: tuple[type[BaseException], ...] = ()
-
-    def monotonic(self) -> float:
-        """Return the seconds of a clock that never goes back; see the function `monotonic`."""
-        return _read_clock()
+    monotonic: Callable[[], float] = staticmethod(_read_clock)
 
     def event(self) -> threading.Event:
         """Return a new event."""
@@ -158,9 +162,6 @@ def _call_logged(call: Callable[[], object]) -> None:
         log.exception("The call of a timer failed")
 
 
-_read_clock: Callable[[], float] = (
-    functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-)
 #: The runtime of all threads for which no other was set by `instead`.
 THREADS = Runtime()
 _instead: dict[int, Runtime] = {}
@@ -193,7 +194,6 @@ def monotonic() -> float:
     the state is too old to trust. The clock must go on while a laptop sleeps. So Linux's CLOCK_BOOTTIME is preferred to
     CLOCK_MONOTONIC.
     """
-    # (Each lock calls this several times, so without a simulation it takes the shortest way.)
     return current().monotonic() if _instead else _read_clock()
 
 

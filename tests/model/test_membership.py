@@ -20,10 +20,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sqlsem.client.connection import main, membership
 from sqlsem.client.connection.main import FRESH
 from sqlsem.client.connection.membership import Membership
 from sqlsem.engines.base import Busy, Disconnected, Options
+from sqlsem.util import runtime
 from sqlsem.values.locks import Heartbeat, Ticket
 
 LIFE = 8.0
@@ -174,8 +174,7 @@ class Machine(RuleBasedStateMachine):
         self.linger = False
         self.watched = True
         self.patch = pytest.MonkeyPatch()
-        for module in (membership, main):
-            self.patch.setattr(module, "monotonic", lambda: 1000.0 + self.server.now)
+        self.patch.setattr(runtime.THREADS, "monotonic", lambda: 1000.0 + self.server.now)
         engine = SimpleNamespace(
             options=Options(grace=self.life, lease=self.life if self.leased else None),
             beacon_may_fail=True,
@@ -379,7 +378,7 @@ class ProvenAtItsEnd(Membership):
     """A mutant: a heartbeat counts from the arrival of its answer."""
 
     def record_heartbeat(self, since):
-        super().record_heartbeat(membership.monotonic())
+        super().record_heartbeat(self.clock())
 
 
 @pytest.mark.parametrize("wrong", [EveryCallProves, NothingIsFresh, EverySignProves, OnlyTheBooksCount, ProvenAtItsEnd])

@@ -23,7 +23,6 @@ from sqlsem.client import effects
 from sqlsem.client.callers import this_thread
 from sqlsem.client.grants import Grant
 from sqlsem.client.held.registry import release_later
-from sqlsem.client.operations import acquire, waiting
 from sqlsem.client.operations.acquire import Acquisition
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.protocol import LockSession
@@ -142,11 +141,8 @@ def coordinator_of(table):
     """A runtime that runs effects on the table, and takes the time from the table's clock."""
     coordinator = Coordinator("sqlite:////dev/null/all.db", retry=0.5)
     coordinator.client.execute_effect = table.perform
-    with (
-        mock.patch.object(waiting, "monotonic", table.now),
-        mock.patch.object(acquire, "monotonic", table.now),
-    ):
-        yield coordinator
+    coordinator.client.clock = table.now
+    yield coordinator
     coordinator.client.member.tickets.clear()
     coordinator.close()
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,6 @@ from sqlsem.api.coordinator import Coordinator
 from sqlsem.client import effects
 from sqlsem.client.callers import this_thread
 from sqlsem.client.held.registry import BaseGrant, GrantState
-from sqlsem.client.operations import waiting
 from sqlsem.client.operations.convert import Upgrade
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.util.timing import DEFAULT
@@ -93,12 +91,12 @@ def upgrade(world, timeout=None):
     """Return True if the grant writes, False after a timeout. Database and grant must agree."""
     coordinator = Coordinator("sqlite:////dev/null/all.db", retry=0.5)
     client = coordinator.client
+    client.clock = world.now
     client.member.tickets[TICKET.position] = TICKET
     state = GrantState(client.registry, [Request("prices", READ)], [TICKET], this_thread(), None, 0.0)
     client.registry.add(BaseGrant(state, 0.0))
     try:
-        with mock.patch.object(waiting, "monotonic", world.now):
-            effects.run_operation(Upgrade(client, state, timeout, threading.Event()), world.perform)
+        effects.run_operation(Upgrade(client, state, timeout, threading.Event()), world.perform)
     except sqlsem.Timeout:
         return False
     else:

@@ -23,7 +23,7 @@ from sqlsem.util import runtime, shutdown
 from sqlsem.util.process import host_name, program_name
 from sqlsem.util.threads import program_location, safe_logger
 from sqlsem.values.errors import ConfigurationError, SqlsemError, Unavailable
-from sqlsem.values.locks import Ticket, monotonic
+from sqlsem.values.locks import Ticket
 
 if TYPE_CHECKING:
     from sqlsem.engines.base import Engine, Session
@@ -73,6 +73,7 @@ class MainConnection:
         self._watched = trust > 0
         self._fresh = life * FRESH
         self._lock = runtime.lock()
+        self.clock = runtime.current().monotonic
         self._last_refusal = (-math.inf, "")  # when the last attempt to connect failed, and its error
         self.call_began: float | None = None  # when the current call began; guarded by the connection's lock
         self._overdue = AdaptiveTimeout(max(trust, OVERDUE_SECONDS))  # how long a call may take
@@ -142,7 +143,7 @@ class MainConnection:
                 try:
                     self._connect()
                 except Disconnected as exc:
-                    self._last_refusal = (monotonic(), str(exc))
+                    self._last_refusal = (self.clock(), str(exc))
                     raise
             return self._attempt(call, counts_as_heartbeat)
 
@@ -156,7 +157,7 @@ class MainConnection:
         # revoked one.
         had_any = self._member.has_any()
         is_proof = counts_as_heartbeat and not had_any
-        began = self.call_began = monotonic()
+        began = self.call_began = self.clock()
         try:
             try:
                 result = call(self.session, self.member_id)
@@ -207,7 +208,7 @@ class MainConnection:
             # The watchdog does not watch this connection yet, and the server may stop answering here too.
             with time_limited(session, self._engine.setup):
                 session.check_schema()
-                began = monotonic()
+                began = self.clock()
                 member_id = self.member_id
                 if member_id is not None and not session.reattach_member(member_id):
                     log.warning("%s removed this process while it was out of reach", self._engine.label)
@@ -241,7 +242,7 @@ class MainConnection:
         """Interrupt the current call if its answer is overdue."""
         session, since = self.session, self.call_began
         overdue = self._overdue.seconds
-        if session is not None and since is not None and self._watched and monotonic() - since > overdue:
+        if session is not None and since is not None and self._watched and self.clock() - since > overdue:
             log.warning("%s has not answered for %.1f s; dropping the connection", self._engine.label, overdue)
             self._unanswered = session
             session.interrupt()

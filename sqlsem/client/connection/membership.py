@@ -43,7 +43,7 @@ from sqlsem.util import runtime
 from sqlsem.util.permits import Permit
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, restart_ended, safe_logger, when_all
 from sqlsem.values.errors import SqlsemError
-from sqlsem.values.locks import Ticket, monotonic
+from sqlsem.values.locks import Ticket
 
 if TYPE_CHECKING:
     from sqlsem.engines.base import Engine, Session
@@ -122,6 +122,8 @@ class Membership:
     def __init__(self, engine: Engine, owner: MembershipOwner, retry: float) -> None:
         self.engine, self.timing = engine, engine.options.timing
         self.retry = retry
+        self._runtime = runtime.current()
+        self.clock = self._runtime.monotonic
         self._owner = _WeakOwner(owner)
         options, timing = engine.options, self.timing
         life = self._life = options.grace if options.lease is None else options.lease
@@ -151,10 +153,9 @@ class Membership:
         #: The connection on which calls are made.
         self.main = MainConnection(engine, self, retry, life, self.trust)
         self.closing = self.main.closing
-        self._last_heartbeat = monotonic()
+        self._last_heartbeat = self.clock()
         self._activity = 0
         self._retention = RetentionCleaner(engine, self.main, self._heartbeat_interval / 3)
-        self._runtime = runtime.current()
         self.heartbeat_thread = SupervisedThread(
             "sqlsem-heartbeat", self._run_heartbeat, self.closing, vital=True, blocked_at=self.main.stuck_location
         )
@@ -204,7 +205,7 @@ class Membership:
         member, because they may belong to the registration. Call with the main connection's lock held.
         """
         began = self.main.call_began
-        self._pending_registrations[uid] = monotonic() if began is None else began
+        self._pending_registrations[uid] = self.clock() if began is None else began
 
     def end_registration(self, uid: str) -> None:
         """Mark a registration as ended. Idempotent."""
@@ -266,7 +267,7 @@ class Membership:
 
     def seconds_until_loss(self) -> float | None:
         """Return the seconds until our grants become uncertain without a further heartbeat; None if never."""
-        return max(0.0, self._last_heartbeat + self.trust - monotonic()) if self.trust else None
+        return max(0.0, self._last_heartbeat + self.trust - self.clock()) if self.trust else None
 
     # -- heartbeats ------------------------------------------------------------------------------------------
 
@@ -304,13 +305,13 @@ class Membership:
             last_activity = self._activity
             was_resting = self._resting
             pause = self._idle_interval if was_resting else self._heartbeat_interval
-            self.heartbeat_thread.due = monotonic() + pause + self._tolerance
+            self.heartbeat_thread.due = self.clock() + pause + self._tolerance
             woken = self._wakeup.wait(pause)
-            self.heartbeat_thread.due = monotonic() + self._tolerance
+            self.heartbeat_thread.due = self.clock() + self._tolerance
             self._resting = False
             self._wakeup.clear()
             # A call during the pause has kept the connection open.
-            was_used = not self._leased and monotonic() - self._last_heartbeat < pause
+            was_used = not self._leased and self.clock() - self._last_heartbeat < pause
             if was_resting and not self._heartbeat_now and (woken or was_used):
                 continue
             self._heartbeat_now = False
@@ -343,7 +344,7 @@ class Membership:
 
     def _compare(self, session: Session, member_id: int) -> None:
         # The main connection is locked: none of our rows is registered or released meanwhile.
-        began = monotonic()
+        began = self.clock()
         answer = session.heartbeat(member_id)
         if not answer.known:
             failure = self.main.member_removed()
@@ -358,7 +359,7 @@ class Membership:
                 del self.tickets[position]
             # (An interrupt may have left a registration pending for ever, so its age is limited.)
             pending = any(
-                monotonic() - since < 2 * self.retry + 10 for since in list(self._pending_registrations.values())
+                self.clock() - since < 2 * self.retry + 10 for since in list(self._pending_registrations.values())
             )
             positions = [ticket.position for ticket in revoked]
             orphans = set() if pending else answer.positions.difference(self.tickets, positions, self._releasing)
@@ -417,10 +418,10 @@ class Membership:
             pause = max(0.01, min(self._seconds_until_uncertain(), self._heartbeat_interval))
             if self.heartbeat_thread.is_suspect:
                 pause = min(pause, SUSPECT_SECONDS)
-            self.watchdog.due = monotonic() + pause + self._tolerance
+            self.watchdog.due = self.clock() + pause + self._tolerance
             if self.closing.wait(pause):
                 return
-            self.watchdog.due = monotonic() + VERIFY_SECONDS + self._tolerance
+            self.watchdog.due = self.clock() + VERIFY_SECONDS + self._tolerance
             is_stuck = self.heartbeat_thread.repair()
             restart_ended()
             if is_stuck or (not self.heartbeat_thread.runs and self.is_uncertain()):
@@ -441,14 +442,14 @@ class Membership:
         """Return the seconds until the last heartbeat is too old; with nothing held, the time that a new lock has."""
         if not self.trust:
             return math.inf
-        remaining = self._last_heartbeat + self.trust - monotonic()
+        remaining = self._last_heartbeat + self.trust - self.clock()
         return remaining if remaining > 0 or any(self.held) else self.trust
 
     def is_uncertain(self) -> bool:
         """Return True if we hold grants and the last heartbeat is too old, for example after SIGSTOP. Another process
         may hold our locks by now, or an operator may have revoked a row: verify first.
         """
-        return monotonic() - self._last_heartbeat > self._certain_seconds > 0 and any(self.held)
+        return self.clock() - self._last_heartbeat > self._certain_seconds > 0 and any(self.held)
 
     def verify(self, *, heartbeat_stopped: bool = False) -> None:
         """If our grants are uncertain, wait up to a second for a heartbeat; without one, mark everything lost.
@@ -460,7 +461,7 @@ class Membership:
         """
         if not (heartbeat_stopped and any(self.held)) and not self.is_uncertain():
             return
-        requested_at = monotonic()
+        requested_at = self.clock()
         remaining = self._last_heartbeat + self._life - requested_at
         seconds = min(VERIFY_SECONDS, remaining / 2) if remaining > 0 and self.trust else VERIFY_SECONDS
         self.wake_heartbeat()
@@ -502,9 +503,9 @@ class Membership:
         self._wakeup.set()
         with self._heartbeat_recorded:
             self._heartbeat_recorded.notify_all()
-        deadline = monotonic() + CLOSE_JOIN_SECONDS
+        deadline = self.clock() + CLOSE_JOIN_SECONDS
         if not self.main.deregister(waiting, CLOSE_JOIN_SECONDS):
             return False
         for thread in (self.heartbeat_thread, self.watchdog):
-            thread.join(max(0.0, deadline - monotonic()))
+            thread.join(max(0.0, deadline - self.clock()))
         return True

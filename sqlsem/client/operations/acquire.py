@@ -23,7 +23,7 @@ from sqlsem.util import runtime
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import Deadlock, LockLost, SqlsemError
 from sqlsem.values.events import Behind, Deadlocked, Lost, TimedOut, Waiting
-from sqlsem.values.locks import MAX_NAME, Entry, Request, Resource, Ticket, monotonic
+from sqlsem.values.locks import MAX_NAME, Entry, Request, Resource, Ticket
 
 if TYPE_CHECKING:
     from sqlsem.client.callers import Caller
@@ -115,7 +115,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         except Deadlock as exc:
             self._publish(Deadlocked, why=str(exc))
             raise
-        state.since = now = monotonic()
+        state.since = now = self.client.clock()
         grant = self._make_grant(state, now - self.began)
         self._held = held_grant = HeldGrant(grant, state.first_token)
         registry.add(grant)
@@ -308,7 +308,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             client.require_open()
             facts = self.facts(ticket, has_connection=has_connection, is_suspect=self._suspected)
             held = client.registry.requests_ahead(ticket) if queues.is_first(waiter) else ()
-            step = queues.next_step(waiter, facts, monotonic(), client.timing, held)
+            step = queues.next_step(waiter, facts, client.clock(), client.timing, held)
             if step.state in FINAL:
                 return step.state
             has_connection = yield from self._take(step, waiter)

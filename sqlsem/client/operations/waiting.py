@@ -15,7 +15,7 @@ from sqlsem.engines.failures import Busy, Disconnected
 from sqlsem.util.threads import safe_logger
 from sqlsem.values import deadlocks
 from sqlsem.values.errors import Deadlock
-from sqlsem.values.locks import Ticket, monotonic
+from sqlsem.values.locks import Ticket
 
 if TYPE_CHECKING:
     from sqlsem.client.callers import Caller
@@ -42,7 +42,7 @@ class WaitingOperation:
         self.caller = caller
         self.timeout = timeout
         self.retry_timeout = client.retry if timeout is None else min(client.retry, max(timeout, 1.0))
-        self.began = monotonic()
+        self.began = client.clock()
         self.deadlock: deadlocks.Found | None = None
 
     def facts(self, ticket: Ticket, **more: Any) -> Facts:
@@ -56,18 +56,18 @@ class WaitingOperation:
 
     def next_step(self, waiter: Waiter, facts: Facts) -> Step:
         """Choose the next step of a waiter that is in no `WaiterQueues`, and record the state that it enters."""
-        step = next_step(waiter.state, facts, monotonic(), self.client.timing)
+        step = next_step(waiter.state, facts, self.client.clock(), self.client.timing)
         waiter.state = step.state
         return step
 
     def remaining(self, limit: float | None = None) -> float:
         """Return the seconds until the timeout, at most ``limit`` (None: a slice); 0 or less when the time is up."""
         limit = self.client.timing.slice if limit is None else limit
-        return limit if self.timeout is None else min(limit, self.timeout - (monotonic() - self.began))
+        return limit if self.timeout is None else min(limit, self.timeout - (self.client.clock() - self.began))
 
     def waited(self) -> float:
         """Return the seconds since the operation began."""
-        return monotonic() - self.began
+        return self.client.clock() - self.began
 
     def choose_as_victim(self, deadlock: deadlocks.Found) -> None:
         """Have this request raise `Deadlock` at its next poll. Called by another thread."""
