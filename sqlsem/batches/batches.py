@@ -113,7 +113,7 @@ class Batch:
         if entry.callback_status == "failed":
             raise self._declaration.failure(
                 f"has succeeded, but its callback failed: {brief(entry.callback_error)}; correct that and run: "
-                f"sqlsem batches resume {entry.batch_id}",
+                f"sqlsem batch resume {entry.batch_id}",
                 entry.batch_id,
             )
 
@@ -170,7 +170,7 @@ def resume(coordinator: Coordinated, which: int | str) -> bool:
     batch_id = which if isinstance(which, int) else None
     entries = _read(coordinator, name, batch_id)
     if not entries:
-        raise ConfigurationError(f"There is no batch {which!r}; see: sqlsem batches")
+        raise ConfigurationError(f"There is no batch {which!r}; see: sqlsem batch")
     # (Without `on_failed`, `recover` only logs the failures that it finds.)
     Declaration(entries[0].name, [part.part for part in entries[0].parts], 1, None, coordinator).recover()
     claim = callback.claim_callback(coordinator.client, name, batch_id, own=False)
@@ -207,7 +207,7 @@ def batch(
         window: How long a batch may take from the start of its first part; seconds, a `timedelta`, or ``"90m"``,
             ``"6h"``, ``"2d"``. A later success does not count; the first start after the window begins a new batch.
         on_success: The callback: a function without arguments, or a `sqlsem.Call`, `sqlsem.Sql` or `sqlsem.Shell`.
-            Any process can resume a callback that can be imported by name, also by ``sqlsem batches resume``. A lambda
+            Any process can resume a callback that can be imported by name, also by ``sqlsem batch resume``. A lambda
             or a nested function can be resumed only by a process that declares it. Declare the same in all parts.
         on_failed: Called with a `BatchFailed` in the process that detects the failure: its own part failed, the
             process of another part died, an earlier batch expired with parts missing, or the callback failed. An

@@ -68,7 +68,7 @@ class CallbackClaim(Claim):
         except SqlsemError as record_error:
             log.warning("%s: %s", self.title, record_error)
         failure = self._failure(
-            f"has failed: {brief(error)}; correct that and run: sqlsem batches resume {self.callback.batch_id}"
+            f"has failed: {brief(error)}; correct that and run: sqlsem batch resume {self.callback.batch_id}"
         )
         failure.__cause__ = exc
         return failure

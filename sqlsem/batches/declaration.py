@@ -167,7 +167,7 @@ def why_not_here(entry: BatchEntry) -> str:
         )
     return (
         f"login {entry.callback_kept_by} keeps it, and only that login, putters and operators may run it: "
-        f"sqlsem batches resume {entry.batch_id}"
+        f"sqlsem batch resume {entry.batch_id}"
     )
 
 

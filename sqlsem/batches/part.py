@@ -133,7 +133,7 @@ class Part(Claim):
             return (
                 f"Batch {batch_label} is open with other parts: {' and '.join(filter(None, (additional, missing)))}; "
                 f"{_opened(entry)}declare the same in all parts (a change takes effect with the next batch), or have "
-                f"an operator run: sqlsem batches abandon {reply.batch_id}"
+                f"an operator run: sqlsem batch abandon {reply.batch_id}"
             )
         if reply.code == "in_callback" and entry is not None:
             return (
@@ -175,7 +175,7 @@ class Part(Claim):
                 self._callback.leave()
             failure = self._declaration.failure(
                 f"may lack part {self.name!r}, whose end could not be recorded ({brief(format_error(exc))}); see "
-                f"sqlsem batches, and if it has failed run it again",
+                f"sqlsem batch, and if it has failed run it again",
                 self.batch_id,
                 {self.name: "its end could not be recorded"},
             )

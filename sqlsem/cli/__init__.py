@@ -31,7 +31,7 @@ COMMANDS = {
     "Locks": {"rates": "rates:rates", "once": "once:once", "leader": "leader:leader", "guard": "guarding:guard"},
     "Work queue": {
         **{"put": "tasks:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
-        **{"schedules": "tasks:schedules", "batches": "batches:batches_"},
+        **{"schedules": "tasks:schedules", "batch": "batches:batch"},
     },
     "Operate": {
         **{"top": "watch:top", "dashboard": "watch:dashboard", "metrics": "metrics:metrics", "reap": "locks:reap"},

@@ -1,23 +1,22 @@
-"""``sqlsem batches``: shows batches, resumes their callbacks, abandons them."""
+"""``sqlsem batch``: shows batches, resumes their callbacks, abandons them."""
 
 from __future__ import annotations
 
 import re
-import sys
 
 import click
 
 from sqlsem import batches
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.cli.group import Listing
-from sqlsem.cli.here import folders_to_import_from, require_own_database, same_database
+from sqlsem.cli.group import Listing, Loaded
+from sqlsem.cli.here import running_callbacks
 from sqlsem.cli.options import json_option, most_option, name_of, one_name, pass_url_option, shared_option
 from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.batches import render_batches
 from sqlsem.util.printable import clean
 from sqlsem.values.errors import BatchFailed, ConfigurationError
 
-__all__ = ["batches_"]
+__all__ = ["batch"]
 
 #: How many batches are read: by ``batches resume`` without an argument, and by ``batches abandon``.
 MAX_RESUMED = 1000
@@ -25,13 +24,17 @@ _batch_name = name_of("The batch's name")
 
 
 @click.group(
-    "batches", cls=Listing, invoke_without_command=True, short_help="Show batches and their parts; resume, abandon."
+    "batch",
+    cls=Listing,
+    commands=Loaded({"run": "part:batch_run"}),
+    invoke_without_command=True,
+    short_help="Run a part of a batch; show batches; resume, abandon.",
 )
 @one_name("name", _batch_name, "batch", "The name, should it be that of a command.")
 @most_option(20)
 @json_option
 @connecting
-def batches_(options: Connecting, name: str | None, maximum: int, as_json: bool) -> None:
+def batch(options: Connecting, name: str | None, maximum: int, as_json: bool) -> None:
     """Show batches, the newest first: their parts, how long each took, and what became of the callback.
 
     A part is expected, running, succeeded or failed; the one that was last is marked. A batch is open, succeeded,
@@ -39,23 +42,23 @@ def batches_(options: Connecting, name: str | None, maximum: int, as_json: bool)
 
     \b
     Examples:
-      sqlsem batches
-      sqlsem batches nightly --max 1 --json
-      sqlsem batches resume nightly
-      sqlsem batches abandon nightly
+      sqlsem batch
+      sqlsem batch nightly --max 1 --json
+      sqlsem batch resume nightly
+      sqlsem batch abandon nightly
     """
     with options.coordinator(must_exist=True) as coordinator:
         entries = batches.list_batches(coordinator, name, maximum)
     output.show_or_json(as_json, [row.as_dict() for row in entries], lambda width: render_batches(entries, width, name))
 
 
-@batches_.command("resume", short_help="Run the callback of a batch whose process died.")
+@batch.command("resume", short_help="Run the callback of a batch whose process died.")
 @click.argument("which", required=False, metavar="[NAME|ID]")
 @click.option("--name", type=_batch_name, metavar="NAME", help="The name, should it be a number.")
 @shared_option
 @pass_url_option
 @connecting
-def batches_resume(options: Connecting, which: str | None, name: str | None, shared: bool, pass_url: bool) -> int:
+def batch_resume(options: Connecting, which: str | None, name: str | None, shared: bool, pass_url: bool) -> int:
     """Run the callback of a batch whose process died before its end; with a batch's number also a failed callback.
     Without an argument: the callbacks of all batches.
 
@@ -64,9 +67,9 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, sha
 
     \b
     Examples:
-      sqlsem batches resume
-      sqlsem batches resume nightly
-      sqlsem batches resume 42
+      sqlsem batch resume
+      sqlsem batch resume nightly
+      sqlsem batch resume 42
 
     \b
     Exit codes: 0 done, or nothing was left to do; 1 it failed; 78 there is
@@ -75,10 +78,7 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, sha
     """
     if which is not None and name is not None:
         raise click.UsageError("Say which batch once.")
-    with options.coordinator(runs="callbacks") as coordinator, same_database(options, pass_url):
-        require_own_database(coordinator, shared)
-        coordinator.admin.resources()  # imports the driver before the current folder is in sys.path
-        sys.path.extend(folder for folder in folders_to_import_from() if folder not in sys.path)
+    with running_callbacks(options, shared, pass_url) as coordinator:
         targets: list[int | str]
         if which is not None or name is not None:
             targets = [_which_batch(which, name)]
@@ -106,19 +106,19 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, sha
     return code
 
 
-@batches_.command("abandon", short_help="Give up a batch; the next start of a part begins a new one.")
+@batch.command("abandon", short_help="Give up a batch; the next start of a part begins a new one.")
 @click.argument("which", required=False, metavar="NAME|ID")
 @click.option("--name", type=_batch_name, metavar="NAME", help="The name, should it be a number.")
 @connecting
-def batches_abandon(options: Connecting, which: str | None, name: str | None) -> int:
+def batch_abandon(options: Connecting, which: str | None, name: str | None) -> int:
     """Abandon the newest batch of a name, or the batch with that number: one that is open or has failed, or whose
     callback is pending or has failed. Its callback will not run. Its parts no longer count, and the next start of a
     part begins a new batch. For operators; recorded in `sqlsem history --operations`.
 
     \b
     Examples:
-      sqlsem batches abandon nightly
-      sqlsem batches abandon 42
+      sqlsem batch abandon nightly
+      sqlsem batch abandon 42
 
     \b
     Exit codes: 0 done; 1 it has ended, or its callback runs; 78 there is
@@ -135,7 +135,7 @@ def batches_abandon(options: Connecting, which: str | None, name: str | None) ->
         entries = batches.list_batches(coordinator, target if isinstance(target, str) else None, MAX_RESUMED)
         entry = next((batch for batch in entries if isinstance(target, str) or batch.batch_id == target), None)
     if entry is None:
-        raise ConfigurationError(f"There is no batch {target!r}; see: sqlsem batches")
+        raise ConfigurationError(f"There is no batch {target!r}; see: sqlsem batch")
     running = entry.callback_status == "running"
     reason = f"its callback runs ({clean(entry.callback_owner or '')})" if running else f"it is {entry.status}"
     output.echo(f"Nothing to abandon: batch {entry.batch_id} of {clean(entry.name)!r} has ended, {reason}.")

@@ -17,7 +17,7 @@ from sqlsem.ops.terminal import output
 from sqlsem.util.credentials import has_secret
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["folders_to_import_from", "require_own_database", "same_database"]
+__all__ = ["folders_to_import_from", "require_own_database", "running_callbacks", "same_database"]
 
 
 def folders_to_import_from() -> Sequence[str]:
@@ -49,6 +49,18 @@ def require_own_database(coordinator: Coordinator, shared: bool) -> None:
             f"The tasks in {file} would run as this user, and {why}. If that is intended: --shared; else name a "
             f"database of your own"
         )
+
+
+@contextlib.contextmanager
+def running_callbacks(options: Connecting, shared: bool, pass_url: bool) -> Iterator[Coordinator]:
+    """A context with a coordinator, in which callbacks of batches may run here: commands and functions find this
+    database, and functions are imported also from the current folder, after all others.
+    """
+    with options.coordinator(runs="callbacks") as coordinator, same_database(options, pass_url):
+        require_own_database(coordinator, shared)
+        coordinator.admin.resources()  # imports the driver before the current folder is in sys.path
+        sys.path.extend(folder for folder in folders_to_import_from() if folder not in sys.path)
+        yield coordinator
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ __all__ = [
     "limited",
     "most_option",
     "name_of",
+    "names_of",
     "often",
     "one_name",
     "pass_url_option",
@@ -82,6 +83,12 @@ def name_of(what: str) -> Callable[[str], str]:
 
 
 resource_name = name_of("The resource name")
+
+
+def names_of(what: str) -> Callable[[str], list[str]]:
+    """Return a parameter type for several names, with commas between them."""
+    check = name_of(what)
+    return lambda value: [check(name.strip()) for name in value.split(",")]
 
 
 def whole_number(minimum: int, what: str) -> Callable[[str], int]:

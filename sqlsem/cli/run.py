@@ -33,7 +33,7 @@ from sqlsem.util.threads import spawn
 from sqlsem.values.errors import ConfigurationError, SqlsemError
 from sqlsem.values.rates import RateRequest
 
-__all__ = ["run"]
+__all__ = ["cannot_start", "not_started", "run"]
 
 log = logging.getLogger("sqlsem")
 #: The time between SIGTERM and SIGKILL for a leader's command that steps down. It still holds the lock.
@@ -170,7 +170,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
     run_options = _RunOptions(**{name: given.pop(name) for name in [field.name for field in fields(_RunOptions)]})
     lock_options = _LockOptions(**given)
     lock_options.require_one(run_options)
-    if status := _cannot_start(command[0]):
+    if status := cannot_start(command[0]):
         return status
     kill_after = min(1.0, options.life / 5) / 2 if run_options.kill_after is None else run_options.kill_after
     events: supervisor.Events = SimpleQueue()
@@ -218,7 +218,7 @@ def _lead(name: str, note: str, job: supervisor.Job, coordinator: sqlsem.Coordin
     except supervisor.Stopped as exc:
         return 128 + exc.number
     except OSError as exc:
-        return _not_started(job.command[0], exc)
+        return not_started(job.command[0], exc)
 
 
 def _hold(
@@ -242,7 +242,7 @@ def _hold(
     except supervisor.Stopped as exc:
         return 128 + exc.number
     except OSError as exc:
-        return _not_started(job.command[0], exc)
+        return not_started(job.command[0], exc)
     if lost is not None:
         output.print_error(lost)
         return run_options.lost_exit_code
@@ -265,7 +265,7 @@ def _report_not_granted(
     return conflict_exit_code
 
 
-def _not_started(program: str, error: OSError) -> int:
+def not_started(program: str, error: OSError) -> int:
     """Print that the command cannot be started, and return the exit code; raise errors of sqlsem."""
     if isinstance(error, SqlsemError):
         raise error
@@ -278,7 +278,7 @@ def _run_joined(job: supervisor.Job, events: supervisor.Events, lost_exit_code: 
         try:
             status, over = supervisor.run_joined(job, events)
         except OSError as exc:
-            return _not_started(job.command[0], exc)
+            return not_started(job.command[0], exc)
     if over:
         output.print_error("the lock that was joined has ended, and so the command was ended")
         return lost_exit_code
@@ -399,7 +399,7 @@ def _describe_blockers(coordinator: sqlsem.Coordinator, lock_options: _LockOptio
     return blockers_in_words(blockers) or "see who holds it with: sqlsem ls"
 
 
-def _cannot_start(program: str) -> int:
+def cannot_start(program: str) -> int:
     """Return 127 or 126 if the program cannot be started, else 0. (Checked before the wait, which may be long.)"""
     if shutil.which(program) is not None:
         return 0

@@ -50,6 +50,7 @@ __all__ = [
     "Stopped",
     "lead",
     "run",
+    "run_after",
     "run_joined",
     "signals_to",
 ]

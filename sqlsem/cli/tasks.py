@@ -379,12 +379,12 @@ for _action in CHANGES:
     _add_command(_action)
 
 
-@tasks_.command("show", short_help="Show one task: its body, its options, and what became of it.")
+@tasks_.command("show", short_help="Show one task: its body, its options, its state.")
 @click.argument("task_id", metavar="ID", type=click.IntRange(1))
 @json_option
 @connecting
 def tasks_show(options: Connecting, task_id: int, as_json: bool) -> int:
-    """Show one task: what it runs, the options that it was put with, its state, and its last error or result.
+    """Show one task: its body, its options, its state, and its last error or result.
 
     \b
     Examples:

@@ -68,7 +68,7 @@ class PartEntry:
 
 @record
 class BatchEntry:
-    """One batch, for displays (``sqlsem batches``). Durations are in seconds, by the database's clock."""
+    """One batch, for displays (``sqlsem batch``). Durations are in seconds, by the database's clock."""
 
     batch_id: int
     name: str

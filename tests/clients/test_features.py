@@ -260,7 +260,7 @@ COMMANDS = {
     "rates": ["rates"],
     "once": ["run", "--once-per", "x=1h", "--", "true"],
     "queue": ["tasks"],
-    "batches": ["batches"],
+    "batches": ["batch"],
 }
 
 

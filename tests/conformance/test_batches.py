@@ -301,7 +301,7 @@ def test_failed_batch_with_other_parts_is_not_lost(make):
     with pytest.raises(ValueError):
         run(batch, "a", fail=ValueError())
     run(batch, "b")
-    with pytest.raises(ConfigurationError, match=r"it lacks c; login .* opened it at .*sqlsem batches abandon"):
+    with pytest.raises(ConfigurationError, match=r"it lacks c; login .* opened it at .*sqlsem batch abandon"):
         make("a", "b", "c").part("c").start()
     assert run(batch, "a").is_last
 
@@ -732,7 +732,7 @@ def test_a_local_callback_waits_where_the_last_does_not_know_it(make):
 
 def test_a_callback_that_fails(make, database, connect, name):
     batch = make("a", on_success=sqlsem.Sql(f"INSERT INTO late_{name} (who) VALUES ('x')"))
-    with pytest.raises(BatchFailed, match="sqlsem batches resume") as caught:
+    with pytest.raises(BatchFailed, match="sqlsem batch resume") as caught:
         run(batch, "a")
     assert caught.value.__cause__ is not None
     assert batch.alarms == [caught.value]

@@ -62,7 +62,7 @@ ELSEWHERE = {
 }
 #: Commands of sqlsem that need no process of their own, as they start none and do not wait.
 HERE = (
-    *("ls", "why", "history", "put", "queues", "tasks", "schedules", "batches", "set", "pause", "resume", "revoke"),
+    *("ls", "why", "history", "put", "queues", "tasks", "schedules", "batch", "set", "pause", "resume", "revoke"),
     *("reap", "init", "sql", "config", "doctor", "timeline", "replay", "audit"),
 )
 #: Long or endless waits on the pages, which the tests shorten.

@@ -365,7 +365,7 @@ def test_unused_name_is_reported(coordinator: sqlsem.Coordinator) -> None:
     "words",
     [
         *(["ls"], ["history"], ["tasks"], ["tasks", "log", "1"], ["tasks", "wait", "q"], ["tasks", "cancel", "1"]),
-        *(["batches"], ["reap"], ["revoke", "1"], ["pause", "x"], ["resume", "x"], ["set", "x", "--limit", "2"]),
+        *(["batch"], ["reap"], ["revoke", "1"], ["pause", "x"], ["resume", "x"], ["set", "x", "--limit", "2"]),
     ],
     ids=" ".join,
 )
@@ -652,7 +652,7 @@ def test_memory_url_is_refused_by_commands(monkeypatch: pytest.MonkeyPatch) -> N
         "connect",
         "round trip",
     ]
-    for words in ("init", "ls", "history", "tasks", "batches", "put q --sql x", "run --mutex x -- true"):
+    for words in ("init", "ls", "history", "tasks", "batch", "put q --sql x", "run --mutex x -- true"):
         result = call(*words.split())
         assert result.exit_code == 78
         assert "does not offer; name another database" in result.stderr

@@ -1159,7 +1159,7 @@ def test_subcommands_help_has_examples_and_exit_codes(url: str) -> None:
         assert "Example" in text
         assert ("Exit codes" in text) == (command != ["tasks", "log"])  # which only shows
         assert max(map(len, text.splitlines())) <= 80
-    text = done("batches", "resume", "--help")
+    text = done("batch", "resume", "--help")
     assert "Exit codes" in text
     assert max(map(len, text.splitlines())) <= 80
 
@@ -1220,62 +1220,62 @@ def test_batch_table_fits_80_columns() -> None:
 
 
 def test_batches_command_shows_parts(coordinator: sqlsem.Coordinator) -> None:
-    assert done("batches") == "There are no batches.\n"
-    assert done("batches", "nightly") == "There are no batches 'nightly'.\n"
+    assert done("batch") == "There are no batches.\n"
+    assert done("batch", "nightly") == "There are no batches 'nightly'.\n"
     nightly = sqlsem.batch("nightly", ["a", "b"], window="1h", coordinator=coordinator)
     with nightly.part("a"):
         pass
-    text = done("batches", "nightly")
+    text = done("batch", "nightly")
     assert "nightly  open" in text
     assert f" by {getpass.getuser()}" in text
     assert "expected" in text
     with nightly.part("b"):
         pass
-    (batch,) = json.loads(done("batches", "--json"))
+    (batch,) = json.loads(done("batch", "--json"))
     assert (batch["name"], batch["status"]) == ("nightly", "succeeded")
     assert [(p["part"], p["is_last"]) for p in batch["parts"]] == [("a", False), ("b", True)]
-    assert json.loads(done("batches", "other", "--json")) == []
-    assert done("batches", "--name", "nightly", "-n", "1") == done("batches")
+    assert json.loads(done("batch", "other", "--json")) == []
+    assert done("batch", "--name", "nightly", "-n", "1") == done("batch")
 
 
 def test_resuming_batches(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
-    assert done("batches", "resume") == "Nothing was left to do.\n"
-    assert call("batches", "resume", "nightly").exit_code == 78
-    assert call("batches", "resume", "7", "--name", "7").exit_code == 64
+    assert done("batch", "resume") == "Nothing was left to do.\n"
+    assert call("batch", "resume", "nightly").exit_code == 78
+    assert call("batch", "resume", "7", "--name", "7").exit_code == 64
     publish = sqlsem.Shell(f"test -e {tmp_path}/mended && touch {tmp_path}/continued")
     nightly = sqlsem.batch("nightly", ["a"], window="1h", on_success=publish, coordinator=coordinator)
     with pytest.raises(sqlsem.BatchFailed):
         with nightly.part("a"):
             pass
-    (batch,) = json.loads(done("batches", "--json"))
+    (batch,) = json.loads(done("batch", "--json"))
     number = str(batch["batch_id"])
     assert batch["callback_status"] == "failed"
-    assert done("batches", "resume", "nightly") == "Nothing was left to do.\n"
-    failing = call("batches", "resume", number)
+    assert done("batch", "resume", "nightly") == "Nothing was left to do.\n"
+    failing = call("batch", "resume", number)
     assert failing.exit_code == 1
     assert "status 1" in failing.stderr
     (tmp_path / "mended").touch()
-    assert "Done" in done("batches", "resume", number)
+    assert "Done" in done("batch", "resume", number)
     assert (tmp_path / "continued").exists()
-    assert done("batches", "resume", number) == "Nothing was left to do.\n"
-    assert "finished" in done("batches")
+    assert done("batch", "resume", number) == "Nothing was left to do.\n"
+    assert "finished" in done("batch")
 
 
 def test_batch_is_abandoned_by_command(coordinator: sqlsem.Coordinator) -> None:
-    assert call("batches", "abandon").exit_code == 64
-    assert call("batches", "abandon", "7", "--name", "7").exit_code == 64
+    assert call("batch", "abandon").exit_code == 64
+    assert call("batch", "abandon", "7", "--name", "7").exit_code == 64
     for which in ("nightly", "17"):
-        assert call("batches", "abandon", which).exit_code == 78
+        assert call("batch", "abandon", which).exit_code == 78
     nightly = sqlsem.batch("nightly", ["a", "b"], window="1h", coordinator=coordinator)
     for which in ("nightly", "2"):
         with nightly.part("a"):
             pass
         number = nightly.entry().batch_id  # type: ignore[union-attr]
-        assert done("batches", "abandon", which) == f"Abandoned: batch {number}.\n"
-        again = call("batches", "abandon", which)
+        assert done("batch", "abandon", which) == f"Abandoned: batch {number}.\n"
+        again = call("batch", "abandon", which)
         assert again.exit_code == 1
         assert f"Nothing to abandon: batch {number} of 'nightly' has ended, it is abandoned." in again.stdout
-    assert "nightly  abandoned" in done("batches")
+    assert "nightly  abandoned" in done("batch")
     assert "abandon" in done("history", "--operations")
 
 
@@ -1295,7 +1295,7 @@ with r.part("a"): pass
     bench.open("x")
 
     def resumed() -> bool:
-        return "Done: the callback of batch 'nightly'" in done("--grace", "0.5", "batches", "resume")
+        return "Done: the callback of batch 'nightly'" in done("--grace", "0.5", "batch", "resume")
 
     until(resumed, "taking it over")
     assert (bench.told("start x"), bench.told("end x")) == (2, 1)

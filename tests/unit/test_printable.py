@@ -275,7 +275,7 @@ def call(planted: Planted, *arguments: str, terminal: bool = False) -> Result:
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "piped"])
 def test_every_command_shows_hostile_words_escaped(planted: Planted, terminal: bool) -> None:
     assert planted.count >= 10_000, planted.count
-    listing: list[list[str]] = [["ls"], ["history", "-n", "1000"], ["tasks", "-n", "1000"], ["batches", "-n", "100"]]
+    listing: list[list[str]] = [["ls"], ["history", "-n", "1000"], ["tasks", "-n", "1000"], ["batch", "-n", "100"]]
     for words in listing:
         shown = call(planted, *words, terminal=terminal)
         assert shown.exit_code == 0, shown.output + shown.stderr
@@ -295,7 +295,7 @@ def test_every_command_shows_hostile_words_escaped(planted: Planted, terminal: b
         for words in (["tasks", name], ["tasks", "wait", name, "--timeout", "0"], ["put", name, "--sql", name]):
             call(planted, *words, terminal=terminal)
     for name in planted.batches:
-        for words in (["batches", name], ["batches", "resume", name]):
+        for words in (["batch", name], ["batch", "resume", name]):
             call(planted, *words, terminal=terminal)
     for number in range(1, 150, 10):
         assert call(planted, "tasks", "log", str(number), terminal=terminal).exit_code == 0

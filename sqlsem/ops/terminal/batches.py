@@ -1,4 +1,4 @@
-"""Renders the output of ``sqlsem batches``."""
+"""Renders the output of ``sqlsem batch``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PARTS: tuple[Column[PartEntry], ...] = (
 
 
 def render_batches(batches: Sequence[BatchEntry], width: int, only: str | None = None) -> RenderableType:
-    """Return the output of ``sqlsem batches``, at most ``width`` columns wide."""
+    """Return the output of ``sqlsem batch``, at most ``width`` columns wide."""
     if not batches:
         return Text("There are no batches." if only is None else f"There are no batches {only!r}.")
     parts: list[RenderableType] = []

@@ -62,7 +62,7 @@ def ready_in(entry: TaskEntry) -> str:
 
 
 def render_task(task: TaskEntry, reason: TaskReason | None) -> RenderableType:
-    """Return one task with all that it was put with, what became of it, and its body."""
+    """Return one task as text: its options, its state, its last error or result, and its body."""
     locks = [f"{access_in_words(lock.access, lock.limit, lock.weight)} of {lock.resource}" for lock in task.locks]
     ends = f": {task.failures} failed, {task.losses} lost" if task.failures or task.losses else ""
     fields: dict[str, str] = {

@@ -760,7 +760,7 @@ CREATE OR ALTER PROCEDURE {schema}.session_part_end
     BEGIN
         SET @is_last = 0;
         SELECT @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has succeeded, but its callback is pending: login ',
-            callback_kept_by, N' kept it; that login, a putter or an operator runs it: sqlsem batches resume ', @id)
+            callback_kept_by, N' kept it; that login, a putter or an operator runs it: sqlsem batch resume ', @id)
         FROM {schema}.batch WHERE batch_id = @id AND callback_status = N'pending';
         IF @message IS NOT NULL
             RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;

@@ -573,7 +573,7 @@ BEGIN
     ELSIF v_end.kept_by IS NOT NULL THEN
         RAISE WARNING 'sqlsem: batch % of % has succeeded, but its callback is pending: login % kept it', v_end.id, name,
             v_end.kept_by
-            USING HINT = format('That login, a putter or an operator runs it: sqlsem batches resume %s.', v_end.id);
+            USING HINT = format('That login, a putter or an operator runs it: sqlsem batch resume %s.', v_end.id);
     ELSIF outcome = 'late' THEN
         RAISE WARNING 'sqlsem: part % of batch % has ended after %, and does not count', part, name,
             CASE v_end.batch_status WHEN 'abandoned' THEN 'the batch was abandoned' ELSE 'the window' END;
