@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pymysql
 import pytest
 import support
-from pymysql.constants import CLIENT
 
 
 @pytest.fixture(autouse=True)
@@ -33,25 +32,21 @@ def open_plainly(url: str, **options: Any) -> Any:
 
 
 @pytest.fixture
-def plain(database: support.Database) -> Iterator[Callable[..., Any]]:
-    """``plain(cursorclass=…)`` opens a connection with the driver's defaults; closed at the end."""
-    with contextlib.ExitStack() as stack:
+def plain_on() -> Iterator[Callable[..., Any]]:
+    """``plain_on(url, cursorclass=…)`` opens a connection with the driver's defaults; closed at the end."""
+    connections: list[Any] = []
 
-        def plain(**options: Any) -> Any:
-            return stack.enter_context(contextlib.closing(Closable(open_plainly(database.url, **options)))).connection
+    def plain_on(url: str, **options: Any) -> Any:
+        connections.append(open_plainly(url, **options))
+        return connections[-1]
 
-        yield plain
-
-
-class Closable:
-    """Closes a connection that the test may have closed."""
-
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
-
-    def close(self) -> None:
-        if self.connection.open:
-            self.connection.close()
+    yield plain_on
+    for connection in connections:
+        if connection.open:
+            connection.close()
 
 
-SEVERAL = CLIENT.MULTI_STATEMENTS
+@pytest.fixture
+def plain(database: support.Database, plain_on: Callable[..., Any]) -> Callable[..., Any]:
+    """``plain(cursorclass=…)`` opens one on the test's database."""
+    return functools.partial(plain_on, database.url)

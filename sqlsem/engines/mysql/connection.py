@@ -140,6 +140,8 @@ class MysqlConnection(StatementSession):
         if self.row("version") is None:  # there are no tables yet
             return
         known = dict(self.rows("origin"))
+        if "schema_version" not in known:  # they are not complete
+            return
         if known.get("origin") == self.origin and abs(float(known["started"]) - self.started) <= START_SECONDS:
             return
         with self.transaction():
@@ -203,9 +205,12 @@ class MysqlConnection(StatementSession):
         """Run a statement of client.sql that is a whole transaction."""
         self.roll_back()
         self._in_transaction = True
-        answer = self.run(name, parameters)
-        self._in_transaction = False
-        return answer
+        try:
+            answer = self.run(name, parameters)
+            self._in_transaction = False
+            return answer
+        finally:
+            self.roll_back()  # (an error in the middle leaves the transaction open, which is the gate)
 
     def begin(self, name: str) -> None:
         """Begin a transaction by a statement of client.sql."""

@@ -6,8 +6,13 @@ import secrets
 from typing import Any
 
 from sqlsem.engines.mysql.connection import CLUSTER_MARGIN, MysqlConnection
+from sqlsem.engines.mysql.database import MysqlDatabase
 from sqlsem.engines.statements.members import MemberStatements
 from sqlsem.values.errors import Unavailable
+from sqlsem.values.locks import Heartbeat
+
+#: The number of locks of rows that one heartbeat frees.
+FREED = 1000
 
 
 class LockProbe:
@@ -34,6 +39,11 @@ class MysqlMembers(MysqlConnection, MemberStatements):
 
     writes_heartbeats = True
     _beacon: str | None = None
+
+    def __init__(self, engine: MysqlDatabase, connection: Any) -> None:
+        super().__init__(engine, connection)
+        #: The positions of the rows whose locks this session may keep.
+        self._kept: set[int] = set()
 
     @property
     def beacons(self) -> MysqlMembers:
@@ -74,11 +84,22 @@ class MysqlMembers(MysqlConnection, MemberStatements):
     def insert(self, values: dict[str, Any]) -> int:
         position = super().insert(values)
         if self.options.lease is None:
+            self._kept.add(position)
             self.after_commit(f"GET_LOCK('{self.lock_prefix}{position}', 0)")
         return position
 
+    def heartbeat(self, member_id: int) -> Heartbeat:
+        answer = super().heartbeat(member_id)
+        # Other sessions and triggers remove rows, too, whose locks are freed here.
+        if gone := sorted(self._kept - answer.positions)[:FREED]:
+            locks = ", ".join(f"RELEASE_LOCK('{self.lock_prefix}{position}')" for position in gone)
+            self.execute_text(f"DO {locks}")
+            self._kept.difference_update(gone)
+        return answer
+
     def remove(self, resource: str, position: int, requesting_id: str | None, outcome: str) -> bool:
         if self.options.lease is None:
+            self._kept.discard(position)
             self.after_commit(f"RELEASE_LOCK('{self.lock_prefix}{position:d}')")
         return super().remove(resource, position, requesting_id, outcome)
 
@@ -86,6 +107,8 @@ class MysqlMembers(MysqlConnection, MemberStatements):
         answer = self.run_alone("insert_first", {**values, "prefix": self.lock_prefix})
         _begin, _gate, inserted, *_ = answer.rowcounts
         if inserted:
+            assert answer.lastrowid is not None
+            self._kept.add(answer.lastrowid)
             return answer.lastrowid
         self.execute_text(f"DO RELEASE_LOCK('{self.lock_prefix}{answer.lastrowid}')")
         return None
@@ -93,4 +116,5 @@ class MysqlMembers(MysqlConnection, MemberStatements):
     def leave_alone(self, values: dict[str, Any]) -> bool:
         lock = f"{self.lock_prefix}{values['position']}"
         _begin, _gate, _history, deleted, *_ = self.run_alone("leave_alone", {**values, "lock": lock}).rowcounts
+        self._kept.discard(values["position"])
         return deleted == 1

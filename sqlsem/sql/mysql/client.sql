@@ -16,8 +16,8 @@ SELECT SUBSTRING_INDEX(USER(), '@', 1), DATABASE(), VERSION(), CONCAT(@@hostname
 SHOW GLOBAL STATUS WHERE variable_name IN ('Uptime', 'wsrep_ready', 'wsrep_connected', 'wsrep_cluster_state_uuid')
 
 -- name: origin
--- The server that wrote last, and when it was started.
-SELECT name, value FROM {schema}_setting WHERE name IN ('origin', 'started')
+-- The server that wrote last, and when it was started. (Without a version, an installation has not ended yet.)
+SELECT name, value FROM {schema}_setting WHERE name IN ('origin', 'started', 'schema_version')
 
 -- name: note_origin
 INSERT INTO {schema}_setting (name, value) VALUES (:name, :value) {upsert:name} value = {new:value}
