@@ -309,9 +309,10 @@ def test_assert_held_refuses_autocommit(connect, database, name):
             with connection.transaction():  # like Django's atomic()
                 grant.assert_held(cursor)
         else:
-            cursor.execute("BEGIN" if database.engine == "sqlite" else "BEGIN TRANSACTION")
+            kind = " TRANSACTION" if database.engine == "mssql" else ""
+            cursor.execute(f"BEGIN{kind}")
             grant.assert_held(cursor)
-            cursor.execute("COMMIT" if database.engine == "sqlite" else "COMMIT TRANSACTION")
+            cursor.execute(f"COMMIT{kind}")
         with pytest.raises(sqlsem.ConfigurationError, match="begin one"):
             grant.assert_held(cursor)
 

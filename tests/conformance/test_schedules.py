@@ -120,8 +120,9 @@ def test_broken_schedule_does_not_stop_others(database, connect, queue, name, ca
     bad = name("a-bad-one")
     queue.schedule("0 2 * * *", nothing, name=bad)
     queue.schedule("0 2 * * *", nothing, name=str(name), note="good")
-    table = "sqlsem_schedule" if database.engine == "sqlite" else f"{database.schema}.schedule"
-    database.rows(f"UPDATE {table} SET options = ? WHERE schedule_name = ?", '{"on_failure": "never"}', bad)
+    database.rows(
+        f"UPDATE {database.beside('schedule')} SET options = ? WHERE schedule_name = ?", '{"on_failure": "never"}', bad
+    )
     for schedule_name in (bad, name):
         make_due(database, schedule_name)
     Worker(queue, idle_exit=0).run()
@@ -390,7 +391,7 @@ def test_schedule_is_removed_without_a_look(database, connect, queue, name, monk
     queue.schedule("0 2 * * *", nothing, name=str(name))
     coordinator = connect()
     with monkeypatch.context() as patched:
-        module = f"sqlsem.engines.{'statements.schedules' if database.engine == 'sqlite' else 'routines'}"
+        module = f"sqlsem.engines.{'statements.schedules' if database.engine in ('sqlite', 'mysql') else 'routines'}"
         patched.setattr(f"{module}.read_options", lambda _: pytest.fail("it was listed"))
         coordinator.admin.pause_schedule(str(name))
         coordinator.admin.remove_schedule(str(name))
@@ -399,13 +400,12 @@ def test_schedule_is_removed_without_a_look(database, connect, queue, name, monk
 
 @pytest.mark.parametrize("options", ["nonsense", "[]", "{" * 5000])
 def test_worker_survives_schedule_options_that_are_no_json(database, connect, queue, name, options):
-    if database.engine != "sqlite":
-        pytest.skip("servers keep JSON")
+    if database.engine not in ("sqlite", "mysql"):
+        pytest.skip("these servers keep JSON")
     queue.schedule("0 2 * * *", nothing, name=str(name))
     other = name("other")
     queue.schedule("0 2 * * *", nothing, name=other)
-    with database.raw() as raw:
-        raw.execute("UPDATE sqlsem_schedule SET options = ? WHERE schedule_name = ?", (options, str(name)))
+    database.rows("UPDATE sqlsem_schedule SET options = ? WHERE schedule_name = ?", options, str(name))
     for schedule_name in (name, other):
         make_due(database, schedule_name, 60)
     Worker(queue, idle_exit=0).run()

@@ -143,7 +143,7 @@ def test_worker_tells_outcomes_as_recorded(queue, monkeypatch, caplog, fault, gr
 def test_worker_tells_a_claim_taken_away_as_lost(database, queue, caplog):
     """A task whose claim was taken away while it ran is reported as lost."""
     number = queue.put(finish)
-    table = "sqlsem_task" if database.engine == "sqlite" else f"{database.schema}.task"
+    table = database.beside("task")
     claim_taken = threading.Event()
 
     def take():
