@@ -1,14 +1,16 @@
 """Sessions that the database's administrator ends, and beacons that other programs release."""
 
+import contextlib
 import shutil
 import time
 
 import pytest
 from support import AMPLE, remains, until
+from support.databases import name_of_database
 
 
 def terminate(database, condition, *parameters):
-    """End sessions, and return their number."""
+    """End sessions of PostgreSQL, and return their number."""
     rows = database.rows(
         f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND {condition}",
         *parameters,
@@ -16,13 +18,46 @@ def terminate(database, condition, *parameters):
     return len(rows)
 
 
+def end_session(database, number):
+    """End one session."""
+    if database.engine == "mysql":
+        database.server.end_session(number)
+    else:
+        assert terminate(database, "pid = ?", number) == 1
+
+
+def end_waiting_sessions(database):
+    """End the sessions that wait on the server, and return their number."""
+    if database.engine == "mysql":
+        sessions = database.server.waiting(name_of_database(database))
+        for session in sessions:
+            database.server.end_session(session.id)
+        return len(sessions)
+    return terminate(database, "application_name = 'sqlsem wait' AND state = 'active'")
+
+
+def end_all_sessions(database):
+    """End every session of sqlsem."""
+    if database.engine == "mysql":
+        database.server.end_sessions(database=name_of_database(database))
+    else:
+        terminate(database, "pid <> pg_backend_pid() AND application_name LIKE 'sqlsem%%' AND ?", True)
+
+
 def main_session(database, agent):
     """Return the number of the session that holds an agent's beacon."""
-    rows = database.rows(f"SELECT backend_pid FROM {database.beside('member')} WHERE pid = ?", agent.child.pid)
+    if database.engine == "mysql":
+        with contextlib.closing(database.session()) as session:
+            prefix = session.lock_prefix
+        rows = database.rows(
+            "SELECT IS_USED_LOCK(CONCAT(?, beacon)) FROM sqlsem_member WHERE pid = ?", prefix, agent.child.pid
+        )
+    else:
+        rows = database.rows(f"SELECT backend_pid FROM {database.beside('member')} WHERE pid = ?", agent.child.pid)
     return rows[0][0] if rows else None
 
 
-@pytest.mark.engines("postgresql")
+@pytest.mark.engines("postgresql", "mysql")
 def test_holder_with_ended_session_reconnects(agents, database, name, waiting):
     holder, waiter = agents(2, **AMPLE)
     position = holder.hold("mutex", name)["position"]
@@ -30,7 +65,7 @@ def test_holder_with_ended_session_reconnects(agents, database, name, waiting):
     waiting(name, 2)
     for _ in range(3):
         session = main_session(database, holder)
-        assert terminate(database, "pid = ?", session) == 1
+        end_session(database, session)
         holder.check()
         assert main_session(database, holder) != session
     assert not holder.lost()
@@ -43,7 +78,7 @@ def test_holder_with_ended_session_reconnects(agents, database, name, waiting):
     assert database.queue(name) == []
 
 
-@pytest.mark.engines("postgresql")
+@pytest.mark.engines("postgresql", "mysql")
 def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waiting):
     holder, waiter, last = agents(3, **AMPLE)
     holder.hold("mutex", name)
@@ -54,7 +89,7 @@ def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waitin
     before = database.queue(name)
     for _ in range(3):
         until(
-            lambda: terminate(database, "application_name = 'sqlsem wait' AND state = 'active'") == 2,
+            lambda: end_waiting_sessions(database) == 2,
             "both wait in sessions of their own",
         )
     remains(lambda: not (entry.ready or later.ready), 0.5, "they wait on")
@@ -70,7 +105,7 @@ def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waitin
     assert database.queue(name) == []
 
 
-@pytest.mark.engines("postgresql")
+@pytest.mark.engines("postgresql", "mysql")
 def test_waiter_with_ended_session_keeps_its_position(agents, database, name, waiting):
     holder, waiter = agents(2, grace=20)
     holder.hold("mutex", name)
@@ -78,7 +113,7 @@ def test_waiter_with_ended_session_keeps_its_position(agents, database, name, wa
     waiting(name, 2)
     before = database.queue(name)
     session = main_session(database, waiter)
-    assert terminate(database, "pid = ?", session) == 1
+    end_session(database, session)
     until(lambda: main_session(database, waiter) != session, "it is back")
     assert database.queue(name) == before
     holder.release()
@@ -87,16 +122,16 @@ def test_waiter_with_ended_session_keeps_its_position(agents, database, name, wa
     waiter.release()
 
 
-@pytest.mark.engines("postgresql")
+@pytest.mark.engines("postgresql", "mysql")
 def test_without_grace_the_session_is_the_lock(agents, database, name):
     """The documented meaning of ``grace=0``."""
     (holder,) = agents(1, grace=0, retry=10)
     holder.hold("mutex", name)
-    assert terminate(database, "pid = ?", main_session(database, holder)) == 1
+    end_session(database, main_session(database, holder))
     assert holder.event("lost")["lost"]
 
 
-@pytest.mark.engines("postgresql")
+@pytest.mark.engines("postgresql", "mysql")
 def test_every_session_of_everybody_is_ended_again_and_again(agents, database, name, waiting):
     holder, *waiters = agents(4, **AMPLE)
     holder.hold("mutex", name)
@@ -106,7 +141,7 @@ def test_every_session_of_everybody_is_ended_again_and_again(agents, database, n
         waiting(name, number)
     before = database.queue(name)
     for _ in range(5):
-        terminate(database, "pid <> pg_backend_pid() AND application_name LIKE 'sqlsem%%' AND ?", True)
+        end_all_sessions(database)
         time.sleep(0.1)
     assert database.queue(name) == before
     agent, left_at = holder, 0.0
