@@ -246,17 +246,17 @@ class Driver:
             return await self._once(effect)
         except (Disconnected, Busy) as exc:
             log.info("%s has to be tried again: %s", effect.what, exc)
-        retries = main.retries(effect.what, effect.retry_timeout)
-        while True:
-            try:
-                return await self._once(effect)
-            except (Disconnected, Busy) as exc:
-                pause = retries.pause_after(exc)
-                if pause is None:
-                    if isinstance(exc, Disconnected):
-                        raise retries.given_up(exc) from exc
-                    raise
-            await asyncio.sleep(pause)
+        with main.retries(effect.what, effect.retry_timeout) as retries:
+            while True:
+                try:
+                    return await self._once(effect)
+                except (Disconnected, Busy) as exc:
+                    pause = retries.pause_after(exc)
+                    if pause is None:
+                        if isinstance(exc, Disconnected):
+                            raise retries.given_up(exc) from exc
+                        raise
+                await asyncio.sleep(pause)
 
     async def _once(self, effect: Call) -> Any:
         once = functools.partial(self.client.member.main.try_once, counts_as_heartbeat=effect.counts_as_heartbeat)

@@ -15,6 +15,7 @@ import click
 
 import sqlsem
 from sqlsem import config, engines
+from sqlsem.cli.trying import attempts_shown
 from sqlsem.config import files
 from sqlsem.engines.base import Engine, Options
 from sqlsem.engines.protocol import Capability
@@ -99,7 +100,13 @@ class Connecting:
 
     @contextlib.contextmanager
     def coordinator(
-        self, *, announced: bool = False, must_exist: bool = False, bare: bool = False, runs: str | None = None
+        self,
+        *,
+        announced: bool = False,
+        must_exist: bool = False,
+        bare: bool = False,
+        runs: str | None = None,
+        draws: bool = False,
     ) -> Iterator[sqlsem.Coordinator]:
         """A context with a coordinator, which connects on first use and is closed at the end.
 
@@ -109,6 +116,7 @@ class Connecting:
             bare: Allow engines without tables.
             runs: The plural name of the code from the database that the command runs ("tasks"). Then the database is
                 always printed.
+            draws: The command draws on the whole terminal, also while the database is out of reach.
         """
         with sqlsem.connect(self.chosen_url, **self.options) as coordinator:
             if not bare:  # a lock in the memory of this command would block no other process
@@ -123,7 +131,8 @@ class Connecting:
                 output.say(f"this is {label}{NOT_NAMED}")
             else:
                 log.info("%s, from %s", label, source)
-            yield coordinator
+            with contextlib.nullcontext() if draws or self.quiet or self.verbose else attempts_shown(coordinator):
+                yield coordinator
 
 
 def _first_in_terminal() -> bool:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -23,13 +21,13 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import EXIT_LOST, EXIT_TEMPFAIL
 from sqlsem.cli.obtaining import Adopted, OncePerPeriod, rate_of, take_rates
 from sqlsem.cli.options import duration, limited, pass_url_option, periodic, rated, resource_name, staged
+from sqlsem.cli.waiting import Waiting
 from sqlsem.client.once import Period
 from sqlsem.client.operations.terms import own_mutex
 from sqlsem.client.operations.timeout_details import blockers_in_words, read_blockers
 from sqlsem.client.options import LockOptions
 from sqlsem.ops.terminal import output
 from sqlsem.util.printable import clean
-from sqlsem.util.threads import spawn
 from sqlsem.values.errors import ConfigurationError, SqlsemError
 from sqlsem.values.rates import RateRequest
 
@@ -181,11 +179,9 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
         if not (options.settings.embedded or options.verbose or options.quiet) and sys.stderr.isatty():
             names = [run_options.leader] if run_options.leader else lock_options.resources
             output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.label}")
-        waiting = _Waiting(coordinator, command[0])
-        if options.verbose:
-            spawn(waiting.log_progress, "sqlsem-progress")
+        waiting = Waiting(coordinator, command[0], is_verbose=bool(options.verbose), is_quiet=options.quiet)
         environment = config.environment(options.chosen_url, hand_on=run_options.pass_url)
-        job = supervisor.Job(command, environment, kill_after, waiting.log_start)
+        job = supervisor.Job(command, environment, kill_after, waiting.end, waiting.log_start)
         note = clean(os.path.basename(command[0]))[:200] if run_options.note is None else run_options.note
         try:
             if run_options.adopt:
@@ -203,7 +199,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
             once = OncePerPeriod(coordinator, lock_options.period, lock)
             return _hold(once, replace(job, finished=once.finish), coordinator, events, lock_options, run_options, once)
         finally:
-            waiting.over.set()
+            waiting.end()
 
 
 def _lead(name: str, note: str, job: supervisor.Job, coordinator: sqlsem.Coordinator, events: supervisor.Events) -> int:
@@ -406,43 +402,3 @@ def cannot_start(program: str) -> int:
     exists = os.path.dirname(program) and os.path.exists(program)
     output.print_error(f"{program}: {'cannot be executed' if exists else 'no such command'}")
     return supervisor.CANNOT_RUN if exists else supervisor.NOT_FOUND
-
-
-class _Waiting:
-    """Logs the progress of the wait for the lock, and the start of the command."""
-
-    def __init__(self, coordinator: sqlsem.Coordinator, program: str) -> None:
-        self.over = threading.Event()
-        self._coordinator = coordinator
-        self._program = program
-
-    def log_start(self, grant: sqlsem.Grant, pid: int) -> None:
-        """Log the start of the command; this ends the log of the wait."""
-        self.over.set()
-        positions = ", ".join(f"{name!r} at {position}" for name, position in grant.positions.items())
-        log.info("Started %s as process %d under %s", self._program, pid, positions)
-
-    def log_progress(self) -> None:
-        """Log how many requests are ahead, whenever that changes. A thread of ``sqlsem -v run`` runs this."""
-        last, pause = None, 0.25
-        while not self.over.wait(pause):
-            pause = min(pause * 1.5, 5.0)
-            try:
-                text = self._progress()
-            except SqlsemError as exc:
-                log.info("cannot see the queue: %s", exc)
-                continue
-            if text and text != last and not self.over.is_set():
-                if last is not None:  # the first text was logged when the wait began
-                    log.info("Still waiting for %s", text)
-                last = text
-
-    def _progress(self) -> str:
-        """Return our waiting requests, each with the number of requests ahead, as text."""
-        waits = []
-        entries = self._coordinator.admin.entries()
-        for entry in entries:
-            if (entry.host, entry.pid, entry.state) == (socket.gethostname(), os.getpid(), "waits"):
-                ahead = [e for e in entries if e.resource == entry.resource and e.position < entry.position]
-                waits.append(f"{entry.resource!r} at {entry.position}, behind {len(ahead)}")
-        return "; ".join(waits)

@@ -116,6 +116,8 @@ class Job:
     command: Sequence[str]  # the program and its arguments
     environment: Mapping[str, str]  # variables of the grant are added
     kill_after: float  # seconds between SIGTERM and SIGKILL
+    #: Called when the wait is over, before the command starts.
+    obtained: Callable[[], object] = lambda: None
     #: Called with the grant and the process id when the command has started.
     started: Callable[[Grant, int], object] = lambda grant, pid: None
     #: Called with the grant, which is still held, and the exit status when the command and all joined ones have ended.
@@ -188,6 +190,7 @@ def run(
         grant = _acquire(lock, timeout, events)
         if grant is None:
             return None, None
+        job.obtained()
         status = 0
         try:
             if not grant.lost:
@@ -274,6 +277,7 @@ def run_after(obtain: Callable[[], bool], job: Job, events: Events) -> int | Non
     """
     if _in_thread(lambda: obtain() or None, events) is None:
         return None
+    job.obtained()
     with tree_killer.TreeKiller() as killer:
         return _supervise(job, None, events, killer, job.kill_after, threading.Event(), {})
 

@@ -58,7 +58,7 @@ def top(options: Connecting, interval: float) -> int:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("sqlsem top needs a terminal; for a pipe or a file there is: sqlsem ls --watch 2")
-    with options.coordinator(must_exist=True) as coordinator:
+    with options.coordinator(must_exist=True, draws=True) as coordinator:
         live = Poller(coordinator, interval)
         live.poll_once()
         program = Top(live)

@@ -181,15 +181,15 @@ class DatabaseClient:
         if capability is not None:
             self.engine.require(capability, "This")
         member = self.member
-        retries = member.main.retries("A read")
-        while True:
-            try:
-                return self._read_once(call)
-            except (Disconnected, Busy) as exc:
-                pause = retries.pause_after(exc)
-                if pause is None:
-                    raise
-            member.closing.wait(pause)
+        with member.main.retries("A read") as retries:
+            while True:
+                try:
+                    return self._read_once(call)
+                except (Disconnected, Busy) as exc:
+                    pause = retries.pause_after(exc)
+                    if pause is None:
+                        raise
+                member.closing.wait(pause)
 
     def _read_once(self, call: Callable[[Session], T]) -> T:
         session = self.engine.connect("look")

@@ -20,7 +20,7 @@ from sqlsem.values.names import access_in_words
 from sqlsem.values.rates import Window
 from sqlsem.values.tasks import QueueLimit, QueueWait, TaskEntry
 
-__all__ = ["Reason", "TaskReason", "reasons", "task_reasons"]
+__all__ = ["Reason", "TaskReason", "reasons", "task_reasons", "wait_in_words"]
 
 #: Name at most this many owners.
 NAMED = 3
@@ -60,6 +60,24 @@ def described(entry: Entry) -> str:
     known = [entry.program, f'"{entry.note}"' if entry.note else None]
     details = ", ".join(text for text in known if text)
     return f"{requester(entry)} ({details})" if details else requester(entry)
+
+
+def wait_in_words(entry: Entry, reason: Reason | None, since: float = 0.0) -> str:
+    """Return one line about a request that waits: for how long, behind which row, and when it is likely to be granted.
+    ``since``: the seconds since the rows were read.
+    """
+    words = f"waiting for {entry.resource!r} for {seconds_in_words(entry.seconds + since)}"
+    if reason is None:
+        return words
+    if reason.enters is not None:
+        words += f", likely granted in {clock(reason.enters.likely - since)}"
+    if reason.code == "paused" or not reason.behind:
+        words += f": {reason.short}"
+    else:
+        first, others = reason.behind[0], len(reason.behind) - 1
+        state = "waits, too" if first.state == "waits" else f"has held it for {seconds_in_words(first.seconds + since)}"
+        words += f", behind {described(first)}, which {state}{f', and {others} more' if others else ''}"
+    return words
 
 
 def _describe_state(entry: Entry) -> str:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,24 @@ def output_of(url: str, *arguments: str) -> tuple[int, str]:
     return child.returncode, output
 
 
+class Screen:
+    """All that was written to a terminal so far."""
+
+    def __init__(self, controller: int) -> None:
+        self._controller = controller
+        self._written = b""
+        os.set_blocking(controller, False)
+
+    def read(self) -> str:
+        with contextlib.suppress(OSError):  # nothing more to read, for now or for good
+            while more := os.read(self._controller, 10_000):
+                self._written += more
+        return self._written.decode(errors="replace")
+
+    def close(self) -> None:
+        os.close(self._controller)
+
+
 class Bench:
     """A database of the test, and `sqlsem` processes that are all ended afterwards."""
 
@@ -98,6 +116,19 @@ class Bench:
         process = self.start(*arguments, **options)
         out, err = process.communicate(timeout=PATIENCE)
         return process.returncode, out, err
+
+    @contextlib.contextmanager
+    def on_terminal(self, *arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], Screen]]:
+        """Start a command whose standard error is a terminal."""
+        controller, terminal = os.openpty()
+        process = self.start(*arguments, stdout=terminal, stderr=terminal)
+        os.close(terminal)
+        screen = Screen(controller)
+        try:
+            yield process, screen
+        finally:
+            process.kill()
+            screen.close()
 
     def hold(self, *arguments: str, command: Sequence[str | Path]) -> subprocess.Popen[str]:
         """Start `sqlsem run` with a command that has written its process id."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ import sqlsem
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
 
+#: Erases the line of a terminal.
+RAW_ERASE = "\r\x1b[K"
+ERASE = re.escape(RAW_ERASE)
 #: Ignores SIGTERM, and has a child that ignores it, too.
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -104,6 +108,55 @@ def test_run_on_a_terminal_names_the_database(bench: Bench) -> None:
         assert f"locking 'x' in SQLite file {bench.folder}/queue.db" in os.read(controller, 10000).decode()
     finally:
         os.close(controller)
+
+
+def test_run_on_a_terminal_names_the_holder_while_it_waits(bench: Bench) -> None:
+    """In a line that is redrawn in place, and that is gone before the command starts."""
+    with sqlsem.connect(bench.url) as coordinator:
+        for _ in range(6):  # enough holds for an estimate
+            with coordinator.mutex("x"):
+                pass
+    holder = bench.listen("run", "--mutex", "x", "--note", "orders")
+    say = [sys.executable, "-c", "import sys; sys.stderr.write('it runs\\n')"]
+    with bench.on_terminal("run", "--mutex", "x", "--", *say) as (process, screen):
+        line = rf"{ERASE}sqlsem: waiting for 'x' for [0-9.]+s, likely granted in 00:\d\d, behind \S+:{holder.pid} \("
+        until(lambda: len(re.findall(line, screen.read())) > 1, "a line that is redrawn")
+        assert screen.read().count("\n") == 1  # the line that names the database
+        holder.terminate()
+        assert process.wait(PATIENCE) == 0
+        until(lambda: screen.read().endswith(f"{RAW_ERASE}it runs\r\n"), "the end of the line")
+
+
+def test_run_that_times_out_leaves_no_line_on_the_terminal(bench: Bench) -> None:
+    bench.listen("run", "--mutex", "x")
+    with bench.on_terminal("run", "--mutex", "x", "--timeout", "2", "--", "true") as (process, screen):
+        assert process.wait(PATIENCE) == 75
+        until(lambda: "not granted within 2 s" in screen.read(), "the reason")
+        assert "sqlsem: waiting for 'x'" in screen.read()
+        assert re.search(rf"{ERASE}sqlsem: not granted within 2 s in [^\r]*\r\n$", screen.read())
+
+
+@pytest.mark.parametrize("option", ["-q", "-v"])
+def test_run_draws_no_line_if_it_is_quiet_or_logs(bench: Bench, option: str) -> None:
+    bench.listen("run", "--mutex", "x")
+    with bench.on_terminal(option, "run", "--mutex", "x", "--timeout", "2", "--", "true") as (process, screen):
+        assert process.wait(PATIENCE) == 75
+        until(lambda: "not granted within 2 s" in screen.read(), "the reason")
+        assert RAW_ERASE not in screen.read()
+
+
+def test_command_on_a_terminal_shows_how_long_it_goes_on_trying(bench: Bench) -> None:
+    with socket.socket() as unused:  # bound, so that no other program gets its number; nobody listens
+        unused.bind(("127.0.0.1", 0))
+        url = f"postgresql://me@127.0.0.1:{unused.getsockname()[1]}/db"
+        with bench.on_terminal("--url", url, "--retry", "4", "ls") as (process, screen):
+            assert process.wait(PATIENCE) == 69
+            until(lambda: "sqlsem: error: " in screen.read(), "the error")
+            line = rf"{ERASE}sqlsem: trying \((\d+) s left\): no connection to PostgreSQL"
+            tries = [int(left) for left in re.findall(line, screen.read())]
+            assert tries == sorted(tries, reverse=True)
+            assert len(set(tries)) > 1
+            assert f"{RAW_ERASE}sqlsem: error: " in screen.read()
 
 
 def test_several_locks_are_held_at_once(bench: Bench) -> None:

@@ -14,7 +14,7 @@ import sqlsem
 
 posix = pytest.mark.skipif(os.name != "posix", reason="forks")
 
-#: What is slow to load, or what locks do not need. Each is loaded at its first use.
+#: Modules that are slow to load, or that locks do not need. Each is loaded at its first use.
 HEAVY = {
     *("asyncio", "click", "cronsim", "filelock", "hashlib", "importlib.metadata", "importlib.resources", "pathlib"),
     *("platformdirs", "psycopg", "pyodbc", "rich", "socket", "sqlalchemy", "sqlite3", "statistics", "subprocess"),
@@ -30,7 +30,7 @@ HEAVY = {
         "sqlsem.testing",
     ),
 }
-#: What `sqlsem run` needs of it.
+#: Those that `sqlsem run` needs.
 NEEDED_BY_RUN = {
     *("click", "pathlib", "platformdirs", "socket", "subprocess", "urllib.parse", "uuid"),
     *("sqlsem.cli", "sqlsem.client.client", "sqlsem.config", "sqlsem.engines.base", "sqlsem.ops", "sqlsem.sql"),
@@ -59,7 +59,7 @@ def loaded(code: str, folder: Path, *arguments: str) -> set[str]:
     return set(path.read_text().split())
 
 
-def test_import_loads_only_what_locks_need(tmp_path: Path) -> None:
+def test_import_loads_only_modules_of_locks(tmp_path: Path) -> None:
     modules = loaded("import sqlsem", tmp_path)
     assert "sqlsem.api.locks" in modules
     assert modules & HEAVY == set()
@@ -80,7 +80,7 @@ def test_using_a_lock_loads_no_more_than_its_engine(tmp_path: Path) -> None:
 
 @posix
 @pytest.mark.engines("sqlite", "postgresql")
-def test_run_loads_only_what_it_needs(database: Database, tmp_path: Path) -> None:
+def test_run_loads_only_its_modules(database: Database, tmp_path: Path) -> None:
     driver = {"sqlite": "sqlite3, hashlib", "postgresql": "psycopg"}[database.engine]  # (Psycopg loads asyncio.)
     modules = loaded(RUN, tmp_path, "--url", database.url, "run", "--mutex", "x", "--", "true")
     modules -= loaded(f"import {driver}", tmp_path)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlsem.insight.chains import WaitGraph, root_blockers
 from sqlsem.insight.estimates import Durations, SimulatedQueue, estimates
 from sqlsem.insight.overview import Hold, HoldTimes, Overview
-from sqlsem.insight.reasons import reasons, task_reasons
+from sqlsem.insight.reasons import reasons, task_reasons, wait_in_words
 from sqlsem.insight.task_estimates import TaskHistory, WorkQueue, kinds_of, task_estimates
 from sqlsem.insight.words import clock, span_in_words
 from sqlsem.values.locks import Entry, Request, Resource
@@ -60,6 +60,31 @@ def test_reason_behind_a_mutex():
     assert reason.words == 'it is behind h1:1 (load.py, "orders"), which has held it for 12m03s; 1 more waits before it'
     assert reason.short == "behind h1:1, 1 before"
     assert json.dumps(reason.as_dict())
+
+
+def test_line_of_a_wait_names_the_first_blocker():
+    holder = entry(1, "holds", program="load.py", note="orders", seconds=723.0)
+    waiter = entry(3, seconds=5.0)
+    words = wait_in_words(waiter, why([holder, entry(2), waiter]), since=2.0)
+    behind = 'behind h1:1 (load.py, "orders"), which has held it for 12m05s'
+    assert words == f"waiting for 'r' for 7.0s, {behind}"
+    second = wait_in_words(entry(4), why([entry(1, "holds", limit=3, weight=3), entry(4, limit=3)]))
+    assert second == "waiting for 'r' for 1m00s, behind h1:1, which has held it for 1m00s"
+
+
+def test_line_of_a_wait_counts_down_to_the_likely_grant():
+    rows = [entry(1, "holds", seconds=0.0), entry(2)]
+    reason = why(rows, holds={"r": [60.0] * 20})
+    assert reason.enters is not None
+    for since in (0.0, 20.0, 1000.0):
+        likely = clock(max(reason.enters.likely - since, 0.0))
+        assert f", likely granted in {likely}, behind h1:1" in wait_in_words(rows[1], reason, since)
+
+
+def test_line_of_a_wait_without_blockers():
+    words = wait_in_words(entry(1), why([entry(1)], setting(paused=True, paused_by="anna")))
+    assert words == "waiting for 'r' for 1m00s: paused by anna"
+    assert wait_in_words(entry(1), None, since=1.0) == "waiting for 'r' for 1m01s"
 
 
 def test_reason_behind_a_full_limit():

@@ -46,7 +46,7 @@ class Twin:
     y: int = 0
 
 
-def test_fields_and_defaults_are_those_of_a_dataclass() -> None:
+def test_fields_and_defaults_equal_a_dataclass() -> None:
     point = Point(1, y=2)
     assert (point.x, point.y, point.names, point.total, Point.unit) == (1, 2, [], 3, "m")
     assert point.names is not Point(1).names
@@ -66,7 +66,7 @@ def test_post_init_may_refuse_values() -> None:
         Point(-1)
 
 
-def test_records_of_one_class_are_equal_by_their_compared_fields() -> None:
+def test_equality_of_records_needs_one_class() -> None:
     assert Point(1, 2) == Point(1, 2)
     assert Point(1, 2) != Point(1, 3)
     assert Point(1) != Named(1)

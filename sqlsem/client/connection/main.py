@@ -65,6 +65,8 @@ class MainConnection:
 
     def __init__(self, engine: Engine, member: ConnectionOwner, retry: float, life: float, trust: float) -> None:
         self.closing = runtime.event()
+        #: The calls that are tried until one attempt succeeds, for displays.
+        self.trying: set[Retries] = set()
         self.session: Session | None = None
         self.member_id: int | None = None  # the number of our member; None before the first connection
         self._engine = engine
@@ -110,22 +112,24 @@ class MainConnection:
                         return self._attempt(call, counts_as_heartbeat)
             except (Disconnected, Busy) as exc:
                 log.info("%s failed, retrying: %s", what, exc)
-        retries = self.retries(what, retry_timeout)
-        while True:
-            try:
-                return self.try_once(call, counts_as_heartbeat=counts_as_heartbeat)
-            except (Disconnected, Busy) as exc:
-                pause = retries.pause_after(exc)
-                if pause is None:
-                    if isinstance(exc, Disconnected):
-                        raise retries.given_up(exc) from exc
-                    raise
-            self.closing.wait(pause)
+        with self.retries(what, retry_timeout) as retries:
+            while True:
+                try:
+                    return self.try_once(call, counts_as_heartbeat=counts_as_heartbeat)
+                except (Disconnected, Busy) as exc:
+                    pause = retries.pause_after(exc)
+                    if pause is None:
+                        if isinstance(exc, Disconnected):
+                            raise retries.given_up(exc) from exc
+                        raise
+                self.closing.wait(pause)
 
     def retries(self, what: str, retry_timeout: float | None = None) -> Retries:
         """Return the attempts of a call. A slow server gets one more, unless the caller has a short timeout."""
         seconds = self._retry if retry_timeout is None else retry_timeout
-        return Retries(what, seconds, is_patient=seconds >= self._retry, is_closing=self.closing.is_set)
+        return Retries(
+            what, seconds, is_patient=seconds >= self._retry, is_closing=self.closing.is_set, running=self.trying
+        )
 
     def try_once(
         self, call: Callable[[Session, int], T], started_at: float | None = None, *, counts_as_heartbeat: bool = False
@@ -281,7 +285,7 @@ class MainConnection:
         return False
 
     def _deregister(self, session: Session, member_id: int, waiting: Iterable[Ticket], seconds: float) -> None:
-        retries = Retries("Deregistering", seconds, is_patient=False, is_closing=lambda: False)
+        retries = Retries("Deregistering", seconds, is_patient=False, is_closing=lambda: False, running=set())
         try:
             with time_limited(session, seconds):
                 for ticket in waiting:

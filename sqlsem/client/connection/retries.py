@@ -27,20 +27,41 @@ class Retries:
         seconds: How long the call is retried.
         is_patient: True if a slow server gets one attempt more, with a longer timeout, after these seconds.
         is_closing: Returns True when no further attempt makes sense.
+        running: The calls that are being tried now; this one is among them in its ``with`` block.
     """
 
-    def __init__(self, what: str, seconds: float, *, is_patient: bool, is_closing: Callable[[], bool]) -> None:
+    def __init__(
+        self, what: str, seconds: float, *, is_patient: bool, is_closing: Callable[[], bool], running: set[Retries]
+    ) -> None:
         self._what = what
         self._seconds = seconds
         self._is_patient = is_patient
         self._is_closing = is_closing
         self._began = monotonic()
         self._attempts = 1
+        self._running = running
+
+    def __enter__(self) -> Retries:
+        self._running.add(self)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._running.discard(self)
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds since the first attempt began."""
+        return monotonic() - self._began
+
+    @property
+    def remaining(self) -> float:
+        """The seconds until the last attempt begins at the latest, for displays."""
+        return max(0.0, self._seconds - self.elapsed)
 
     def pause_after(self, failure: Disconnected | Busy) -> float | None:
         """Return the seconds to wait before the next attempt, and log that; None: there is no further attempt."""
         is_slow = self._is_patient and isinstance(failure, Unanswered) and failure.retry_once_more
-        if self._is_closing() or (not is_slow and monotonic() - self._began >= self._seconds):
+        if self._is_closing() or (not is_slow and self.elapsed >= self._seconds):
             return None
         level = logging.DEBUG if isinstance(failure, Conflict) else logging.WARNING
         log.log(level, "%s failed, retrying: %s", self._what, failure)
@@ -53,5 +74,5 @@ class Retries:
         question = "" if isinstance(failure, Refused) else "; is the server up, and the address right?"
         return Unavailable(
             f"{failure} ({self._what}: {self._attempts} attempt{'s' if self._attempts != 1 else ''} in "
-            f"{monotonic() - self._began:.1f} s{question})"
+            f"{self.elapsed:.1f} s{question})"
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from sqlsem.ops.terminal.status import hide_status
 from sqlsem.util.printable import clean, clean_json, clean_trace
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def is_gone() -> bool:
 
 def echo(*lines: str, err: bool = False) -> None:
     """Print lines; line breaks within a line are escaped."""
+    hide_status()
     click.echo("\n".join(map(clean, lines)), err=err)
 
 
