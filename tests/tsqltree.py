@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 #: Kind of fragment → its properties that hold fragments, and True for those that hold several.
@@ -38,6 +38,8 @@ class Node:
         self.kind = str(kind.Name)
         self.line = int(raw.StartLine)
         self._properties = _properties(kind)
+        self._words: dict[str, str] = {}
+        self._walked: list[Node] = []
 
     def __repr__(self) -> str:
         return f"<{self.kind} in line {self.line}>"
@@ -74,19 +76,21 @@ class Node:
 
     def word(self, name: str) -> str:
         """Return a property that is not a fragment: a name, a value, a kind."""
-        value = getattr(self.raw, name, None)
-        return "" if value is None else str(value)
+        if name not in self._words:
+            value = getattr(self.raw, name, None)
+            self._words[name] = "" if value is None else str(value)
+        return self._words[name]
 
     def children(self) -> Iterator[Node]:
         """Yield the parts of this fragment, in the order of the properties."""
         for name in self._properties:
             yield from self.parts(name)
 
-    def walk(self) -> Iterator[Node]:
-        """Yield this fragment and all beneath it, in the order of the text."""
-        yield self
-        for child in self.children():
-            yield from child.walk()
+    def walk(self) -> Sequence[Node]:
+        """Return this fragment and all beneath it, in the order of the text."""
+        if not self._walked:
+            self._walked = [self, *(node for child in self.children() for node in child.walk())]
+        return self._walked
 
     def all(self, *kinds: str) -> Iterator[Node]:
         for node in self.walk():
