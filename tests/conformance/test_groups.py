@@ -403,9 +403,8 @@ def watched(queue):
 
 
 def see_claim(number):
-    """Return only after another group was claimed."""
-    before = calls[0].answered["next_tasks"]
-    until(lambda: calls[0].answered["next_tasks"] > before)
+    """As a task of the first group, return only after the second group was claimed."""
+    until(lambda: calls[0].answered["next_tasks"] >= 2)
     done.append(number)
 
 
@@ -413,6 +412,7 @@ def see_claim(number):
 def test_next_group_is_prefetched_during_a_run(queue, watched, eager, unhurried, monkeypatch):
     """The prefetching call claims in the claiming thread's name and reports the ends of the previous group."""
     monkeypatch.setattr(worker_module, "CLAIMING_SECONDS", PATIENCE)
+    monkeypatch.setattr(claim_buffer.ClaimSizer, "may_prefetch", lambda sizer: True)  # on a slow machine, too
     bodies = [sqlsem.Call(see_claim if number == 5 else note, number) for number in range(350)]
     numbers = queue.put_many(bodies)
     calls = []
