@@ -625,7 +625,7 @@ def test_removal_is_repeated_when_the_server_refuses_it(bench, database, monkeyp
 
 
 @pytest.mark.engines("mysql")
-def test_installation_beside_another_one_leaves_it_alone(bench, database):
+def test_certification_spares_an_existing_installation(bench, database):
     """There are no schemas, so the tables of a certification are in the database of the user's tables."""
     instance = bench()
     with database.coordinator().mutex("ours") as grant:
