@@ -30,7 +30,7 @@ COMMANDS = {
     },
     "Locks": {"rates": "rates:rates", "once": "once:once", "leader": "leader:leader", "guard": "guarding:guard"},
     "Work queue": {
-        **{"put": "tasks:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
+        **{"put": "put:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
         **{"schedules": "tasks:schedules", "batch": "batches:batch"},
     },
     "Operate": {

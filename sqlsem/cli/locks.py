@@ -109,8 +109,8 @@ def _watch(read_queues: Callable[[], Queues], console: Console, only: str | None
 
 @click.command(short_help="Show finished requests, the newest first.")
 @click.argument("resource", required=False, type=resource_name)
-@click.option("--since", type=age, metavar="AGE", help="Only requests that ended within this time: 24h.")
-@click.option("--until", type=age, metavar="AGE", help="Only requests that ended before this time ago.")
+@click.option("--since", type=age, metavar="TIME", help="Only requests that ended since then: 24h, 02:00.")
+@click.option("--until", type=age, metavar="TIME", help="Only requests that ended before: 1h, 2026-01-31.")
 @click.option("--outcome", type=click.Choice(OUTCOMES), metavar="OUTCOME", help="Only requests that ended so.")
 @click.option("--who", metavar="WHO", help="Only of this login, host, host:pid or program; or ended by this login.")
 @click.option("--operations", is_flag=True, help="Show actions of operators instead: pauses, caps, revocations …")

@@ -53,8 +53,8 @@ def since_option(default: str) -> Callable[[F], F]:
         type=age,
         default=default,
         show_default=True,
-        metavar="AGE",
-        help="Include requests that ended within this time: 24h, 30d; and the present ones.",
+        metavar="TIME",
+        help="Include requests that ended since then (24h, 30d, 02:00, 2026-01-31), and the present ones.",
     )
 
 

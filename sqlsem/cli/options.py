@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime, time, timedelta
 from typing import Any, ParamSpec, TypeVar, cast
 
 import click
@@ -65,8 +66,26 @@ def duration(value: str) -> float:
 
 @refusing
 def age(value: str) -> float:
-    """Convert an age: a duration that may be months."""
-    return locks.check_duration("An age", value, maximum=locks.MAX_INT)
+    """Convert an age (``24h``; it may be months), or a time by this host's clock, to seconds before now: ``02:00`` (the
+    last one), ``2026-01-31``, ``2026-01-31 02:00``, also with a zone (``2026-01-31T02:00+01:00``).
+    """
+    if re.match(r"\d{1,2}:\d|\d{4}-\d", value) is None:
+        return locks.check_duration("An age", value, maximum=locks.MAX_INT)
+    now = datetime.now().astimezone()
+    try:
+        if ":" in value[:3]:
+            moment = datetime.combine(now.date(), time.fromisoformat(value.zfill(5))).astimezone()
+            if moment > now:
+                moment = datetime.combine(now.date() - timedelta(days=1), moment.time()).astimezone()
+        else:
+            moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value)).astimezone()
+    except (ValueError, OverflowError, OSError) as exc:
+        raise click.BadParameter(
+            f"{value!r} is no time; write an age (24h), a time of day (02:00), or a date (2026-01-31, 2026-01-31T02:00)"
+        ) from exc
+    if moment > now:
+        raise click.BadParameter(f"{value!r} is in the future")
+    return locks.check_duration("An age", (now - moment).total_seconds(), maximum=locks.MAX_INT)
 
 
 def often(value: str) -> float:

@@ -1,22 +1,17 @@
-"""The commands of programs and operators for the work queue: ``sqlsem put``, ``sqlsem tasks``, ``sqlsem schedules``."""
+"""The commands that show and change tasks and schedules of work queues: ``sqlsem tasks``, ``sqlsem schedules``."""
 
 from __future__ import annotations
 
-import json
-import re
-import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 import click
 
 import sqlsem
-from sqlsem import tasks
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.cli.group import Listing, WithCommand
+from sqlsem.cli.group import Listing
 from sqlsem.cli.known import unknown_queue
-from sqlsem.cli.options import a_lock, duration, json_option, most_option, name_of, one_name, whole_number
+from sqlsem.cli.options import duration, json_option, most_option, name_of, one_name
 from sqlsem.insight.reasons import TaskReason, task_reasons
 from sqlsem.insight.task_estimates import MAX_ENDED, MAX_OPEN
 from sqlsem.ops.terminal import output
@@ -24,220 +19,15 @@ from sqlsem.ops.terminal.tables import process_name, seconds_in_words
 from sqlsem.ops.terminal.tasks import STATES, counted, render_schedules, render_task, render_tasks
 from sqlsem.util.printable import clean
 from sqlsem.values.errors import ConfigurationError, NotHeld
-from sqlsem.values.tasks import TASK_BOUNDS, Attempt, TaskEntry
+from sqlsem.values.tasks import Attempt, TaskEntry
 
-__all__ = ["put", "schedules", "tasks_"]
+__all__ = ["schedules", "tasks_"]
 
 #: How many failed tasks are read, to find the ones that block pending tasks.
 MAX_FAILED = 1000
 #: How many running tasks are read, to apply limits.
 MAX_RUNNING = 10_000
-#: The longest time before a second attempt.
-LONGEST_BACKOFF_SECONDS = TASK_BOUNDS["backoff_ms"][1] // 1000
 _queue_name = name_of("The queue's name")
-
-
-def _backoff(value: str) -> float:
-    """Convert a duration, up to the longest backoff."""
-    seconds = duration(value)
-    if seconds > LONGEST_BACKOFF_SECONDS:
-        raise click.BadParameter(f"{value!r} is longer than {LONGEST_BACKOFF_SECONDS} seconds")
-    return seconds
-
-
-def _argument(value: str) -> tuple[str | None, Any]:
-    """Convert ``JSON`` or ``NAME=JSON``. (No JSON begins like the second form.)"""
-    match = re.fullmatch(r"([^\W\d]\w*)=(.*)", value, re.DOTALL)
-    name, text = (match[1], match[2]) if match else (None, value)
-    try:
-        return name, json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise click.BadParameter(f"{text!r} is not JSON ({exc}); a text needs its quotes: '\"{text}\"'") from exc
-
-
-def _option_text(text: str) -> str:
-    """Return the value of an option; for ``-`` the text of standard input."""
-    if text != "-":
-        return text
-    try:
-        return sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise click.UsageError(f"Standard input is not UTF-8: {exc}") from exc
-
-
-@click.command(cls=WithCommand, short_help="Put a task into a work queue.")
-@click.argument("queue", type=_queue_name)
-@click.option("--sql", "sql_text", metavar="TEXT", help="SQL, run on the worker's database.")
-@click.option("--shell", metavar="COMMAND", help="A command for the shell of the worker's host.")
-@click.option("--call", metavar="MODULE:FUNCTION", help="A Python function that workers can import.")
-@click.option(
-    "--arg",
-    "arguments",
-    multiple=True,
-    type=_argument,
-    metavar="JSON",
-    help="An argument of the function, or NAME=JSON; may be repeated.",
-)
-@click.option("--json-body", metavar="JSON", help="Any JSON, for code that claims for itself (Queue.claim).")
-@click.option(
-    "--order",
-    type=whole_number(TASK_BOUNDS["order"][0], "a whole number that fits"),
-    default="0",
-    show_default=True,
-    metavar="N",
-    help="Lower orders run first; a task waits until every task of a lower order has ended.",
-)
-@click.option("--after", type=duration, default="0", help="Do not start it before this time has passed.")
-@click.option(
-    "--max-attempts",
-    type=whole_number(1, "a whole number from 1 on"),
-    default="1",
-    show_default=True,
-    metavar="N",
-    help="How many attempts are made before it has failed.",
-)
-@click.option(
-    "--backoff",
-    type=_backoff,
-    metavar="DURATION",
-    default="1",
-    show_default=True,
-    help="The approximate time before the second attempt; twice that before the third, up to 300 s.",
-)
-@click.option(
-    "--on-failure",
-    type=click.Choice(["stop", "continue"]),
-    default="stop",
-    show_default=True,
-    help="What later orders do when it has failed: stop (wait), or continue.",
-)
-@click.option("--note", help="A text that lists of the queue show.")
-@click.option(
-    "--time-limit", type=duration, metavar="DURATION", help="An attempt that runs for longer is ended, and fails."
-)
-@click.option(
-    "--unique", metavar="KEY", help="Put nothing while a task with this key is open; print that task's number."
-)
-@click.option("--replace", metavar="KEY", help="Replace the pending task with this key.")
-@click.option("--key", metavar="KEY", help="The task's owner: workers are shared fairly between the keys of a queue.")
-@click.option(
-    "--priority",
-    type=whole_number(TASK_BOUNDS["order"][0], "a whole number that fits"),
-    default="0",
-    show_default=True,
-    metavar="N",
-    help="Among the tasks of its key and order: higher ones first.",
-)
-@click.option(
-    "--lock",
-    "locks",
-    multiple=True,
-    type=a_lock,
-    metavar="KIND:NAME",
-    help="A lock that it holds while it runs: mutex:NAME, write:NAME, read:NAME, limit:NAME[=N] or stage:NAME=ORDER; "
-    "may be repeated. The task waits for its locks without a worker.",
-)
-@click.option("--every", metavar="CRON", help="Put it at these times, by any worker of the queue: '0 2 * * *'.")
-@click.option("--name", metavar="NAME", help="The schedule's name; a schedule of the same name is replaced.")
-@click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="For --every: Europe/Berlin.")
-@click.option(
-    "--missed",
-    type=click.Choice(tasks.MISSED),
-    default="one",
-    show_default=True,
-    help="With --every: put one task for all times at which the queue had no worker, or none (skip).",
-)
-@json_option
-@connecting
-def put(options: Connecting, /, queue: str, as_json: bool, **given: Any) -> None:
-    """Put a task into a work queue, and print its number. `sqlsem work` runs it.
-
-    Name the task by one of --sql, --shell, --call, --json-body, or by a command after `--`, which is run without a
-    shell. `-` in place of a text reads it from standard input. On a database server this needs the role sqlsem_putter,
-    as tasks run with the rights of the workers.
-
-    \b
-    Examples:
-      sqlsem put nightly --sql "CALL load_customers()" --order 100
-      sqlsem put nightly --order 200 --max-attempts 3 -- ./report.sh --all
-      sqlsem put nightly --call etl:load --arg '"customers"' --arg full=true
-      sqlsem put mails --json-body - < mail.json
-      sqlsem put nightly --unique report -- ./report.sh
-      sqlsem put mails --key tenant-7 --call mails:send --arg 4711
-      sqlsem put nightly --lock write:customers --lock limit:pg=4 -- ./load.sh
-      sqlsem put nightly --every "0 2 * * *" --time-zone Asia/Tokyo -- ./load.sh
-    """
-    try:
-        body = _body(**{name: given.pop(name) for name in ("sql_text", "shell", "call", "arguments", "json_body")})
-        every, name, when = given.pop("every"), given.pop("name"), {k: given.pop(k) for k in ("time_zone", "missed")}
-        tasks.encode(body)
-        tasks.check_put(**given)
-        if every is not None:
-            tasks.check_cron(every, when["time_zone"])
-    except ConfigurationError as exc:
-        raise click.UsageError(str(exc)) from exc
-    if every is not None:
-        _schedule(options, queue, every, body, as_json, {"name": name, **when, **given})
-        return
-    if name is not None or when != {"time_zone": "UTC", "missed": "one"}:
-        raise click.UsageError("--name, --time-zone and --missed go with --every.")
-    with options.coordinator() as coordinator:
-        number = coordinator.queue(queue).put(body, **given)
-    if as_json:
-        output.print_json({"queue": queue, "task_id": number})
-    else:
-        output.echo(str(number))
-
-
-def _schedule(options: Connecting, queue: str, cron: str, body: Any, as_json: bool, given: dict[str, Any]) -> None:
-    with options.coordinator() as coordinator:
-        schedule = coordinator.queue(queue).schedule(cron, body, **given)
-    if as_json:
-        output.print_json(schedule.as_dict())
-    else:
-        output.echo(clean(schedule.name))
-        output.say(f"next at {schedule.next_due:%Y-%m-%d %H:%M} UTC, if the queue has a worker: sqlsem work {queue}")
-
-
-def _body(
-    sql_text: str | None,
-    shell: str | None,
-    call: str | None,
-    arguments: Sequence[tuple[str | None, Any]],
-    json_body: str | None,
-) -> Any:
-    """Return the body that the options name."""
-    command = click.get_current_context().meta["sqlsem.command"]
-    if sum(value is not None for value in (sql_text, shell, call, json_body, command)) != 1:
-        raise click.UsageError(
-            "Say what to do, by one of --sql TEXT, --shell COMMAND, --call MODULE:FUNCTION, --json-body JSON or "
-            "-- COMMAND ARGS."
-        )
-    if arguments and call is None:
-        raise click.UsageError("--arg goes with --call.")
-    if sql_text is not None:
-        return tasks.Sql(_option_text(sql_text))
-    if shell is not None or command is not None:
-        return tasks.Shell(command if shell is None else _option_text(shell))
-    if call is not None:
-        return _call(call, arguments)
-    assert json_body is not None
-    return tasks.Json(_json_value(_option_text(json_body)))
-
-
-def _call(function: str, arguments: Sequence[tuple[str | None, Any]]) -> tasks.Call:
-    positional = [value for name, value in arguments if name is None]
-    by_name = {name: value for name, value in arguments if name is not None}
-    if len(positional) + len(by_name) < len(arguments):
-        raise click.UsageError("An argument of the function is given twice.")
-    return tasks.Call(function, *positional, **by_name)
-
-
-def _json_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise click.UsageError(f"--json-body is not JSON: {exc}") from exc
 
 
 @click.group(
