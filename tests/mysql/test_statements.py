@@ -33,7 +33,8 @@ def test_each_statement_is_understood(database, file):
         for name, text in texts.items():
             if name in CLUSTER or name in CREATES:
                 continue
-            for statement in statements_of(f"{for_driver(text).removesuffix(';')};\n"):
+            text = text if file == "certify" else for_driver(text)  # (certify.sql is written for the driver)
+            for statement in statements_of(f"{text.rstrip().removesuffix(';')};\n"):
                 marked = re.sub(r"%\(\w+\)s|%s", "?", statement).replace("%%", "%")
                 try:
                     cursor.execute("PREPARE one FROM %s", (marked,))

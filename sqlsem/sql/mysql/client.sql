@@ -2,11 +2,13 @@
 -- sqlsem/sql/statements. Several in one text go to the server together, and the first one that fails ends the text.
 
 -- name: session
--- (Times without a zone, names as they are written, and errors instead of changed values, whatever the server's defaults.)
+-- (Times without a zone, names as they are written, errors instead of changed values, and whole results, whatever the
+-- server's defaults are. MariaDB cuts JSON_ARRAYAGG at group_concat_max_len.)
 SET SESSION sql_mode = 'ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
             time_zone = '+00:00', innodb_lock_wait_timeout = :gate, lock_wait_timeout = :metadata, wait_timeout = :idle,
-            autocommit = 1;
-SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
+            autocommit = 1, sql_safe_updates = 0, sql_select_limit = 18446744073709551615, completion_type = 'NO_CHAIN',
+            foreign_key_checks = 1, unique_checks = 1, group_concat_max_len = 16777216;
+SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE
 
 -- name: facts
 SELECT SUBSTRING_INDEX(USER(), '@', 1), DATABASE(), VERSION(), CONCAT(@@hostname, ':', @@port, ':', @@server_id, ':', @@datadir), {clock},
@@ -27,10 +29,10 @@ UPDATE {schema}_member
 SET heartbeat_at = {clock}, missing_since = NULL, lease_until = {clock} + lease_ms / 1000.0
 
 -- name: skip_numbers
--- (A number of a member that is inserted and deleted is not given again.)
+-- (A number of a member that is inserted and deleted is not given again. The first row tells the next number.)
 UPDATE {schema}_gate SET last_position = ((last_position + 1000000000) DIV 10000000000 + 1) * 10000000000;
-INSERT INTO {schema}_member (member_id, grace_ms)
-SELECT COALESCE(MAX(member_id), 0) + 1000000 + :by, 0 FROM {schema}_member;
+INSERT INTO {schema}_member (grace_ms) VALUES (0);
+INSERT INTO {schema}_member (member_id, grace_ms) VALUES (LAST_INSERT_ID() + 1000000 + :by, 0);
 DELETE FROM {schema}_member WHERE beacon IS NULL AND lease_ms IS NULL AND program IS NULL
 
 -- name: wait_for_cluster
