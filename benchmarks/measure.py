@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlsem
-from benchmarks import servers, subjects
+from benchmarks import mysql_queues, servers, subjects
 from sqlsem.engines.optional import Session
 from sqlsem.engines.protocol import EngineConnection
 
@@ -396,9 +396,12 @@ def waiters(engine: str, url: str, number: int, seconds: float) -> Waiting:
 
 
 def transactions(engine: str, url: str) -> Any:
-    """Return the transactions so far in this database, which in autocommit are statements; None if they are not
-    counted.
+    """Return the transactions so far in this database, which in autocommit are statements (on MariaDB the statements of
+    all sessions); None if they are not counted.
     """
+    if engine == "mysql":
+        ((_, number),) = mysql_queues.rows(url, "SHOW GLOBAL STATUS LIKE 'Questions'")
+        return int(number)
     if engine != "postgresql":
         return None
     import psycopg

@@ -7,7 +7,7 @@ from rich.table import Table
 
 __all__ = ["ENGINES", "ahead", "console", "judged", "table"]
 
-ENGINES = {"postgresql": "PostgreSQL", "mssql": "SQL Server", "sqlite": "SQLite"}
+ENGINES = {"postgresql": "PostgreSQL", "mssql": "SQL Server", "sqlite": "SQLite", "mysql": "MariaDB"}
 console = Console(highlight=False)
 if not console.is_terminal:
     console.width = 150

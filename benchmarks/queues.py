@@ -29,7 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import sqlsem
-from benchmarks import measure
+from benchmarks import measure, mysql_queues
 from benchmarks import subjects as locks
 from sqlsem.tasks import Worker, claim_buffer
 from sqlsem.tasks import worker as worker_module
@@ -63,6 +63,8 @@ class Subject:
 
 
 def rows(url: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    if url.startswith("mysql"):
+        return mysql_queues.rows(url, statement, *parameters)
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
@@ -81,7 +83,7 @@ def database(url: str, name: str) -> Iterator[str]:
     try:
         yield urlsplit(url)._replace(path=f"/{name}").geturl()
     finally:
-        rows(url, f"DROP DATABASE {name} WITH (FORCE)")
+        rows(url, f"DROP DATABASE {name}" + (" WITH (FORCE)" if url.startswith("postgresql") else ""))
 
 
 # -- sqlsem -----------------------------------------------------------------------------------------------------------
@@ -113,6 +115,8 @@ def _done(url: str) -> tuple[int, float | None]:
         statement = "SELECT count(*), max(ended_at) FROM {} WHERE status = 'finished'"
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
             number, ended = connection.execute(statement.format("sqlsem_task")).fetchone()
+    elif url.startswith("mysql"):
+        ((number, ended),) = rows(url, "SELECT count(*), max(ended_at) FROM sqlsem_task WHERE status = 'finished'")
     else:
         statement = "SELECT count(*), extract(epoch FROM max(ended_at)) FROM {} WHERE status = 'finished'"
         ((number, ended),) = rows(url, statement.format("sqlsem.task"))
@@ -371,6 +375,26 @@ SUBJECTS: dict[str, dict[str, Subject]] = {
             processes=False,  # its claims are atomic among the threads of one process only
         ),
     },
+    "mysql": {
+        "sqlsem": _OURS,
+        **_FIXED,
+        "SKIP LOCKED": Subject(
+            *("pymysql", mysql_queues.raw_prepare, mysql_queues.raw_put, mysql_queues.raw_work, mysql_queues.raw_done)
+        ),
+        "huey": Subject(
+            *("huey", mysql_queues.huey_prepare, mysql_queues.huey_put),
+            *(mysql_queues.huey_work, mysql_queues.huey_done),
+        ),
+        "firm-queue, batches of 10": Subject(
+            *("firm", mysql_queues.firm_prepare, mysql_queues.firm_put),
+            *(mysql_queues.firm_work, mysql_queues.firm_done),
+        ),
+        "django-tasks-db": Subject(
+            *("django_tasks_db", mysql_queues.django_prepare, mysql_queues.django_put),
+            *(mysql_queues.django_work, mysql_queues.django_done),
+            at_once=False,  # a worker is a process
+        ),
+    },
 }
 
 
@@ -394,10 +418,14 @@ def subjects(engine: str) -> dict[str, Subject]:
     return available
 
 
+#: Package → the name by which it is installed, where that differs.
+DISTRIBUTIONS = {"persistqueue": "persist-queue", "firm": "firm-queue", "django_tasks_db": "django-tasks-db"}
+
+
 def version(subject: Subject) -> str:
     if subject.package == "sqlsem":
         return sqlsem.__version__
-    return importlib.metadata.version({"persistqueue": "persist-queue"}.get(subject.package, subject.package))
+    return importlib.metadata.version(DISTRIBUTIONS.get(subject.package, subject.package))
 
 
 # -- tasks a second ---------------------------------------------------------------------------------------------------

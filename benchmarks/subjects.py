@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import sqlsem
+from benchmarks.mysql_queues import connection_parameters
 
 NAME = "bench"
 
@@ -83,6 +84,51 @@ class LeastRow:
         self._connection.execute("SELECT least_delete(%s, %s)", (NAME, self._id)).fetchone()
 
 
+class RawMysql:
+    """GET_LOCK and RELEASE_LOCK through PyMySQL."""
+
+    def __init__(self, url: str) -> None:
+        import pymysql
+
+        self._connection = pymysql.connect(autocommit=True, **connection_parameters(url))
+        self._cursor = self._connection.cursor()
+        self.close = self._connection.close
+
+    def _call(self, statement: str) -> None:
+        self._cursor.execute(statement, (NAME,))
+        if self._cursor.fetchone() != (1,):
+            raise RuntimeError(f"{statement} failed")
+
+    def acquire(self) -> None:
+        self._call("SELECT GET_LOCK(%s, 600)")
+
+    def release(self) -> None:
+        self._call("SELECT RELEASE_LOCK(%s)")
+
+
+class LeastMysqlRow:
+    """The least cost of a row that is visible to all and on disk before the call returns: one INSERT and one DELETE,
+    each with its commit. (It is no lock: no caller waits for another.)
+    """
+
+    def __init__(self, url: str) -> None:
+        import pymysql
+
+        self._connection = pymysql.connect(autocommit=True, **connection_parameters(url))
+        self._cursor = self._connection.cursor()
+        self._cursor.execute(
+            "CREATE TABLE IF NOT EXISTS least_row (id bigint PRIMARY KEY AUTO_INCREMENT, resource varchar(255), "
+            "at datetime(6) DEFAULT CURRENT_TIMESTAMP(6)) ENGINE = InnoDB"
+        )
+        self.close = self._connection.close
+
+    def acquire(self) -> None:
+        self._cursor.execute("INSERT INTO least_row (resource) VALUES (%s)", (NAME,))
+
+    def release(self) -> None:
+        self._cursor.execute("DELETE FROM least_row WHERE id = %s", (self._cursor.lastrowid,))
+
+
 class RawSqlServer:
     """sp_getapplock with the session as owner, through pyodbc."""
 
@@ -130,14 +176,19 @@ class SqlalchemyDlock:
         if url.startswith("postgresql"):
             address = url.replace("postgresql://", "postgresql+psycopg://", 1)
             self._engine = sqlalchemy.create_engine(address, isolation_level="AUTOCOMMIT")
+        elif url.startswith("mysql"):
+            address = url.replace("mysql://", "mysql+pymysql://", 1)
+            self._engine = sqlalchemy.create_engine(address, isolation_level="AUTOCOMMIT")
         else:
             self._engine = sqlalchemy.create_engine("mssql+pyodbc://", creator=_odbc(url))
         self._connection = self._engine.connect()
         self._make: Callable[[], Any] = lambda: create_sadlock(self._connection, NAME)
         self._lock: Any = self._make()
+        # (MariaDB does not know the negative time that stands for none.)
+        self._options = {"timeout": 600} if url.startswith("mysql") else {}
 
     def acquire(self) -> None:
-        self._lock.acquire()
+        self._lock.acquire(**self._options)
 
     def release(self) -> None:
         self._lock.release()
@@ -161,13 +212,16 @@ SUBJECTS: dict[str, dict[str, Callable[[str], Subject]]] = {
     "postgresql": {"sqlsem": Sqlsem, "pg_advisory_lock": RawPostgres},
     "mssql": {"sqlsem": Sqlsem, "sp_getapplock": RawSqlServer},
     "sqlite": {"sqlsem": Sqlsem, "filelock": FileLock},
+    "mysql": {"sqlsem": Sqlsem, "GET_LOCK": RawMysql},
 }
 if importlib.util.find_spec("sqlalchemy_dlock") is not None:
     SUBJECTS["postgresql"]["sqlalchemy-dlock"] = SqlalchemyDlock
     SUBJECTS["mssql"]["sqlalchemy-dlock"] = SqlalchemyDlock
+    SUBJECTS["mysql"]["sqlalchemy-dlock"] = SqlalchemyDlock
 #: Without contention: the base of the ratios in place of the second.
+LEAST: dict[str, Callable[[str], Subject]] = {"postgresql": LeastRow, "mysql": LeastMysqlRow}
 UNCONTENDED: dict[str, dict[str, Callable[[str], Subject]]] = {
-    engine: {"sqlsem": Sqlsem, **({"least durable row": LeastRow} if engine == "postgresql" else {}), **subjects}
+    engine: {"sqlsem": Sqlsem, **({"least durable row": LEAST[engine]} if engine in LEAST else {}), **subjects}
     for engine, subjects in SUBJECTS.items()
 }
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import mariadb_lacks
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
@@ -32,3 +33,19 @@ def test_every_measurement_runs(tmp_path):
     assert results["handoff"]["sqlsem"]["overlaps"] == 0
     assert results["waiters"]["calls"] > 0
     assert [figure["rate"] > 0 for figure in results["growth"]["waiters"]] == [True, True]
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(bool(mariadb_lacks()), reason="needs MariaDB")
+def test_measurements_run_on_mariadb(tmp_path):
+    figures = tmp_path / "figures.json"
+    measurements = ["uncontended", "handoff", "limit", "waiters", "tasks", "puts"]
+    words = [*measurements, *SMALL.split(), "--engine", "mysql", "--json", str(figures)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *words], cwd=ROOT, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(figures.read_text())["mysql"]
+    assert {"sqlsem", "least durable row", "GET_LOCK"} <= set(results["uncontended"])
+    assert results["handoff"]["sqlsem"]["overlaps"] == results["handoff"]["GET_LOCK"]["overlaps"] == 0
+    assert {"sqlsem", "SKIP LOCKED"} <= set(results["tasks"]["rates"])
