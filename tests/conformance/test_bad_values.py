@@ -277,7 +277,7 @@ def functions(owner):
     names = owner.__all__ if inspect.ismodule(owner) else [name for name in dir(owner) if not name.startswith("_")]
     members = {}
     for name in names:
-        function = inspect.getattr_static(owner, name)
+        function = getattr(owner, name) if inspect.ismodule(owner) else inspect.getattr_static(owner, name)
         if isinstance(function, (staticmethod, classmethod)) or inspect.isroutine(function) or function in CONSTRUCTED:
             members[name] = getattr(owner, name)
     return members

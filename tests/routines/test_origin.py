@@ -7,7 +7,7 @@ session. Numbers go on above all numbers that the other server may have assigned
 import pytest
 from support import until
 
-from sqlsem.engines.protocol import Request
+from sqlsem.values.locks import Request
 
 pytestmark = pytest.mark.engines("postgresql", "mssql")
 
