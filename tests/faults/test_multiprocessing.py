@@ -52,6 +52,25 @@ PROGRAM = textwrap.dedent(
         with concurrent.futures.ProcessPoolExecutor(2, mp_context=context, initializer=begin, initargs=(URL,)) as run:
             assert list(run.map(take, range(8))) == list(range(8))
 
+    def leave_pool(context):
+        with context.Pool(3, begin, (URL,)) as with_it:  # its end terminates the workers
+            assert with_it.map(take, range(12), chunksize=1) == list(range(12))
+
+    def hold(url, entered):
+        begin(url)
+        with sqlsem.mutex(NAME):
+            entered.set()
+            time.sleep(600)
+
+    def terminate(context):
+        entered = context.Event()
+        child = context.Process(target=hold, args=(URL, entered))
+        child.start()
+        assert entered.wait(60)
+        child.terminate()
+        child.join()
+        assert child.exitcode == -15, child.exitcode
+
     def process(context, target):
         child = context.Process(target=target, args=(URL,))
         child.start()
@@ -66,6 +85,8 @@ PROGRAM = textwrap.dedent(
         {
             "pool": lambda: pool(context),
             "executor": lambda: executor(context),
+            "leave pool": lambda: leave_pool(context),
+            "terminate": lambda: terminate(context),
             "process": lambda: process(context, keep),
             "thread": lambda: process(context, finish_in_a_thread),
         }[WHAT]()
@@ -74,7 +95,7 @@ PROGRAM = textwrap.dedent(
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("what", ["pool", "executor", "process", "thread"])
+@pytest.mark.parametrize("what", ["pool", "executor", "leave pool", "terminate", "process", "thread"])
 def test_child_leaves_no_member_behind(database, connect, tmp_path, name, method, what):
     """With a grace of two minutes no client would notice its death so soon: it has deregistered."""
     program = tmp_path / "program.py"

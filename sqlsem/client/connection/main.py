@@ -207,6 +207,7 @@ class MainConnection:
             raise Unavailable(
                 f"{self.replaced_because}. Start this program again, it had locks or tasks in the old one"
             )
+        shutdown.watch_child()
         session = self._engine.connect("main")
         try:
             # The watchdog does not watch this connection yet, and the server may stop answering here too.
@@ -225,7 +226,6 @@ class MainConnection:
         except BaseException:
             session.close()
             raise
-        shutdown.watch_child()
         came_back = self.member_id == member_id
         try:
             self.member_id, self.session = member_id, session
