@@ -112,7 +112,7 @@ class Coordinator(Factories[Lock, Rate, Once]):
 
     @functools.cached_property
     def admin(self) -> Admin:
-        """The calls of operators: ``coordinator.admin.pause("etl")``; see `sqlsem.Admin`."""
+        """The calls of operators, such as ``coordinator.admin.pause("etl")``; see `sqlsem.Admin`."""
         with late.importing:
             from sqlsem.api.admin import Admin
         return Admin(self.client)
