@@ -67,8 +67,6 @@ from proof import tlc  # noqa: E402
 from sqlsem.util.timing import current, use  # noqa: E402
 
 ENGINES = ("sqlite", "postgresql", "mssql", "mysql")
-#: Engines that run only where $SQLSEM_TEST_ENGINES names them.
-UNFINISHED = {"mysql"}
 #: Fixtures that start other processes, or other servers.
 OTHERS = {
     *("spawn", "agents", "make_database", "own_postgres_server", "start_postgres", "postgres_server"),
@@ -90,7 +88,7 @@ def available() -> list[str]:
         engines.append("mssql")
     if not support.mariadb_lacks():
         engines.append("mysql")
-    return [name for name in engines if (name not in UNFINISHED if chosen is None else name in chosen.split(","))]
+    return [name for name in engines if chosen is None or name in chosen.split(",")]
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -269,7 +267,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(
             "sqlsem: not run: SQL Server cases (set SQLSEM_TEST_MSSQL to an ODBC string to run them)"
         )
-    if "mysql" not in engines and "mysql" not in UNFINISHED:
+    if "mysql" not in engines:
         terminalreporter.write_line(
             "sqlsem: not run: MariaDB cases (install PyMySQL and Debian's mariadb-server, or set SQLSEM_TEST_MYSQL)"
         )

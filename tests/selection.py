@@ -37,6 +37,9 @@ QUICK = ("tests/unit", "tests/conformance")
 NOTICED, SLOW, NIGHTLY = 0.2, 0.5, 5.0
 #: The same by seconds of a processor, of which two cores have few to share: one case, none.
 BUSY, BUSIEST = 0.2, 0.4
+#: An engine that runs the statements of another engine has one in SIBLING_SAMPLE of the fast functions of SIBLING_TESTS
+#: in the default run, and the tests that are only about it.
+SIBLINGS, SIBLING_SAMPLE, SIBLING_TESTS = ("mysql",), 12, "tests/conformance"
 #: A function with more variants than SMALL has one in SAMPLE of them in the default run.
 SMALL, SAMPLE = 4, 4
 
@@ -132,6 +135,7 @@ def _of_function(cases: Sequence[Case], cost: Cost) -> Iterable[Case]:
 
     A slow function has one case. Of the others, SQLite has both faces, or another engine if SQLite is none of its
     engines; each other engine has the first variant and a sample, with the first face, and of the second one a sample.
+    MariaDB, which runs the statements of SQLite, has the first variant of a sample of the fast functions.
     """
     first = cases[0]
     if first.kept:
@@ -139,7 +143,8 @@ def _of_function(cases: Sequence[Case], cost: Cost) -> Iterable[Case]:
     if cost.is_nightly:
         return []
     if cost.is_slow and first.sample is None:
-        return [cases[_number(first.function) % len(cases)]]
+        choice = [case for case in cases if case.engine not in SIBLINGS] or cases
+        return [choice[_number(first.function) % len(choice)]]
     home = "sqlite" if any(case.engine == "sqlite" for case in cases) else first.engine
     is_small = first.sample is None and len({case.variant for case in cases}) <= SMALL
     sample = first.sample or SAMPLE
@@ -148,6 +153,10 @@ def _of_function(cases: Sequence[Case], cost: Cost) -> Iterable[Case]:
         is_typical = case.variant == first.variant or _number(case.function + case.variant) % sample == 0
         if case.engine == home:
             return is_typical or is_small
+        if case.engine in SIBLINGS:
+            is_first = case.variant == first.variant and case.face == first.face
+            is_sampled = case.function.startswith(SIBLING_TESTS) and _number(case.function) % SIBLING_SAMPLE == 0
+            return is_first and is_sampled
         if case.engine == "memory" or case.face != first.face:
             return is_typical and _number(case.id) % SAMPLE == 0
         return is_typical

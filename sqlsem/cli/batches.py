@@ -20,7 +20,7 @@ __all__ = ["batch"]
 
 #: How many batches are read: by ``batches resume`` without an argument, and by ``batches abandon``.
 MAX_RESUMED = 1000
-_batch_name = name_of("The batch's name", "batch")
+_batch_name = name_of("The batch's name")
 
 
 @click.group(

@@ -69,11 +69,7 @@ class World:
 
     def over(self, member):
         """Let a member's lease have expired a second ago."""
-        ago = {
-            "sqlite": "(julianday('now') - 2440587.5) * 86400.0 - 1",
-            "postgresql": "clock_timestamp() - interval '1 second'",
-            "mssql": "DATEADD(second, -1, SYSUTCDATETIME())",
-        }[self.database.engine]
+        ago = self.database.later(self.database.now, -1)
         self.rows(f"UPDATE {self.database.beside('member')} SET lease_until = {ago} WHERE member_id = ?", member)
 
     def rows(self, text, *parameters):

@@ -144,8 +144,11 @@ def test_assert_held_pins_the_row_until_the_commit(connect, cursor, name):
 
 def test_assert_held_refuses_after_a_loss(connect, database, cursor, name):
     """Also a transaction with an old snapshot sees that the row is gone."""
-    with connect().mutex(name) as grant:
-        database.rows("DELETE FROM {table} WHERE resource_id = ?", str(name))
-        with pytest.raises(LockLost):
-            grant.assert_held(cursor)
-        cursor.connection.rollback()
+    lock = connect().mutex(name)
+    lock.acquire()
+    database.rows("DELETE FROM {table} WHERE resource_id = ?", str(name))
+    with pytest.raises(LockLost):
+        lock.grant.assert_held(cursor)
+    cursor.connection.rollback()
+    with pytest.raises(LockLost):
+        lock.release()

@@ -34,20 +34,25 @@ def contents(database):
     ] + [sorted(database.rows("SELECT name, value FROM sqlsem_setting WHERE name NOT IN ('origin', 'started')"))]
 
 
-def test_two_installations_at_once(empty, database, threads, name):
+@pytest.fixture
+def complete(mariadb_server, make_database):
+    """The contents of a database after an installation."""
+    return contents(make_database(mariadb_server))
+
+
+def test_two_installations_at_once(empty, complete, threads, name):
     for _ in range(3):
         threads.start(empty.install)
     threads.join()
-    assert contents(empty) == contents(database)
+    assert contents(empty) == complete
     with empty.coordinator() as coordinator, coordinator.mutex(name):
         pass
 
 
-def test_an_installation_that_ended_anywhere_is_finished_by_the_next(empty, database):
+def test_an_installation_that_ended_anywhere_is_finished_by_the_next(empty, complete):
     """Each statement that changes tables commits by itself, so a killed installation leaves a part of them."""
     engine = empty.make_engine()
     statements = [statement for _, text in engine.plan({}, KEEP_FEATURES) for statement in statements_of(text)]
-    complete = contents(database)
     for count in sorted({*range(1, len(statements), 9), *range(len(statements) - 4, len(statements) + 1)}):
         with contextlib.closing(empty.session()) as session:
             for statement in statements[:count]:

@@ -26,7 +26,7 @@ def cases_of(function, engines=(None,), faces=(None,), variants=("",), **more):
 functions = st.builds(
     cases_of,
     st.integers(0, 10_000).map(lambda number: f"tests/unit/test_a.py::test_{number}"),
-    st.sampled_from([(None,), ("sqlite",), ("postgresql",), ("sqlite", "postgresql", "memory")]),
+    st.sampled_from([(None,), ("sqlite",), ("postgresql",), ("sqlite", "postgresql", "memory"), ("sqlite", "mysql")]),
     st.sampled_from([(None,), ("sync",), ("sync", "aio")]),
     st.integers(1, 12).map(lambda number: tuple(map(str, range(number)))),
     sample=st.sampled_from([None, None, 3]),
@@ -60,6 +60,19 @@ def test_fast_function_runs_with_both_faces_and_on_each_server():
     taken = Counter((case.engine, case.face) for case in cases if case.id in chosen("default", cases, {}))
     assert taken["sqlite", "sync"] == taken["sqlite", "aio"] == 3
     assert taken["postgresql", "sync"] >= 1 <= taken["mssql", "sync"]
+
+
+def test_engine_of_the_same_statements_has_a_case_of_some_functions():
+    taken = Counter()
+    for number in range(300):
+        cases = cases_of(f"tests/conformance/a.py::test_{number}", ("sqlite", "mysql"), ("sync", "aio"), "abc")
+        taken += Counter(
+            (case.engine, case.face, case.variant) for case in cases if case.id in chosen("default", cases, {})
+        )
+    assert 10 < taken.pop(("mysql", "sync", "a")) < 50
+    assert {engine for engine, _, _ in taken} == {"sqlite"}
+    alone = cases_of("tests/mysql/a.py::test", ("mysql",), variants="abc")
+    assert chosen("default", alone, {}) == {case.id for case in alone}
 
 
 def test_large_table_is_sampled():
