@@ -1,4 +1,4 @@
-"""What all drivers' sockets have in common, by their descriptors."""
+"""The end of sockets of drivers, by their descriptors."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ GRANTS = int(os.environ.get("SQLSEM_TEST_GRANTS", "1500"))
 
 @pytest.fixture
 def database(galera_cluster, engine_name):
-    """A database of the cluster, whose URL names all nodes."""
+    """A database of the cluster, with a URL of all nodes."""
     first = galera_cluster.nodes[0]
     name = random_name()
     first.rows(f"CREATE DATABASE {name}")
@@ -106,7 +106,7 @@ def test_holder_goes_on_when_its_node_is_killed(database, nodes, name, galera_cl
 
 
 @pytest.mark.parametrize("fault", ["isolate", "pause"])
-def test_holder_whose_node_is_cut_off_loses_its_lock_before_another_has_it(database, nodes, name, fault):
+def test_cut_off_holder_loses_its_lock_in_time(database, nodes, name, fault):
     lost = []
     holder = on(database, nodes[2])
     holder.mutex(name, on_lost=lambda grant: lost.append(time.monotonic())).acquire()

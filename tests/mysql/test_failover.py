@@ -36,7 +36,7 @@ def test_numbers_are_skipped_after_a_failover(fresh, name):
 
 @pytest.mark.parametrize("setting", ["origin", "started"])
 def test_graces_begin_anew(fresh, setting):
-    """Nobody could be seen while the server was away."""
+    """No member could be seen while the server was away."""
     with contextlib.closing(fresh.session(grace=60)) as session, contextlib.closing(fresh.session(lease=30)) as leased:
         number, with_lease = session.register_member("h", 1, "p"), leased.register_member("h", 2, "p")
         fresh.rows("UPDATE sqlsem_member SET missing_since = 1, heartbeat_at = 1, lease_until = lease_until - 1000")

@@ -49,7 +49,7 @@ def test_two_installations_at_once(empty, complete, threads, name):
         pass
 
 
-def test_an_installation_that_ended_anywhere_is_finished_by_the_next(empty, complete):
+def test_a_killed_installation_is_finished_by_the_next(empty, complete):
     """Each statement that changes tables commits by itself, so a killed installation leaves a part of them."""
     engine = empty.make_engine()
     statements = [statement for _, text in engine.plan({}, KEEP_FEATURES) for statement in statements_of(text)]

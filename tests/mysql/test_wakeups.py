@@ -60,7 +60,7 @@ def test_a_waiter_wakes_up_soon_after_a_release(connect, name, database):
     assert statistics.median(delays) < 0.4, delays
 
 
-def test_a_waiter_behind_one_that_gives_up_is_granted_in_its_turn(connect, name, database):
+def test_a_waiter_behind_a_timeout_is_granted_in_its_turn(connect, name, database):
     first, second, third = connect(), connect(), connect()
     with first.mutex(name):
         giving_up = threading.Thread(target=lambda: second.mutex(name).acquire(timeout=1.5))

@@ -66,7 +66,7 @@ def test_post_init_may_refuse_values() -> None:
         Point(-1)
 
 
-def test_equality_of_records_needs_one_class() -> None:
+def test_records_of_different_classes_differ() -> None:
     assert Point(1, 2) == Point(1, 2)
     assert Point(1, 2) != Point(1, 3)
     assert Point(1) != Named(1)

@@ -120,6 +120,10 @@ class MysqlDatabase(StatementEngine):
         """Return the error for a failed connection attempt."""
         code = exc.args[0] if exc.args else None
         text = first_line(exc.args[-1] if exc.args else exc)
+        if isinstance(exc, OSError):  # (PyMySQL has errors of its own for the network)
+            return ConfigurationError(
+                f"{self.label}: its ssl_ca, ssl_cert or ssl_key cannot be used: {exc}; check the URL"
+            )
         if code in WRONG:
             return ConfigurationError(f"{self.label} refuses us: {text}; check the URL")
         if code in FULL:
@@ -158,7 +162,8 @@ def _parameters(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
             )
         options[name] = text if name in TEXTS else text == "true"
     user, _, password = login.partition(":")
-    credentials = {"user": urllib.parse.unquote(user) or None, "password": urllib.parse.unquote(password)}
+    # (As bytes: PyMySQL would take a text for Latin-1.)
+    credentials = {"user": urllib.parse.unquote(user) or None, "password": urllib.parse.unquote(password).encode()}
     return {"database": database, **credentials, **options}, places
 
 

@@ -63,6 +63,11 @@ class MysqlMembers(MysqlConnection, MemberStatements):
                 self.run("extend_lease", {"member": number, "margin": int(CLUSTER_MARGIN * 1000)})
         return number
 
+    def renew_alone(self, member_id: int) -> bool:
+        # Not under the gate, which a transaction of another program may keep. (A removal locks the member's row before
+        # it decides: see `given_up` in client.sql.)
+        return self.run("renew", (member_id,)).rowcount == 1
+
     def login(self) -> str:
         return self.login_name
 
@@ -90,7 +95,7 @@ class MysqlMembers(MysqlConnection, MemberStatements):
 
     def heartbeat(self, member_id: int) -> Heartbeat:
         answer = super().heartbeat(member_id)
-        # Other sessions and triggers remove rows, too, whose locks are freed here.
+        # Other sessions and triggers remove rows, too. The locks of these are freed here.
         if gone := sorted(self._kept - answer.positions)[:FREED]:
             locks = ", ".join(f"RELEASE_LOCK('{self.lock_prefix}{position}')" for position in gone)
             self.execute_text(f"DO {locks}")

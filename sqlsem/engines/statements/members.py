@@ -47,10 +47,9 @@ class MemberStatements(StatementSession):
         member = self.row("member", (member_id,))
         if member is None:
             return Heartbeat(False)
-        if self.writes_heartbeats or member["lease_until"] is not None or member["missing_since"] is not None:
-            with self.forks_blocked, self.transaction():
-                if self.run("renew", (member_id,)).rowcount != 1:
-                    return Heartbeat(False)
+        is_written = self.writes_heartbeats or member["lease_until"] is not None or member["missing_since"] is not None
+        if is_written and not self.renew_alone(member_id):
+            return Heartbeat(False)
         self.write_back(at_once=True)
         rows = self.rows("positions", (member_id,))
         return Heartbeat(
@@ -58,6 +57,11 @@ class MemberStatements(StatementSession):
             frozenset(row["queue_position"] for row in rows),
             frozenset(row["queue_position"] for row in rows if row["revoked"]),
         )
+
+    def renew_alone(self, member_id: int) -> bool:
+        """Renew the lease in a transaction of its own; return False if the member was removed."""
+        with self.forks_blocked, self.transaction():
+            return self.run("renew", (member_id,)).rowcount == 1
 
     def deregister_member(self, member_id: int) -> None:
         with self.forks_blocked, self.transaction():

@@ -54,6 +54,14 @@ START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY
 -- name: writes
 SELECT writes FROM {schema}_gate
 
+-- name: given_up
+-- (FOR UPDATE: a heartbeat, which is not under the gate, must not come between this decision and the removal.)
+SELECT 1 FROM {schema}_member
+WHERE member_id = :member AND beacon {same} :beacon
+  AND CASE WHEN lease_until IS NOT NULL THEN lease_until < {clock}
+           ELSE :dead OR missing_since + grace_ms / 1000.0 <= {clock} END
+FOR UPDATE
+
 -- name: insert
 UPDATE {schema}_gate SET last_position = LAST_INSERT_ID(last_position + 1);
 INSERT INTO {table} (queue_position, resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
