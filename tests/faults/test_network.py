@@ -160,6 +160,7 @@ def test_back_from_a_black_hole_in_time(pair, proxy, database, name):
     assert database.queue(name) == []
 
 
+@pytest.mark.engines("postgresql", "mysql")
 def test_an_acquire_into_a_black_hole_ends(agents, proxied, proxy, name):
     (idle,) = agents(1, on=proxied, grace=1, retry=2)
     idle.hold("mutex", name)
@@ -175,6 +176,7 @@ def test_an_acquire_into_a_black_hole_ends(agents, proxied, proxy, name):
     idle.release()
 
 
+@pytest.mark.engines("postgresql", "mysql")
 def test_the_first_acquire_into_a_black_hole_ends(agents, proxied, proxy, name):
     (fresh,) = agents(1, on=proxied, grace=1, retry=2)
     proxy.hole()

@@ -62,7 +62,7 @@ def test_fast_function_runs_with_both_faces_and_on_each_server():
     assert taken["postgresql", "sync"] >= 1 <= taken["mssql", "sync"]
 
 
-def test_engine_of_the_same_statements_has_a_case_of_some_functions():
+def test_second_engine_of_the_statements_has_few_cases():
     taken = Counter()
     for number in range(300):
         cases = cases_of(f"tests/conformance/a.py::test_{number}", ("sqlite", "mysql"), ("sync", "aio"), "abc")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
+import socket
 import urllib.parse
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import pymysql
@@ -14,6 +16,7 @@ from pymysql.constants import CLIENT, ER
 
 from sqlsem.engines.base import Creator, Disconnected, Options, Refused, program_name
 from sqlsem.engines.statements.session import StatementEngine
+from sqlsem.util import runtime, sockets
 from sqlsem.util.printable import first_line
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Ticket
@@ -99,31 +102,52 @@ class MysqlDatabase(StatementEngine):
                 )
             return connection
         host, port = self.places[self._next_place % len(self.places)] if self.places else (None, 0)
+        parameters = {
+            "host": host,
+            "port": port,
+            "client_flag": FLAGS,
+            "charset": "utf8mb4",
+            "autocommit": True,
+            "program_name": f"sqlsem {program_name()}",
+            **self._parameters,
+            **other,
+        }
         try:
-            return pymysql.connect(
-                **{
-                    "host": host,
-                    "port": port,
-                    "client_flag": FLAGS,
-                    "charset": "utf8mb4",
-                    "autocommit": True,
-                    "connect_timeout": max(1, math.ceil(self.options.connect_timeout)),
-                    "program_name": f"sqlsem {program_name()}",
-                    **self._parameters,
-                    **other,
-                }
-            )
+            connection = pymysql.connect(**parameters, defer_connect=True)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"{self.label}: its ssl_ca, ssl_cert or ssl_key cannot be used: {exc}; check the URL"
+            ) from exc
+        try:
+            wire = self._open_socket(parameters["host"], parameters["port"], parameters.get("unix_socket"))
+            with closed_after(wire, self.options.connect_timeout):
+                connection.connect(wire)
         except (pymysql.MySQLError, OSError) as exc:
             raise self.unreachable(exc) from exc
+        return connection
+
+    def _open_socket(self, host: str, port: int, path: str | None) -> socket.socket:
+        """Open the socket of a connection. It notices within about a grace that the server has vanished."""
+        if path is not None:
+            wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            wire.settimeout(self.options.connect_timeout)
+            wire.connect(path)
+        else:
+            wire = socket.create_connection((host, port), self.options.connect_timeout)
+            alive = max(1, math.ceil(self.options.grace))
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            times = {"TCP_KEEPIDLE": alive, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": alive * 1000}
+            for name, value in times.items():
+                if hasattr(socket, name):  # not on each system
+                    wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        wire.settimeout(None)
+        return wire
 
     def unreachable(self, exc: Exception) -> Exception:
         """Return the error for a failed connection attempt."""
         code = exc.args[0] if exc.args else None
         text = first_line(exc.args[-1] if exc.args else exc)
-        if isinstance(exc, OSError):  # (PyMySQL has errors of its own for the network)
-            return ConfigurationError(
-                f"{self.label}: its ssl_ca, ssl_cert or ssl_key cannot be used: {exc}; check the URL"
-            )
         if code in WRONG:
             return ConfigurationError(f"{self.label} refuses us: {text}; check the URL")
         if code in FULL:
@@ -133,6 +157,18 @@ class MysqlDatabase(StatementEngine):
     def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         return bool((yield cursor.fetchall()))  # (an unbuffered cursor must read its result to the end)
+
+
+@contextlib.contextmanager
+def closed_after(wire: socket.socket, seconds: float) -> Iterator[None]:
+    """Shut a socket down if the block takes longer: PyMySQL would wait for the first answer without a limit."""
+    with wire.dup() as copy:  # (with TLS, the descriptor gets another owner)
+        timer = runtime.current().timer(seconds, lambda: sockets.shut_down(copy.fileno()))
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def _parameters(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
