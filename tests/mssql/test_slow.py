@@ -91,7 +91,7 @@ def test_short_timeout_does_not_wait_for_a_silent_server(tds, url_of, monkeypatc
 
 def test_allowance(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("sqlsem.engines.base.monotonic", lambda: now[0])
+    monkeypatch.setattr("sqlsem.engines.failures.monotonic", lambda: now[0])
     allowance = AdaptiveTimeout(4.0)
     steps = []
     for _ in range(5):
