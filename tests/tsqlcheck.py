@@ -124,6 +124,8 @@ def batches(root: Path, read: Callable[[Path], str]) -> Iterator[Batch]:
     for path in sorted((root / "clients" / "tsql").glob("*.sql")):
         yield from split(str(path.relative_to(root)), 1, read(path))
     for path in [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]:
+        if path.stem == "mysql":  # its SQL is not SQL Server's
+            continue
         text = read(path)
         for fence in re.finditer(r"^( *)```sql\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
             code, first = fence[2], text.count("\n", 0, fence.start()) + 2
