@@ -264,7 +264,7 @@ def the_commands(database):
     command(database, "tasks", "retry", str(number), expected=(0, 1, 65))
     command(database, "tasks", "cancel", str(number), expected=(0, 1, 65))
     command(database, "tasks", "wait", "queue", expected=(0, 1, 65, 70))
-    command(database, "batches")
+    command(database, "batch")
     command(database, "revoke", "999999999", expected=(0, 1, 65))
 
 

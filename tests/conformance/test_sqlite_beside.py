@@ -174,7 +174,7 @@ def test_a_journal_that_comes_after_the_look_is_left_alone(path, victim, monkeyp
 def test_database_of_another_user_is_refused(path):
     """The database of another user is refused, as the text of its tasks is code."""
     path.chmod(0o666)
-    for words in (["work", "q", "--idle-exit", "0.1s"], ["batches", "resume"]):
+    for words in (["work", "q", "--idle-exit", "0.1s"], ["batch", "resume"]):
         url = ["--url", f"sqlite:///{path}"]
         refused = run_cli(*url, *words)
         assert refused.returncode == 78
