@@ -94,7 +94,7 @@ def batch_run(
     command = click.get_current_context().meta["sqlsem.command"]
     if not command:
         raise click.UsageError("Say what to run: -- COMMAND ARGS.")
-    callback = _callback(callbacks)
+    callback = _named_callback(callbacks)
     if status := cannot_start(command[0]):
         return status
     kill_after = min(1.0, options.life / 5) / 2 if kill_after is None else kill_after
@@ -117,7 +117,7 @@ def batch_run(
                 output.say(str(failure))
 
 
-def _callback(callbacks: Mapping[str, str | None]) -> Any:
+def _named_callback(callbacks: Mapping[str, str | None]) -> Any:
     """Return the callback that the options name, or None."""
     kinds = {"callback_sql": tasks.Sql, "callback_shell": tasks.Shell, "callback_call": tasks.Call}
     named = [kinds[option](text) for option, text in callbacks.items() if text is not None]

@@ -154,6 +154,9 @@ class Cursor:
     def fetchone(self) -> Any:
         return None if self._cursor is None else self._cursor.fetchone()
 
+    def fetchall(self) -> list[Any]:
+        return [] if self._cursor is None else self._cursor.fetchall()
+
 
 class CallersSession(FileSession):
     """A program's own connection. If it breaks, the system releases its file locks at once."""

@@ -287,6 +287,7 @@ class Cursor:
     def __init__(self, session: SimulatedSession) -> None:
         self._session = session
         self._cursor = session.pg_connection.cursor()
+        self.fetchone, self.fetchall = self._cursor.fetchone, self._cursor.fetchall
         self.connection = session.pg_connection
 
     def execute(self, statement: str, parameters: Any = None) -> Cursor:
@@ -295,9 +296,6 @@ class Cursor:
 
     def _execute(self, statement: str, parameters: Any) -> None:
         self._cursor.execute(statement.encode(), parameters)
-
-    def fetchone(self) -> Any:
-        return self._cursor.fetchone()
 
     def commit(self) -> None:
         self.execute("COMMIT")

@@ -118,7 +118,7 @@ def test_as_a_module(coordinator: sqlsem.Coordinator) -> None:
 
 
 #: Commands about one thing that must be there, and one that SQLite cannot do; all others that list exit with 0.
-NOT_THERE = {("why",): 1, ("guard",): 78}
+NOT_THERE = {("why",): 1, ("tasks", "show"): 1, ("guard",): 78}
 
 
 @pytest.mark.parametrize("as_json", [False, True])
