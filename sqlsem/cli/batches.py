@@ -18,7 +18,7 @@ from sqlsem.values.errors import BatchFailed, ConfigurationError
 
 __all__ = ["batch"]
 
-#: How many batches are read: by ``batches resume`` without an argument, and by ``batches abandon``.
+#: How many batches are read: by ``batch resume`` without an argument, and by ``batch abandon``.
 MAX_RESUMED = 1000
 _batch_name = name_of("The batch's name")
 

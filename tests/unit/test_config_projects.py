@@ -608,7 +608,7 @@ def test_file_that_grows_without_end_is_not_read(home: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("command", "subject"), [("work nightly --idle-exit 0", "tasks"), ("batches resume", "callbacks")]
+    ("command", "subject"), [("work nightly --idle-exit 0", "tasks"), ("batch resume", "callbacks")]
 )
 def test_worker_says_where_its_code_comes_from(home: Path, command: str, subject: str) -> None:
     own = user(home, f'[profiles.prod]\nurl = "sqlite:///{home}/own.db"')
