@@ -103,9 +103,16 @@ class PsycopgConnection(EngineConnection):
                 f"{where}: {text}: this connection changed sessions (a pooler in transaction mode?); "
                 f"connect with lease=…, or past the pooler"
             )
-        if self._connection.closed or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
+        if self._is_closed() or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
             return Disconnected(f"Lost the connection to {where}: {text}")
         return Unavailable(f"{where}: {text}")
+
+    def _is_closed(self) -> bool:
+        try:
+            # (libpq may have closed the socket, and count the connection as good until its next call.)
+            return self._connection.closed or self._connection.fileno() < 0
+        except psycopg.Error:
+            return True
 
     def statement_steps(self, name: str, *parameters: Any) -> Generator[Any, Any, list[Any]]:
         """Run a statement without psycopg's cursor, and return the values of the first row. Each connection prepares it
