@@ -251,11 +251,7 @@ class Driver:
                 try:
                     return await self._once(effect)
                 except (Disconnected, Busy) as exc:
-                    pause = retries.pause_after(exc)
-                    if pause is None:
-                        if isinstance(exc, Disconnected):
-                            raise retries.given_up(exc) from exc
-                        raise
+                    pause = retries.pause_or_raise(exc)
                 await asyncio.sleep(pause)
 
     async def _once(self, effect: Call) -> Any:

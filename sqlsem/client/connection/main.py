@@ -117,11 +117,7 @@ class MainConnection:
                 try:
                     return self.try_once(call, counts_as_heartbeat=counts_as_heartbeat)
                 except (Disconnected, Busy) as exc:
-                    pause = retries.pause_after(exc)
-                    if pause is None:
-                        if isinstance(exc, Disconnected):
-                            raise retries.given_up(exc) from exc
-                        raise
+                    pause = retries.pause_or_raise(exc)
                 self.closing.wait(pause)
 
     def retries(self, what: str, retry_timeout: float | None = None) -> Retries:
@@ -296,9 +292,7 @@ class MainConnection:
                         session.deregister_member(member_id)
                         break
                     except Busy as exc:
-                        pause = retries.pause_after(exc)
-                        if pause is None:
-                            raise
+                        pause = retries.pause_or_raise(exc)
                     runtime.event().wait(pause)
         except SqlsemError as exc:
             log.warning("Cannot deregister from %s; other processes will remove the rows: %s", self._engine.label, exc)

@@ -69,8 +69,16 @@ class Retries:
         self._attempts += 1
         return random.uniform(0, longest)
 
-    def given_up(self, failure: Disconnected) -> Unavailable:
-        """Return the error to raise after the last attempt."""
+    def pause_or_raise(self, failure: Disconnected | Busy) -> float:
+        """Return what `pause_after` does; after the last attempt raise its error, with the number of attempts."""
+        pause = self.pause_after(failure)
+        if pause is not None:
+            return pause
+        if isinstance(failure, Disconnected):
+            raise self._given_up(failure) from failure
+        raise failure
+
+    def _given_up(self, failure: Disconnected) -> Unavailable:
         question = "" if isinstance(failure, Refused) else "; is the server up, and the address right?"
         return Unavailable(
             f"{failure} ({self._what}: {self._attempts} attempt{'s' if self._attempts != 1 else ''} in "
