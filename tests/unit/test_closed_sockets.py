@@ -21,7 +21,6 @@ def test_a_closed_socket_is_a_lost_connection():
     session = SimpleNamespace(
         engine=SimpleNamespace(label="db"), _connection=SimpleNamespace(closed=False, fileno=fileno)
     )
-    session._is_closed = lambda: PsycopgConnection._is_closed(session)
     assert isinstance(PsycopgConnection.translate(session, error), Disconnected)
     session._connection.fileno = lambda: 5
     assert type(PsycopgConnection.translate(session, error)) is Unavailable

@@ -51,7 +51,7 @@ def class_of_state(state: str) -> type[Exception]:
         engine=SimpleNamespace(label="here"),
         options=SimpleNamespace(schema="sqlsem"),
         given_up=False,
-        _connection=SimpleNamespace(closed=False),
+        _connection=SimpleNamespace(closed=False, fileno=lambda: 5),
     )
     return type(PsycopgConnection.translate(session, psycopg.errors.lookup(state)(TEXT)))
 

@@ -103,16 +103,9 @@ class PsycopgConnection(EngineConnection):
                 f"{where}: {text}: this connection changed sessions (a pooler in transaction mode?); "
                 f"connect with lease=…, or past the pooler"
             )
-        if self._is_closed() or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
+        if _is_closed(self._connection) or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
             return Disconnected(f"Lost the connection to {where}: {text}")
         return Unavailable(f"{where}: {text}")
-
-    def _is_closed(self) -> bool:
-        try:
-            # (libpq may have closed the socket, and count the connection as good until its next call.)
-            return self._connection.closed or self._connection.fileno() < 0
-        except psycopg.Error:
-            return True
 
     def statement_steps(self, name: str, *parameters: Any) -> Generator[Any, Any, list[Any]]:
         """Run a statement without psycopg's cursor, and return the values of the first row. Each connection prepares it
@@ -173,3 +166,11 @@ class PsycopgConnection(EngineConnection):
     def interrupt(self) -> None:
         with contextlib.suppress(psycopg.Error):
             sockets.shut_down(self._connection.fileno())
+
+
+def _is_closed(connection: Connection | AsyncConnection) -> bool:
+    try:
+        # (libpq may have closed the socket, and count the connection as good until its next call.)
+        return connection.closed or connection.fileno() < 0
+    except psycopg.Error:
+        return True
