@@ -17,6 +17,7 @@ from sqlsem.cli.options import a_lock, duration, json_option, name_of, whole_num
 from sqlsem.insight.words import counted
 from sqlsem.ops.terminal import output
 from sqlsem.tasks.queues import MAX_CHARACTERS, MAX_TASKS
+from sqlsem.util.chunks import in_chunks
 from sqlsem.util.printable import clean
 from sqlsem.values.errors import ConfigurationError, SqlsemError
 from sqlsem.values.tasks import TASK_BOUNDS
@@ -209,8 +210,9 @@ def _put_lines(
     with options.coordinator() as coordinator:
         target = coordinator.queue(queue)
         try:
-            for block in _blocks(bodies):
-                numbers += target.put_many(block, **given)
+            # (As `put_many` divides them: so it is known how many were put before an error.)
+            for block in in_chunks(bodies, _text_length, maximum=MAX_CHARACTERS, count=MAX_TASKS):
+                numbers += target.put_many([body for body, _ in block], **given)
         except SqlsemError:
             output.say(
                 f"the first {len(numbers):,} of {len(bodies):,} tasks were put, and perhaps the next {MAX_TASKS}, if "
@@ -223,18 +225,9 @@ def _put_lines(
         output.echo(f"{counted(len(numbers), 'task', ',')} put into {clean(queue)}.")
 
 
-def _blocks(bodies: Sequence[Encoded]) -> Iterator[list[Any]]:
-    """Yield the tasks of each statement."""
-    block: list[Any] = []
-    size = 0
-    for body, (_, text) in bodies:
-        if block and (len(block) == MAX_TASKS or size + len(text) > MAX_CHARACTERS):
-            yield block
-            block, size = [], 0
-        block.append(body)
-        size += len(text)
-    if block:
-        yield block
+def _text_length(task: Encoded) -> int:
+    _, (_, text) = task
+    return len(text)
 
 
 def _schedule(options: Connecting, queue: str, cron: str, body: Any, as_json: bool, given: dict[str, Any]) -> None:

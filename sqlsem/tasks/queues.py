@@ -28,6 +28,7 @@ from sqlsem.tasks.claiming import Claiming
 from sqlsem.tasks.cron import check_cron, next_due
 from sqlsem.tasks.schedules import MISSED
 from sqlsem.tasks.task import Task
+from sqlsem.util.chunks import in_chunks
 from sqlsem.util.printable import first_line
 from sqlsem.values.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
 from sqlsem.values.locks import MAX_NOTE, Duration, check_count, check_duration, check_name
@@ -381,16 +382,8 @@ class Queue:
 def _chunks(template: NewTask, bodies: Sequence[tuple[str, str]]) -> Iterator[list[NewTask]]:
     """Yield the tasks of each statement: like ``template``, with these kinds and texts."""
     # (A generator: a hundred thousand objects at once make Python's garbage collection slow.)
-    chunk: list[NewTask] = []
-    size = 0
-    for kind, text in bodies:
-        if chunk and (len(chunk) == MAX_TASKS or size + len(text) > MAX_CHARACTERS):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(template.alike(kind, text))
-        size += len(text)
-    if chunk:
-        yield chunk
+    for chunk in in_chunks(bodies, lambda body: len(body[1]), maximum=MAX_CHARACTERS, count=MAX_TASKS):
+        yield [template.alike(kind, text) for kind, text in chunk]
 
 
 def check_put(

@@ -22,10 +22,11 @@ from typing import Any, TypeVar, cast
 from sqlsem import sql
 from sqlsem.engines.base import Disconnected, Engine, Options, Session
 from sqlsem.engines.protocol import Capability, LockSession
-from sqlsem.engines.sqlite.beacons import BeaconProbe, Beacons
+from sqlsem.engines.sqlite.beacons import Beacons
 from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
 from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
 from sqlsem.engines.sqlite.shortcuts import ROUTINES
+from sqlsem.engines.statements.session import Probe
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.faults import FAULTS
 from sqlsem.testing.fibers import Fibers
@@ -290,8 +291,8 @@ class SessionBeacons(Beacons):
         super().__init__(NO_FILE)
         self._server = server
 
-    def probe(self, name: object) -> BeaconProbe:
-        return BeaconProbe(True if name in self._server.beacons else None)
+    def probe(self, name: object) -> Probe:
+        return Probe(True if name in self._server.beacons else None)
 
     def names(self) -> list[str]:
         return list(self._server.beacons)

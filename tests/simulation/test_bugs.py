@@ -7,7 +7,7 @@ from support.searches import FOUND, found
 from sqlsem.client.connection.membership import Membership
 from sqlsem.client.held.registry import GrantRegistry
 from sqlsem.client.operations.acquire import Acquisition
-from sqlsem.engines.sqlite.beacons import BeaconProbe
+from sqlsem.engines.statements.session import Probe
 from sqlsem.testing.server import ServerSession, SessionBeacons
 from sqlsem.testing.simulate import converting, mixed, travelling
 from sqlsem.values.locks import Heartbeat, monotonic
@@ -48,7 +48,7 @@ def proven_at_its_end(patch):
 @bug(seed=440)
 def no_grace(patch):
     """Treat a member as dead as soon as its connection breaks."""
-    patch.setattr(SessionBeacons, "probe", lambda self, name: BeaconProbe(name in self._server.beacons))
+    patch.setattr(SessionBeacons, "probe", lambda self, name: Probe(name in self._server.beacons))
 
 
 @bug()

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -21,6 +21,7 @@ from sqlsem.engines.mysql.database import MysqlDatabase
 from sqlsem.engines.mysql.sleeper import LockSleeper
 from sqlsem.engines.statements.session import StatementSession
 from sqlsem.util import sockets
+from sqlsem.util.chunks import in_chunks
 from sqlsem.util.printable import first_line
 from sqlsem.values.errors import ConfigurationError, SchemaError, SqlsemError, Unavailable
 
@@ -37,8 +38,8 @@ DENIED = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR, ER.DBACCESS
 #: How long an idle session lives, in heartbeats of an idle member, and at least in seconds: the server ends the session
 #: of a host that has vanished.
 IDLE_HEARTBEATS, IDLE_SECONDS = 4, 60
-#: The same for a session without a beacon: a day.
-LOOSE_IDLE_SECONDS = 86400
+#: The same in seconds for a session without a beacon: a day.
+IDLE_SECONDS_WITHOUT_BEACON = 86400
 #: Two sessions may compute times of the server's start that differ by this many seconds.
 START_SECONDS = 3.0
 #: The length of a text of several statements, in characters. (The server's max_allowed_packet is at least 1 MB.)
@@ -93,7 +94,7 @@ class MysqlConnection(StatementSession):
         self.sleeper = LockSleeper(self)
         self._in_transaction = False
         self.login_name = ""
-        self.idle = LOOSE_IDLE_SECONDS  # the seconds after which the server ends this session if it is idle
+        self.idle = IDLE_SECONDS_WITHOUT_BEACON  # the seconds after which the server ends this session if it is idle
         self.in_cluster = False  # True on a node of a Galera cluster
         self.fractions = False  # True if locks by name are waited for in fractions of a second
         #: Which server or cluster this is, and about when it was started.
@@ -110,7 +111,7 @@ class MysqlConnection(StatementSession):
         self.run("session", {"gate": gate, "metadata": max(5, gate), "idle": self.idle})
         login, database, version, place, now, read_only = self.row("facts")
         if read_only and purpose != "look":  # (A login with SUPER could write there.)
-            self.engine.leave_place()
+            self.engine.use_next_server()
             raise Disconnected(f"{self.engine.label} is read-only (a replica?); connect to the primary")
         self.login_name = str(login)
         self.origin = str(place)
@@ -130,6 +131,7 @@ class MysqlConnection(StatementSession):
                 f"connect with lease=30 (--lease 30)"
             )
         self.in_cluster = True
+        self.lease_margin = CLUSTER_MARGIN
         self.origin, self.started = identity, 0.0  # (Members outlive a node.)
         self.run("wait_for_cluster")
 
@@ -140,14 +142,12 @@ class MysqlConnection(StatementSession):
         if self.row("version") is None:  # there are no tables yet
             return
         known = dict(self.rows("origin"))
-        if "schema_version" not in known:  # they are not complete
-            return
-        if known.get("origin") == self.origin and abs(float(known["started"]) - self.started) <= START_SECONDS:
+        if "schema_version" not in known or self._is_origin(known):  # (without a version they are not complete)
             return
         with self.transaction():
             known = dict(self.rows("origin"))
-            if known.get("origin") == self.origin and abs(float(known["started"]) - self.started) <= START_SECONDS:
-                return  # another session was faster
+            if self._is_origin(known):  # another session was faster
+                return
             self.run("restart_members")
             if "origin" in known and known["origin"] != self.origin:
                 self.run("skip_numbers", {"by": secrets.randbelow(10**9)})
@@ -155,6 +155,10 @@ class MysqlConnection(StatementSession):
                 "note_origin",
                 [{"name": "origin", "value": self.origin}, {"name": "started", "value": str(self.started)}],
             )
+
+    def _is_origin(self, known: Mapping[str, str]) -> bool:
+        """Return True if these settings name this server, and this start of it."""
+        return known.get("origin") == self.origin and abs(float(known["started"]) - self.started) <= START_SECONDS
 
     # -- statements ---------------------------------------------------------------------------------------------
 
@@ -185,12 +189,8 @@ class MysqlConnection(StatementSession):
         text = self.queries[name]
         with self.connection.cursor() as cursor:
             statements = [cursor.mogrify(text, values) for values in parameters]
-        begin, size = 0, 0
-        for number, statement in enumerate(statements, 1):
-            size += len(statement)
-            if size > TEXT_SIZE or number == len(statements):
-                self.execute_text(";\n".join(statements[begin:number]).replace("%", "%%"))
-                begin, size = number, 0
+        for chunk in in_chunks(statements, len, maximum=TEXT_SIZE):
+            self.execute_text(";\n".join(chunk).replace("%", "%%"))
 
     def rows(self, name: str, parameters: Any = ()) -> list[Any]:
         return self.execute_text(self.queries[name], parameters).rows
@@ -246,11 +246,11 @@ class MysqlConnection(StatementSession):
         text = first_line(exc.args[-1] if exc.args else exc)
         if code == NOT_READY:
             self.given_up = True  # another node may be ready: connect anew
-            self.engine.leave_place()
+            self.engine.use_next_server()
             return Disconnected(f"{where}: this node does not take part in its cluster now: {text}")
         if isinstance(exc, OSError) or code in LOST or not self.connection or not self.connection.open:
             self._force_close()
-            self.engine.leave_place()
+            self.engine.use_next_server()
             return Disconnected(f"Lost the connection to {where}: {text}")
         if code == ER.LOCK_DEADLOCK and self.in_cluster:
             return Conflict(f"{where}: a transaction on another node was faster: {text}")
@@ -258,7 +258,7 @@ class MysqlConnection(StatementSession):
             return Busy(f"{where}: another session keeps a lock in an open transaction: {text}")
         if code in READ_ONLY:
             self.given_up = True  # another server may be the primary now: connect anew
-            self.engine.leave_place()
+            self.engine.use_next_server()
             return Disconnected(f"{where} is read-only (a replica?): {text}")
         if code in (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR):
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
@@ -277,14 +277,14 @@ class MysqlConnection(StatementSession):
         return not self.given_up and self.connection is not None and bool(self.connection.open)
 
     def interrupt(self) -> None:
-        wire = socket_of(self.connection)
-        if wire is not None:  # (another thread may close it meanwhile: then its number is -1)
-            sockets.shut_down(wire.fileno())
+        sock = socket_of(self.connection)
+        if sock is not None:  # (another thread may close it meanwhile: then its number is -1)
+            sockets.shut_down(sock.fileno())
 
     def discard(self) -> None:
-        wire = socket_of(self.connection)
-        if wire is not None:
-            sockets.discard(wire.fileno())
+        sock = socket_of(self.connection)
+        if sock is not None:
+            sockets.discard(sock.fileno())
 
     def _force_close(self) -> None:
         self.interrupt()  # so that no goodbye is sent into the middle of an answer

@@ -14,6 +14,7 @@ from typing import Any
 import pymysql
 from pymysql.constants import CLIENT, ER
 
+from sqlsem import sql
 from sqlsem.engines.base import Creator, Disconnected, Options, Refused, program_name
 from sqlsem.engines.statements.session import StatementEngine
 from sqlsem.util import runtime, sockets
@@ -43,17 +44,17 @@ class MysqlDatabase(StatementEngine):
         super().__init__(url, options, creator)
         self._parameters: dict[str, Any] = {}
         #: The host and port of each server of the URL.
-        self.places: list[tuple[str, int]] = []
-        self._next_place = 0
+        self.servers: list[tuple[str, int]] = []
+        self._next_server = 0
         if creator is None:
-            self._parameters, self.places = _parameters(url)
+            self._parameters, self.servers = _parameters(url)
 
     @property
     def label(self) -> str:
         if self.creator is not None:
             return "the MySQL database of creator="
-        places = ", ".join(f"{host}:{port}" for host, port in self.places)
-        return f"MySQL database {self._parameters['database']} on {self._parameters.get('unix_socket') or places}"
+        servers = ", ".join(f"{host}:{port}" for host, port in self.servers)
+        return f"MySQL database {self._parameters['database']} on {self._parameters.get('unix_socket') or servers}"
 
     @property
     def schema_label(self) -> str:
@@ -71,28 +72,28 @@ class MysqlDatabase(StatementEngine):
     @property
     def is_local(self) -> bool:
         """True if the server is on this host."""
-        hosts = {host for host, _ in self.places}
+        hosts = {host for host, _ in self.servers}
         return "unix_socket" in self._parameters or hosts <= {"localhost", "127.0.0.1", "::1"}
 
     def queries(self) -> Mapping[str, str]:
-        return {name: for_driver(text) for name, text in super().queries().items()}
+        return _queries(self.options.schema, self.options.table)
 
-    def leave_place(self) -> None:
+    def use_next_server(self) -> None:
         """Let the next connection go to the next server of the URL: this one cannot serve now."""
-        self._next_place += 1
+        self._next_server += 1
 
     def open_connection(self, **other: Any) -> Any:
         """Open a connection. ``other``: parameters in place of those of the URL."""
-        for left in range(max(1, len(self.places)) - 1, -1, -1):
+        for left in range(max(1, len(self.servers)) - 1, -1, -1):
             try:
-                return self._open_at_place(**other)
+                return self._open_on_server(**other)
             except Disconnected:
                 if not left:
                     raise
-                self.leave_place()
+                self.use_next_server()
         raise AssertionError("unreachable")
 
-    def _open_at_place(self, **other: Any) -> Any:
+    def _open_on_server(self, **other: Any) -> Any:
         if self.creator is not None and not other:
             connection = self.creator()
             if not isinstance(connection, pymysql.Connection) or connection.client_flag & FLAGS != FLAGS:
@@ -101,7 +102,7 @@ class MysqlDatabase(StatementEngine):
                     f"statements: pymysql.connect(…, client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS)"
                 )
             return connection
-        host, port = self.places[self._next_place % len(self.places)] if self.places else (None, 0)
+        host, port = self.servers[self._next_server % len(self.servers)] if self.servers else (None, 0)
         parameters = {
             "host": host,
             "port": port,
@@ -119,9 +120,9 @@ class MysqlDatabase(StatementEngine):
                 f"{self.label}: its ssl_ca, ssl_cert or ssl_key cannot be used: {exc}; check the URL"
             ) from exc
         try:
-            wire = self._open_socket(parameters["host"], parameters["port"], parameters.get("unix_socket"))
-            with closed_after(wire, self.options.connect_timeout):
-                connection.connect(wire)
+            sock = self._open_socket(parameters["host"], parameters["port"], parameters.get("unix_socket"))
+            with shut_down_after(sock, self.options.connect_timeout):
+                connection.connect(sock)
         except (pymysql.MySQLError, OSError) as exc:
             raise self.unreachable(exc) from exc
         return connection
@@ -129,20 +130,20 @@ class MysqlDatabase(StatementEngine):
     def _open_socket(self, host: str, port: int, path: str | None) -> socket.socket:
         """Open the socket of a connection. It notices within about a grace that the server has vanished."""
         if path is not None:
-            wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            wire.settimeout(self.options.connect_timeout)
-            wire.connect(path)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(self.options.connect_timeout)
+            sock.connect(path)
         else:
-            wire = socket.create_connection((host, port), self.options.connect_timeout)
+            sock = socket.create_connection((host, port), self.options.connect_timeout)
             alive = max(1, math.ceil(self.options.grace))
-            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             times = {"TCP_KEEPIDLE": alive, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": alive * 1000}
             for name, value in times.items():
                 if hasattr(socket, name):  # not on each system
-                    wire.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        wire.settimeout(None)
-        return wire
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        sock.settimeout(None)
+        return sock
 
     def unreachable(self, exc: Exception) -> Exception:
         """Return the error for a failed connection attempt."""
@@ -160,9 +161,9 @@ class MysqlDatabase(StatementEngine):
 
 
 @contextlib.contextmanager
-def closed_after(wire: socket.socket, seconds: float) -> Iterator[None]:
+def shut_down_after(sock: socket.socket, seconds: float) -> Iterator[None]:
     """Shut a socket down if the block takes longer: PyMySQL would wait for the first answer without a limit."""
-    with wire.dup() as copy:  # (with TLS, the descriptor gets another owner)
+    with sock.dup() as copy:  # (with TLS, the descriptor gets another owner)
         timer = runtime.current().timer(seconds, lambda: sockets.shut_down(copy.fileno()))
         timer.start()
         try:
@@ -177,9 +178,9 @@ def _parameters(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
     """
     try:
         parts = urllib.parse.urlsplit(url)
-        login, _, servers = parts.netloc.rpartition("@")
-        names = [urllib.parse.urlsplit(f"//{server}") for server in servers.split(",")]
-        places = [(name.hostname or "localhost", name.port or 3306) for name in names]
+        login, _, hosts = parts.netloc.rpartition("@")
+        names = [urllib.parse.urlsplit(f"//{server}") for server in hosts.split(",")]
+        servers = [(name.hostname or "localhost", name.port or 3306) for name in names]
     except ValueError:
         raise ConfigurationError(
             "This is not a URL of a MySQL database; write mysql://user:password@host:3306/database"
@@ -200,10 +201,14 @@ def _parameters(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
     user, _, password = login.partition(":")
     # (As bytes: PyMySQL would take a text for Latin-1.)
     credentials = {"user": urllib.parse.unquote(user) or None, "password": urllib.parse.unquote(password).encode()}
-    return {"database": database, **credentials, **options}, places
+    return {"database": database, **credentials, **options}, servers
 
 
 @functools.cache
+def _queries(schema: str, table: str) -> Mapping[str, str]:
+    return {name: for_driver(text) for name, text in sql.queries(MysqlDatabase.name, schema, table).items()}
+
+
 def for_driver(text: str) -> str:
     """Return a statement with the parameters that PyMySQL fills in, and without comments."""
 

@@ -105,7 +105,7 @@ class MysqlDoctor(Doctor):
             return None
         # (A node without a configured address is shown as AUTO.)
         told = [place.strip().rpartition(":") for place in str(self._ask("nodes")[1]).split(",")]
-        nodes = {*self._engine.places, *((host, int(port)) for host, _, port in told if port.isdigit())}
+        nodes = {*self._engine.servers, *((host, int(port)) for host, _, port in told if port.isdigit())}
         apart, silent = 0.0, []
         for host, port in sorted(nodes):
             try:

@@ -5,33 +5,15 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from sqlsem.engines.mysql.connection import CLUSTER_MARGIN, MysqlConnection
+from sqlsem.engines.mysql.connection import MysqlConnection
 from sqlsem.engines.mysql.database import MysqlDatabase
 from sqlsem.engines.statements.members import MemberStatements
+from sqlsem.engines.statements.session import Probe
 from sqlsem.values.errors import Unavailable
 from sqlsem.values.locks import Heartbeat
 
 #: The number of locks of rows that one heartbeat frees.
 FREED = 1000
-
-
-class LockProbe:
-    """The result of a test of a beacon."""
-
-    seen: float | None = None
-
-    def __init__(self, held: bool | None) -> None:
-        #: True: its member lives. None: its session is gone, or it has none.
-        self.held = held
-
-    def remove(self) -> None:
-        """Remove what a dead member has left: nothing."""
-
-    def __enter__(self) -> LockProbe:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """End the test."""
 
 
 class MysqlMembers(MysqlConnection, MemberStatements):
@@ -49,19 +31,12 @@ class MysqlMembers(MysqlConnection, MemberStatements):
     def beacons(self) -> MysqlMembers:
         return self
 
-    def probe(self, name: object) -> LockProbe:
+    def probe(self, name: object) -> Probe:
         """Test a beacon: see `sqlsem.engines.statements.session.Beacons`."""
         if not isinstance(name, str):
-            return LockProbe(None)
+            return Probe(None)
         owner = self.row("beacon_owner", (f"{self.lock_prefix}{name}",))[0]
-        return LockProbe(None if owner is None else True)
-
-    def register_member(self, host: str, pid: int, program: str) -> int:
-        number = super().register_member(host, pid, program)
-        if self.in_cluster:
-            with self.transaction():
-                self.run("extend_lease", {"member": number, "margin": int(CLUSTER_MARGIN * 1000)})
-        return number
+        return Probe(None if owner is None else True)  # (a live member may have lost its session, so never False)
 
     def renew_alone(self, member_id: int) -> bool:
         # Not under the gate, which a transaction of another program may keep. (A removal locks the member's row before

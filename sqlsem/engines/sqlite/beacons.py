@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sqlsem.engines.statements.session import Probe
 from sqlsem.util import late
 from sqlsem.values.errors import Unavailable
 
@@ -33,7 +34,7 @@ except ImportError:  # Windows
 if TYPE_CHECKING:
     import filelock
 
-__all__ = ["Beacon", "BeaconProbe", "Beacons"]
+__all__ = ["Beacon", "Beacons"]
 
 log = logging.getLogger("sqlsem")
 
@@ -108,29 +109,10 @@ class Beacon:
     __del__ = discard
 
 
-class BeaconProbe:
-    """The result of a test of a beacon. A free beacon stays locked by the tester until the end of the ``with``
-    block.
+class _Free(Probe):
+    """A beacon with a free lock, which stays locked by the tester until the end of the ``with`` block. No process can
+    take it meanwhile, because each name is used once.
     """
-
-    def __init__(self, held: bool | None, seen: float | None = None) -> None:
-        #: True: its holder lives. False: its lock is free. None: there is no beacon of that name.
-        self.held = held
-        #: The file's time by the host's clock (the last `Beacon.touch`), in seconds since 1970, if there is a file.
-        self.seen = seen
-
-    def remove(self) -> None:
-        """Remove the file if its lock was free and it is still the same file."""
-
-    def __enter__(self) -> BeaconProbe:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Unlock the file."""
-
-
-class _Free(BeaconProbe):
-    """A beacon with a free lock. No process can take it meanwhile, because each name is used once."""
 
     def __init__(self, folder: int, name: str, fd: int, status: os.stat_result) -> None:
         super().__init__(False, status.st_mtime)
@@ -148,7 +130,7 @@ class _Free(BeaconProbe):
         os.close(self._folder)
 
 
-class _FreeByPath(BeaconProbe):
+class _FreeByPath(Probe):
     """A beacon with a free lock, on systems without descriptors of folders."""
 
     def __init__(self, path: Path, lock: filelock.BaseFileLock, status: os.stat_result) -> None:
@@ -248,15 +230,15 @@ class Beacons:
 
     # -- all beacons
 
-    def probe(self, name: object) -> BeaconProbe:
+    def probe(self, name: object) -> Probe:
         """Test a beacon. ``name`` is from the table, so any participant may have written it."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            return BeaconProbe(None)
+            return Probe(None)
         try:
             return self._probe_by_path(name) if self._by_path else self._probe(name)
         except OSError as exc:
             if exc.errno in _NOT_THERE:
-                return BeaconProbe(None)
+                return Probe(None)
             if not self._warned:
                 self._warned = True
                 log.warning(
@@ -266,23 +248,23 @@ class Beacons:
                     self.folder,
                     exc,
                 )
-            return BeaconProbe(True)
+            return Probe(True)
 
-    def _probe(self, name: str) -> BeaconProbe:
+    def _probe(self, name: str) -> Probe:
         folder = os.open(self.folder, os.O_RDONLY | _FOLDER)
         fd = -1
         try:
             if not _is_beacon(os.stat(name, dir_fd=folder, follow_symlinks=False)):
-                return BeaconProbe(None)
+                return Probe(None)
             fd = os.open(name, os.O_RDONLY | _FILE, dir_fd=folder)
             status = os.fstat(fd)
             if not _is_beacon(status):
-                return BeaconProbe(None)
+                return Probe(None)
             try:
                 # A shared lock: else two testers would take each other for the holder.
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return BeaconProbe(True, status.st_mtime)
+                return Probe(True, status.st_mtime)
             free = _Free(folder, name, fd, status)
             folder = fd = -1
             return free
@@ -291,20 +273,20 @@ class Beacons:
                 if descriptor >= 0:
                     os.close(descriptor)
 
-    def _probe_by_path(self, name: str) -> BeaconProbe:
+    def _probe_by_path(self, name: str) -> Probe:
         path = self.folder / name
         if not stat.S_ISDIR(os.lstat(self.folder).st_mode):
-            return BeaconProbe(None)
+            return Probe(None)
         status = os.lstat(path)
         if not _is_beacon(status):
-            return BeaconProbe(None)
+            return Probe(None)
         with late.importing:
             import filelock  # for systems without descriptors of folders; it loads asyncio
         lock = filelock.FileLock(path, thread_local=False)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            return BeaconProbe(True, status.st_mtime)
+            return Probe(True, status.st_mtime)
         return _FreeByPath(path, lock, status)
 
     def held(self) -> list[str]:

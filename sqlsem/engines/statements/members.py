@@ -23,7 +23,7 @@ class MemberStatements(StatementSession):
             "program": program,
             "login": self.login(),
             "grace": int(self.options.grace * 1000),
-            "lease": None if lease is None else int(lease * 1000),
+            "lease": None if lease is None else int((lease + self.lease_margin) * 1000),
         }
         with self.forks_blocked, self.transaction():
             number = self.run("register_member", values).lastrowid

@@ -26,23 +26,23 @@ class Result(Protocol):
         """The number that the inserted row got."""
 
 
-class Probe(Protocol):
+class Probe:
     """A test of a beacon, until the end of the ``with`` block."""
 
-    @property
-    def held(self) -> bool | None:
-        """True: its member lives. False: its member is dead. None: there is no beacon of that name."""
-
-    @property
-    def seen(self) -> float | None:
-        """The last sign of life, in seconds since 1970, if it is known."""
+    def __init__(self, held: bool | None, seen: float | None = None) -> None:
+        #: True: its member lives. False: its member is dead. None: there is no beacon of that name.
+        self.held = held
+        #: The last sign of life, in seconds since 1970, if it is known.
+        self.seen = seen
 
     def remove(self) -> None:
-        """Remove what a dead member has left."""
+        """Remove what a dead member has left, if there is anything."""
 
-    def __enter__(self) -> Probe: ...
+    def __enter__(self) -> Probe:
+        return self
 
-    def __exit__(self, *exc_info: object) -> None: ...
+    def __exit__(self, *exc_info: object) -> None:
+        """End the test."""
 
 
 class Beacons(Protocol):
@@ -107,6 +107,8 @@ class StatementSession(TableSession):
     #: True if each heartbeat is written. Then the grace of a member without its beacon begins at the last one, and else
     #: when the beacon is first missed.
     writes_heartbeats = False
+    #: Seconds for which the database counts a lease longer than its member relies on it.
+    lease_margin = 0.0
     given_up = False  # True after the member was found removed: no further call can succeed
 
     def __init__(self, engine: StatementEngine) -> None:

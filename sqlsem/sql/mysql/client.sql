@@ -109,11 +109,6 @@ UPDATE {schema}_task SET put_uid = NULL WHERE put_uid = :uid
 -- name: database_identity
 SELECT CONCAT(@@hostname, ':', @@port, ':', @@datadir, ':', DATABASE()) AS place
 
--- name: extend_lease
-UPDATE {schema}_member
-SET lease_until = lease_until + :margin / 1000.0, lease_ms = lease_ms + :margin
-WHERE member_id = :member
-
 -- name: take_beacon
 SELECT GET_LOCK(?, 0)
 
