@@ -33,7 +33,7 @@ Each engine's folder holds the same scripts:
 ``permissions.sql``
     roles and grants; may be run again.
 ``drop.sql``
-    removes all tables and routines.
+    removes all tables and routines. For the engines without routines it is in folder ``statements``, too.
 ``client.sql``
     the statements that the Python client sends, each under a line ``-- name: …``. Where there are routines, most
     statements call the routine of the same name, and so have the same names on every such engine: these are written
@@ -134,14 +134,14 @@ def check_identifier(label: str, value: str) -> str:
 
 @functools.cache
 def _read(engine: str, file: str) -> str | None:
-    text = _text(engine, file)
-    dialect = _text(engine, "dialect.sql") if file == "client.sql" else None
-    if text is None or dialect is None:
-        return text
-    # (Abbreviations of the statements may contain words of the dialect, so these are expanded last.)
-    words = [line for line in dialect.splitlines() if line.startswith("-- where ")]
-    # A statement of the engine replaces the one of the same name.
-    return "\n".join((_text("statements", file) or "", text, *words, ""))
+    dialect = _text(engine, "dialect.sql")
+    # (A statement of the engine replaces the one of the same name.)
+    texts = (None if dialect is None else _text("statements", file), _text(engine, file))
+    parts = [text for text in texts if text is not None]
+    if dialect is not None and file == "client.sql":
+        # (Abbreviations of the statements may contain words of the dialect, so these are expanded last.)
+        parts += [*(line for line in dialect.splitlines() if line.startswith("-- where ")), ""]
+    return "\n".join(parts) if parts else None
 
 
 def _text(folder: str, file: str) -> str | None:

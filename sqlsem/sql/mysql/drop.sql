@@ -1,24 +1,2 @@
--- sqlsem, for MariaDB and MySQL: removes everything.
-DROP TABLE IF EXISTS {schema}_rate_slot;
-DROP TABLE IF EXISTS {schema}_rate_window;
-DROP TABLE IF EXISTS {schema}_handover;
-DROP TABLE IF EXISTS {schema}_once_run;
-DROP TABLE IF EXISTS {schema}_commit_marker;
-DROP TABLE IF EXISTS {schema}_operation;
-DROP TABLE IF EXISTS {schema}_schedule;
-DROP TABLE IF EXISTS {schema}_batch_part;
-DROP TABLE IF EXISTS {schema}_batch;
-DROP TABLE IF EXISTS {schema}_queue_wait;
-DROP TABLE IF EXISTS {schema}_queue_key;
-DROP TABLE IF EXISTS {schema}_queue_setting;
-DROP TABLE IF EXISTS {schema}_queue_proxy;
-DROP TABLE IF EXISTS {schema}_task_lock;
-DROP TABLE IF EXISTS {schema}_task_log;
-DROP TABLE IF EXISTS {schema}_task;
-DROP TABLE IF EXISTS {table};
-DROP TABLE IF EXISTS {schema}_history;
-DROP TABLE IF EXISTS {schema}_resource;
-DROP TABLE IF EXISTS {schema}_limit_pattern;
-DROP TABLE IF EXISTS {schema}_member;
-DROP TABLE IF EXISTS {schema}_setting;
+-- sqlsem, for MariaDB and MySQL: removes what only they have.
 DROP TABLE IF EXISTS {schema}_gate;
