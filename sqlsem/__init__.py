@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
 
 __all__ = [  # noqa: RUF022 - by subject, in the order in which programs need them
-    # what most programs need: locks, the database, and what may happen
+    # for most programs: locks, the database, and what may happen
     "mutex",
     "limit",
     "read",
