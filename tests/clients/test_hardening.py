@@ -195,7 +195,7 @@ def test_foreign_wakeup_lock_does_not_hide_a_dead_member(orphan, login, user, da
         if way == "try":
             assert connection.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == 0
         else:
-            assert connection.execute("CALL sqlsem.acquire(%s, timeout_ms => 60000)", (name,)).fetchone()[0] in (0, 1)
+            assert connection.execute("CALL sqlsem.acquire(%s, timeout_ms => 20000)", (name,)).fetchone()[0] in (0, 1)
         connection.execute("SELECT sqlsem.release(%s)", (name,))
 
 
@@ -422,7 +422,7 @@ def test_the_tasks_of_a_dead_worker(database, connect, login, name):
 
 
 def test_a_session_does_not_wait_for_itself(user, database, name):
-    """An earlier version of the first example in docs/protocol.md hung when pasted."""
+    """An earlier version of the first example in docs/reference/protocol.md hung when pasted."""
     with user.raw() as connection:
         connection.execute("SET statement_timeout = '20s'")
         assert connection.execute("CALL sqlsem.try(%s, 3, weight => 2)", (name,)).fetchone()[0] == 0

@@ -1292,16 +1292,15 @@ BEGIN
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
-            -- At the end of each call test the owners of the first rows, too: any of them may have died. If the blocker
-            -- waits in a session, it makes this test itself, and this waiter makes it only now and then.
-            -- Now and then also test the blocker's owner by itself: any login can hold the blocker's wakeup lock, which
-            -- hides a dead owner from the other test.
+            -- At the end of each call test the owners of the first rows, and the blocker's by itself: any of them may
+            -- have died, and any login can hold the blocker's wakeup lock, which hides a dead owner from the first
+            -- test. If the blocker waits in a session, it makes these tests itself, and this waiter only now and then.
             RETURN CASE WHEN (random() < 0.2
                               OR NOT EXISTS (SELECT FROM {schema}.{table}
                                              WHERE resource_id = p_resource AND queue_position = v_ahead.blocker AND member_id IS NOT NULL
                                                AND granted_at IS NULL AND revoked_at IS NULL AND waiter_lease_until IS NULL))
-                             AND {schema}.reap_dead_members(p_resource, v_row.member_id)
-                          OR random() < 0.2 AND {schema}.check_if_dead(p_resource, v_ahead.blocker, v_row.member_id) THEN 1 ELSE -1 END;
+                             AND ({schema}.reap_dead_members(p_resource, v_row.member_id)
+                                  OR {schema}.check_if_dead(p_resource, v_ahead.blocker, v_row.member_id)) THEN 1 ELSE -1 END;
         END IF;
         -- Sleep for 4 s at most: an upgrade of the tables waits for this transaction, and all others wait for the
         -- upgrade. (But for longer than deadlock_timeout, after which the server looks for deadlocks.) For 2 s, if a
@@ -1469,13 +1468,13 @@ BEGIN
             END IF;
         END LOOP;
         EXIT WHEN v_written;
-        -- Test the owners of the first rows, and now and then the blocker's, as wait does; on 32 resources at most.
+        -- Test the owners of the first rows, and the blocker's, as wait does; on 32 resources at most.
         FOR v_row IN
             SELECT b ->> 'resource' AS resource_id, max((b ->> 'position')::bigint) AS blocker FROM unnest(v_blocked) AS b
             GROUP BY 1 ORDER BY random() LIMIT 32
         LOOP
             v_written := {schema}.reap_dead_members(v_row.resource_id, p_member)
-                      OR random() < 0.2 AND {schema}.check_if_dead(v_row.resource_id, v_row.blocker, p_member) OR v_written;
+                      OR {schema}.check_if_dead(v_row.resource_id, v_row.blocker, p_member) OR v_written;
         END LOOP;
         EXIT WHEN NOT v_written;
     END LOOP;
