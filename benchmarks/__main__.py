@@ -107,8 +107,8 @@ def main(
 ) -> None:
     """Measure sqlsem beside its peers.
 
-    MEASUREMENT is any of those named in docs/performance.md; left out, all of them but growth, estimates, guards,
-    rates and startup. Compare the ratios, not the figures: these depend on the machine and its load.
+    MEASUREMENT is any of those named in docs/explanation/performance.md; left out, all of them but growth, estimates,
+    guards, rates and startup. Compare the ratios, not the figures: these depend on the machine and its load.
     """
     if realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))

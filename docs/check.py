@@ -168,7 +168,7 @@ def glossary(text: str) -> Iterator[str]:
     terms = {term for row in rows for term in row.split(", ")}
     if rows != sorted(rows, key=str.lower):
         yield "its rows are not in alphabetical order"
-    for page in ("concepts.md", "batches.md"):
+    for page in ("explanation/how-it-works.md", "howto/batches.md"):
         introduced = re.findall(r"\*\*([a-z][a-z ]*)\*\*", (ROOT / "docs" / page).read_text(encoding="utf-8"))
         for word in introduced:
             if not {word, word.replace("signs ", "sign "), word.removesuffix("s")} & terms:
@@ -185,7 +185,7 @@ def check() -> int:
             problems += words(text)
         if page == README:
             problems += reached(text)
-        elif page.name == "sql.md":
+        elif page.name == "install.md":
             problems += missing((f"{name}.sql" for name in sql.SCRIPTS if name != "schema"), text, "script")
             problems += missing(roles(), text, "role")
         elif page.name == "glossary.md":

@@ -678,7 +678,7 @@ public static class Examples
 
 @pytest.mark.engines("postgresql")
 def test_documented_examples_compile(make_agent, tmp_path):
-    page = dotnet.CLIENT.parents[2] / "docs" / "cross-language.md"
+    page = dotnet.CLIENT.parents[2] / "docs" / "howto" / "dotnet.md"
     examples = re.findall(r"^```csharp\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(examples) >= 6
     kinds = ["async Task" if "await " in example else "void" for example in examples]

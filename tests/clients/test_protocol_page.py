@@ -1,4 +1,4 @@
-"""docs/protocol.md, line by line, against what is installed."""
+"""docs/reference/protocol.md, line by line, against what is installed."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.engines("postgresql")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md"
 ROW = re.compile(r"^\| `(\w+)`( \(procedure\))? \| (?:`([^`]*)` )?\| (.*) \| ([a-z, ]+) \|$", re.MULTILINE)
 MODES = {"i": "", "b": "INOUT "}
 

@@ -117,7 +117,7 @@ for other in ("stock", "web"):
     "tasks.md": "import sqlsem\nsqlsem.queue('mails').put({'to': 'you'})",
 }
 #: Pages with tasks that a worker runs meanwhile, and their queue.
-WORKED = {"README.md": "nightly", "docs/tasks.md": "nightly"}
+WORKED = {"README.md": "nightly", "docs/howto/tasks.md": "nightly"}
 SCHEMA = """
 CREATE TABLE ledger (id int, balance int);
 CREATE TABLE sales (id int, amount int);

@@ -86,7 +86,7 @@ class Database:
             path = self.url.removeprefix("sqlite:///")
             isolation = None if autocommit else "IMMEDIATE"
             connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=isolation, check_same_thread=False)
-            # The advice of docs/guarantees.md for programs that write this file with an SQLite before 3.51.3.
+            # What docs/explanation/guarantees.md advises for programs with an SQLite before 3.51.3.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             return connection
         if self.engine == "postgresql":
@@ -167,7 +167,7 @@ class Database:
         )
 
     def insert_bare(self, cursor: Any, resource: str, requesting_id: str, **columns: Any) -> int:
-        """Insert a row by bare SQL (S1 of docs/protocol.md); return its position."""
+        """Insert a row by bare SQL (S1 of docs/reference/protocol.md); return its position."""
         names = ["resource_id", "requesting_id", *columns]
         marks = ", ".join("?" * len(names))
         text = f"INSERT INTO {{table}} ({', '.join(names)}) VALUES ({marks})"

@@ -35,7 +35,7 @@ class Stay:
 
 
 def check_history(stays: Iterable[Stay], caps: Mapping[str, int] | None = None) -> int:
-    """Check guarantees G1 and G2 (docs/guarantees.md) for recorded stays; return the number of stays.
+    """Check guarantees G1 and G2 (docs/explanation/guarantees.md) for recorded stays; return the number of stays.
 
     At each grant, the conflicting stays ahead of it that have not ended must leave room for it, *granted or not*.
     That is the rule: no overlap beyond the limit, a writer alone, stages not mixed, and no request overtaken by a

@@ -1,4 +1,4 @@
-"""docs/protocol.md: the table of procedures, against what is installed."""
+"""docs/reference/protocol.md: the table of procedures, against what is installed."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.engines("mssql")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md"
 ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| `([^`]*)`[^|]* \| ([a-z, ]+) \|$", re.MULTILINE)
 #: Further parameters of procedures that only sqlsem's own calls use, behind the parameters on the page.
 OWN = {"@outcome", "@answer", "@own"}

@@ -1,4 +1,4 @@
-"""docs/ssis.md: every statement on the page is run, with the parameters of the table beneath it.
+"""docs/howto/ssis.md: every statement on the page is run, with the parameters of the table beneath it.
 
 ODBC's statements go through ODBC itself, with the return code. OLE DB's go through pyodbc, with variables for the
 output, as that driver has no output parameters. ADO.NET's go through sp_executesql, as SqlClient sends them.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 pytestmark = pytest.mark.engines("mssql")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "ssis.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "ssis.md"
 FENCE = re.compile(
     r"(?:^(OLE DB|ODBC|ADO\.NET)\b[^\n]*:\n\n)?^```sql\n(.*?)^```\n(?:\n((?:^\|[^\n]*\n)+))?", re.MULTILINE | re.DOTALL
 )

@@ -1,4 +1,4 @@
-"""docs/tutorial-tsql.md: the test runs its blocks in their order, in two sessions."""
+"""docs/tutorials/sql-server.md: the test runs its blocks in their order, in two sessions."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.engines("mssql")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial-tsql.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "sql-server.md"
 BLOCK = re.compile(r"```sql\n-- (first|second)\n(.*?)```", re.DOTALL)
 #: Return code of each block, as the text after the block names it; None without a code.
 CODES = [0, -1, None, 0, 0, None, 0, 0, None, None, None]

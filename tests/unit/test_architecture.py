@@ -1,4 +1,4 @@
-"""The structure in docs/architecture.md: directions of imports, private names, sizes of modules and functions."""
+"""The structure in docs/contributing/architecture.md: directions of imports, private names, sizes of code."""
 
 import ast
 import re

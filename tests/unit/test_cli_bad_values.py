@@ -34,7 +34,7 @@ BAD = {
     "period": f"a=1{'0' * 400}d",
     "json": "[" * 5000,
 }
-#: The exit codes of a command; see docs/cli.md. Not 70, which means an internal error.
+#: The exit codes of a command; see docs/reference/cli.md. Not 70, which means an internal error.
 CODES = {0, 1, 64, 69, 75, 76, 78, 126, 127}
 #: Further arguments that let a command end.
 ENDING = {

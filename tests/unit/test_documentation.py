@@ -41,8 +41,12 @@ def test_nothing_is_wrong(capsys):
         (check.routines, fenced("sql", "SELECT sqlsem.unlock('etl');"), "sqlsem.unlock"),
         (check.words, "Whoever waits looks.", "'Whoever'"),
         (lambda text: check.links(check.README, text), "[a](docs/nowhere.md)", "no such file"),
-        (lambda text: check.links(check.README, text), "[a](docs/concepts.md#nowhere)", "no such heading"),
-        (check.reached, "[a](LICENSE)", "no link leads to docs/glossary.md"),
+        (
+            lambda text: check.links(check.README, text),
+            "[a](docs/explanation/how-it-works.md#nowhere)",
+            "no such heading",
+        ),
+        (check.reached, "[a](LICENSE)", "no link leads to docs/explanation/glossary.md"),
         (lambda text: check.missing(["batches.sql"], text, "script"), "`tasks.sql`", "script batches.sql"),
         (check.glossary, "| word | |\n| gate | a |\n| beacon | b |\n", "alphabetical"),
         (check.glossary, "| word | |\n| gate | a |\n", "'beacon'"),
@@ -114,11 +118,11 @@ def test_examples_in_docstrings(module):
 
 
 def test_environment_variables_are_in_a_single_table():
-    """Every variable that the source knows is in the table of docs/cli.md, and no other."""
+    """Every variable that the source knows is in the table of docs/reference/cli.md, and no other."""
     sources = (ROOT / "sqlsem").rglob("*")
     texts = [path.read_text(encoding="utf-8", errors="ignore") for path in sources if path.suffix in SOURCES]
     known = {name for text in texts for name in re.findall(r"SQLSEM_[A-Z]+(?:_[A-Z]+)*", text)}
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     table = page.partition("\n## Environment variables\n")[2].partition("\n## ")[0]
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert known == set(re.findall(r"`(SQLSEM_\w+)`", " ".join(first)))

@@ -1,7 +1,7 @@
 """The errors of the SQL routines have the same classes on PostgreSQL and SQL Server.
 
-docs/protocol.md lists which SQLSTATE of PostgreSQL is which number of SQL Server. Every code that a script raises
-stands there, and the Python clients of both servers raise the same class for it.
+docs/reference/protocol.md lists which SQLSTATE of PostgreSQL is which number of SQL Server. Every code that a script
+raises stands there, and the Python clients of both servers raise the same class for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sqlsem.sql
 from sqlsem.engines.mssql.engine import SqlServerSession
 from sqlsem.engines.postgresql.psycopg_connection import PsycopgConnection
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md"
 SCRIPTS = Path(sqlsem.sql.__file__).parent
 #: Scripts that no user's database has.
 OTHERS = {"simulated", "certify"}

@@ -46,7 +46,7 @@ def test_every_patch_applies_and_names_its_test():
 
 
 def test_guarantees_page_lists_every_mutant():
-    page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "guarantees.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == [mutant.name for mutant in MUTANTS]
 
 

@@ -1,4 +1,4 @@
-"""docs/reference.md: it lists every public name, and every public name has a docstring."""
+"""docs/reference/api.md: it lists every public name, and every public name has a docstring."""
 
 import inspect
 import re
@@ -12,7 +12,7 @@ import sqlsem.testing
 import sqlsem.values.errors
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
 MODULES = (sqlsem.aio, sqlsem.values.errors, sqlsem.testing)
 
 

@@ -17,17 +17,22 @@ from sqlsem.util.timing import DEFAULT, Timing
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 #: Sentences of users' pages with the value of a time.
 SENTENCES = {
-    ("concepts.md", r"A waiter wakes every ([\d.]+) s at the latest"): "slice",
-    ("performance.md", r"Each wait is bounded by ([\d.]+) s"): "slice",
-    ("performance.md", r"at first often, later once in ([\d.]+) s"): "longest_poll",
-    ("security.md", r"a waiter polls again after ([\d.]+) s at most"): "slice",
-    ("deadlocks.md", r"its process calls `find_deadlock` every ([\d.]+) s"): "deadlock_check",
+    ("explanation/how-it-works.md", r"A waiter wakes every ([\d.]+) s at the latest"): "slice",
+    ("explanation/performance.md", r"Each wait is bounded by ([\d.]+) s"): "slice",
+    ("explanation/performance.md", r"at first often, later once in ([\d.]+) s"): "longest_poll",
+    ("explanation/security.md", r"a waiter polls again after ([\d.]+) s at most"): "slice",
+    ("howto/deadlocks.md", r"its process calls `find_deadlock` every ([\d.]+) s"): "deadlock_check",
 }
 
 
 def documented():
     """Yield the names and values of the table in the page for contributors."""
-    table = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("## Times")[2].partition("\n## ")[0]
+    table = (
+        (DOCS / "contributing" / "architecture.md")
+        .read_text(encoding="utf-8")
+        .partition("## Times")[2]
+        .partition("\n## ")[0]
+    )
     for names, values in re.findall(r"^\| (`.+) \| ([\d./, ]+) \|", table, re.MULTILINE):
         numbers = [float(Fraction(value)) for value in values.split(", ")]
         yield from zip(re.findall(r"`(\w+)`", names), numbers, strict=True)
@@ -46,7 +51,7 @@ def test_pages_name_the_default_times(page, pattern):
 
 def test_sql_has_the_documented_waiter_lease():
     """The waiting row of a session that polls no more is removed after this time."""
-    page = " ".join((DOCS / "protocol.md").read_text(encoding="utf-8").split())
+    page = " ".join((DOCS / "reference" / "protocol.md").read_text(encoding="utf-8").split())
     (seconds,) = map(int, re.findall(r"the next waiter removes it after (\d+) s", page))
     routine = sql.script("postgresql", "public").partition("FUNCTION sqlsem.renew_waiter_lease")[2].partition("$$;")[0]
     assert re.findall(r"interval '(\d+) seconds'", routine) == [str(seconds)]

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has the words of every error, in Python and in SQL, except errors about an argument or a
+"""docs/reference/errors.md has the words of every error, in Python and in SQL, except errors about an argument or a
 file.
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
 ERRORS = {
     *("Timeout", "LockLost", "Deadlock", "NotHeld", "TaskFailed", "BatchFailed", "SchemaError", "Unavailable"),
     "ConfigurationError",

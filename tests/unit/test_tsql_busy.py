@@ -96,7 +96,11 @@ def for_sessions() -> set[str]:
         for page in DOCS.rglob("*.md")
         for name in re.findall(r"EXEC (?:@\w+ = )?sqlsem\.\[?(\w+)", page.read_text(encoding="utf-8"))
     }
-    table = (DOCS / "protocol.md").read_text(encoding="utf-8").partition("| procedure | parameters | role |")[2]
+    table = (
+        (DOCS / "reference" / "protocol.md")
+        .read_text(encoding="utf-8")
+        .partition("| procedure | parameters | role |")[2]
+    )
     listed = {
         name
         for row in table.partition("\n\n")[0].splitlines()

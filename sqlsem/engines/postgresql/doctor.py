@@ -129,7 +129,7 @@ class PostgresDoctor(Doctor):
             mend = "No synchronous standby is connected: every grant waits until one is."
         elif standbys and not names:
             mend = (
-                "After a failover grants may be forgotten, and fences repeat: see docs/guarantees.md, and "
+                "After a failover grants may be forgotten, and fences repeat: see docs/explanation/guarantees.md, and "
                 "synchronous_standby_names."
             )
         return Check("replication", True, detail, mend)

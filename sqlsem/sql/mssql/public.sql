@@ -1,5 +1,5 @@
 -- sqlsem, the routines for sessions, for SQL Server: Agent jobs, SSIS, your own stored procedures. May be run again at
--- any time, after routines.sql. Described in docs/protocol.md; names, parameters and codes change only with a new
+-- any time, after routines.sql. Described in docs/reference/protocol.md; names, parameters and codes change only with a new
 -- schema version. release is in routines.sql, as programs call it too.
 --
 -- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50004 not held, 50008 no limit

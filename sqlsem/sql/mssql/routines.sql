@@ -1273,7 +1273,7 @@ AS {begin_try}
                         SET @result = 0;
                 END;
             END;
-            -- (A crash of the server may undo granted_at: see docs/guarantees.md. Readers do not come here.)
+            -- (A crash of the server may undo granted_at: see docs/explanation/guarantees.md. Readers do not come here.)
             IF @result = 0 AND @@VERSION LIKE N'Microsoft SQL %'
                 COMMIT TRANSACTION WITH (DELAYED_DURABILITY = ON);
             ELSE

@@ -308,7 +308,7 @@ $$;
 
 -- Return why a request waits: one row for each row that blocks it, from the head of the queue on, or one row without a
 -- blocker; no row if there is no such request. goes_on_at: the position at which the blocker's owner waits itself, for
--- the next call. The codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for a request that no
+-- the next call. The codes are those of `sqlsem why` (docs/reference/cli.md), and holds, revoked or dead for a request that no
 -- longer waits. The reason also says when the request will be granted, if `estimate` can tell.
 CREATE OR REPLACE FUNCTION {schema}.why(queue_position bigint)
 RETURNS TABLE (code text, reason text, behind bigint, state text, host varchar, pid integer, program varchar, note varchar,

@@ -1,5 +1,5 @@
 -- sqlsem, the routines for sessions, for PostgreSQL: psql, jobs, functions of your own. May be run again at any time,
--- after routines.sql. Described in docs/protocol.md; names, parameters and codes change only with a new schema version.
+-- after routines.sql. Described in docs/reference/protocol.md; names, parameters and codes change only with a new schema version.
 --
 -- acquire and try must commit while they run. A routine with SECURITY DEFINER or a SET clause cannot commit, so they
 -- are procedures with the caller's rights, in which every name is qualified. They read the tables through functions.
