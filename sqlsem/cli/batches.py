@@ -1,4 +1,4 @@
-"""``sqlsem batch``: shows batches, resumes their callbacks, abandons them."""
+"""``sqlsem batch``: shows batches, waits for them, resumes their callbacks, abandons them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from sqlsem import batches
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing, Loaded
 from sqlsem.cli.here import running_callbacks
-from sqlsem.cli.options import json_option, most_option, name_of, one_name, pass_url_option, shared_option
+from sqlsem.cli.options import duration, json_option, most_option, name_of, one_name, pass_url_option, shared_option
 from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.batches import render_batches
 from sqlsem.util.printable import clean
+from sqlsem.values.batches import BatchEntry
 from sqlsem.values.errors import BatchFailed, ConfigurationError
 
 __all__ = ["batch"]
@@ -28,7 +29,7 @@ _batch_name = name_of("The batch's name")
     cls=Listing,
     commands=Loaded({"run": "part:batch_run"}),
     invoke_without_command=True,
-    short_help="Run a part of a batch; show batches; resume, abandon.",
+    short_help="Run a part of a batch; show batches; wait, resume, abandon.",
 )
 @one_name("name", _batch_name, "batch", "The name, should it be that of a command.")
 @most_option(20)
@@ -104,6 +105,47 @@ def batch_resume(options: Connecting, which: str | None, name: str | None, share
         if not count and not code:
             output.echo("Nothing was left to do.")
     return code
+
+
+@batch.command("wait", short_help="Wait until a batch has succeeded, and its callback is done.")
+@click.argument("name", type=_batch_name)
+@click.option("--timeout", type=duration, help="Give up after this time.")
+@shared_option
+@pass_url_option
+@connecting
+def batch_wait(options: Connecting, name: str, timeout: float | None, shared: bool, pass_url: bool) -> None:
+    """Wait until the newest batch of a name has succeeded, and its callback is done. If the process that ran the
+    callback dies meanwhile, the callback runs here, as in `sqlsem batch resume`.
+
+    \b
+    Examples:
+      sqlsem batch wait nightly --timeout 6h && ./publish.sh
+
+    \b
+    Exit codes: 0 done; 1 a part or the callback has failed, the window is
+      over, or an operator has abandoned the batch; 75 time is up; 78 there
+      is no batch of that name.
+    """
+    with running_callbacks(options, shared, pass_url) as coordinator:
+        entries = batches.list_batches(coordinator, name, 1)
+        if not entries:
+            raise ConfigurationError(f"There is no batch {name!r}; see: sqlsem batch", resource=name)
+        parts, window = [part.part for part in entries[0].parts], entries[0].window
+        batch = coordinator.batch(name, parts, window=window)
+        with options.progress(lambda: _work_left(batch.entry()), reads=True):
+            entry = batch.wait(timeout)
+    output.echo(f"Done: batch {entry.batch_id} of {clean(name)!r}.")
+
+
+def _work_left(entry: BatchEntry | None) -> str | None:
+    """Return the parts of a batch that have not succeeded, or the state of its callback, as text."""
+    if entry is None:
+        return None
+    missing = [part for part in entry.parts if part.status != "succeeded"]
+    if not missing:
+        return f"batch {entry.batch_id} of {entry.name!r}: its callback is {entry.callback_status}"
+    named = ", ".join(f"{part.part} ({part.status})" for part in missing)
+    return f"batch {entry.batch_id} of {entry.name!r}: {len(missing)} of {len(entry.parts)} parts left: {named}"
 
 
 @batch.command("abandon", short_help="Give up a batch; the next start of a part begins a new one.")

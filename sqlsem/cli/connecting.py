@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import click
 
 import sqlsem
 from sqlsem import config, engines
-from sqlsem.cli.trying import attempts_shown
+from sqlsem.cli.progress import attempts_shown, progress_shown
 from sqlsem.config import files
 from sqlsem.engines.base import Engine, Options
 from sqlsem.engines.protocol import Capability
@@ -133,6 +133,12 @@ class Connecting:
                 log.info("%s, from %s", label, source)
             with contextlib.nullcontext() if draws or self.quiet or self.verbose else attempts_shown(coordinator):
                 yield coordinator
+
+    def progress(
+        self, describe: Callable[[], str | None], *, reads: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a terminal shows the progress; see `progress_shown`. Not with -q or -v."""
+        return contextlib.nullcontext() if self.quiet or self.verbose else progress_shown(describe, reads=reads)
 
 
 def _first_in_terminal() -> bool:

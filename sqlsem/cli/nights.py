@@ -69,6 +69,7 @@ class Night:
         self._since = since
         self._resources = overview.resources
         self.taken_at: datetime = overview.taken_at
+        self.rows_read = 0
         self.entries: list[Entry] = [entry for entry in overview.entries if resource in (None, entry.resource)]
 
     def rulings(self) -> list[Ruling]:
@@ -83,6 +84,10 @@ class Night:
     def caps(self) -> dict[str, int]:
         """The limits that operators have set, as they are now."""
         return {resource.resource: resource.cap for resource in self._resources if resource.cap is not None}
+
+    def progress(self) -> str:
+        """Return what has been read so far, as text."""
+        return f"read {counted(self.rows_read, 'finished request')}"
 
     def past(self) -> Iterator[Past]:
         """Iterate over all finished requests. A request that ends meanwhile may be left out."""
@@ -107,6 +112,7 @@ class Night:
                 for row in page
                 if last is None or row.ended_at < last or (row.ended_at == last and _key(row) not in seen)
             ]
+            self.rows_read += len(fresh)
             yield from fresh
             if len(page) < maximum:
                 return
@@ -145,7 +151,8 @@ def audit(options: Connecting, resource: str | None, since: float, as_json: bool
     """
     with options.coordinator(must_exist=True) as coordinator:
         night = Night(coordinator, resource, since)
-        result = check(night.past(), night.entries, night.rulings(), maximum=MAX_FINDINGS)
+        with options.progress(night.progress):
+            result = check(night.past(), night.entries, night.rulings(), maximum=MAX_FINDINGS)
     plain = {"taken_at": night.taken_at.isoformat(), **result.as_dict()}
     output.show_or_json(as_json, plain, lambda width: render_audit(result, width))
     if not result.ok:
@@ -189,7 +196,8 @@ def timeline(options: Connecting, resource: str | None, since: float, file: Path
     with options.coordinator(must_exist=True) as coordinator:
         night = Night(coordinator, resource, since)
         begin = night.taken_at - timedelta(seconds=min(since, LONGEST_NIGHT_SECONDS))
-        drawn = lay_out(night.past(), night.entries, begin, night.taken_at, maximum=maximum, max_panels=MAX_PANELS)
+        with options.progress(night.progress):
+            drawn = lay_out(night.past(), night.entries, begin, night.taken_at, maximum=maximum, max_panels=MAX_PANELS)
     content = picture(drawn, file.suffix.lower())
     try:
         file.write_bytes(content)
@@ -245,7 +253,8 @@ def replay(
     """
     with options.coordinator(must_exist=True) as coordinator:
         night = Night(coordinator, resource, since)
-        past = list(itertools.islice(night.past(), maximum + 1))
+        with options.progress(night.progress):
+            past = list(itertools.islice(night.past(), maximum + 1))
     left_out = len(past) > maximum
     del past[maximum:]
     settings = ReplaySettings(dict(limits), dict(weights), order, night.caps)
@@ -253,7 +262,8 @@ def replay(
     for name in (*settings.limits, *settings.weights):
         if name not in known:
             raise ConfigurationError(f"There were no requests for {name!r} in that time; see: sqlsem history")
-    result = run_again(past, night.entries, settings)
+    with options.progress(lambda: f"replaying {counted(len(past), 'finished request')}"):
+        result = run_again(past, night.entries, settings)
     first = past[-1].ended_at if past else None
     beginning = None if first is None else first.isoformat()
     plain = {"taken_at": night.taken_at.isoformat(), "first_end": beginning, "left_out": left_out, **result.as_dict()}

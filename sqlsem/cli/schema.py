@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeVar
 
 import click
 
 from sqlsem import engines, sql
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.engines.base import Engine, Session
+from sqlsem.engines.base import Engine
+from sqlsem.engines.failures import Busy
 from sqlsem.engines.installed import FeatureSelection, needed, setting_number
 from sqlsem.engines.protocol import Capability
 from sqlsem.ops.terminal import output
@@ -21,8 +22,9 @@ from sqlsem.values.errors import ConfigurationError, Unavailable
 
 __all__ = ["init", "sql_"]
 
-#: The pause between two attempts to connect.
+#: The pause between two attempts.
 PAUSE_SECONDS = 0.25
+T = TypeVar("T")
 _NO_CHOICE = "{where}: it has all tables or none, so no features can be chosen (--only, --add)"
 log = logging.getLogger("sqlsem")
 
@@ -116,10 +118,20 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
     if dry_run:
         output.echo("Nothing was changed (--dry-run).")
         return
-    session = _open(engine, options.retry)
+    session = _retrying(lambda: engine.connect("look"), options.retry)
+    done: list[str] = []
+
+    def scripts_to_run(present: Mapping[str, str]) -> Iterator[tuple[int | None, str]]:
+        steps = engine.plan(present, selection)
+        for number, step in enumerate(steps, 1):
+            done[:] = [f"running script {number} of {len(steps)}"]
+            yield step
+        done[:] = ["committing"]
+
     try:
-        with _rights_to_install(engine):
-            session.install(lambda present: engine.plan(present, selection))
+        with _rights_to_install(engine), options.progress(lambda: "".join(done) or "waiting for other installers"):
+            # (Another session kept a lock: nothing was changed.)
+            _retrying(lambda: session.install(scripts_to_run), options.retry, Busy)
     finally:
         session.close()
     output.echo("Done.")
@@ -149,13 +161,13 @@ def _rights_to_install(engine: Engine) -> Iterator[None]:
         ) from exc
 
 
-def _open(engine: Engine, retry: float) -> Session:
-    """Connect; retry for ``retry`` seconds while the database is out of reach."""
+def _retrying(call: Callable[[], T], retry: float, error: type[Unavailable] = Unavailable) -> T:
+    """Return the result of a call; repeat it for ``retry`` seconds while it raises that error."""
     deadline = time.monotonic() + retry
     while True:
         try:
-            return engine.connect("look")
-        except Unavailable as exc:
+            return call()
+        except error as exc:
             if time.monotonic() >= deadline:
                 raise
             log.info("%s; trying again", exc)

@@ -319,4 +319,16 @@ def tasks_wait(options: Connecting, queue: str, timeout: float | None, allow_new
             words = unknown_queue(coordinator, queue)
             if words is not None:
                 raise ConfigurationError(f"{words}; if the queue is new, add --allow-new")
-        coordinator.queue(queue).join(timeout)
+        with options.progress(lambda: _work_left(coordinator, queue), reads=True):
+            coordinator.queue(queue).join(timeout)
+
+
+def _work_left(coordinator: sqlsem.Coordinator, queue: str) -> str:
+    """Return the open tasks of a queue, as text."""
+    rows = coordinator.admin.queues(queue)
+    if not rows:
+        return f"queue {queue!r}: no tasks"
+    counts = rows[0]
+    lost = f", {counts.lost} of them without a worker" if counts.lost else ""
+    failed = f"; {counts.failed} failed" if counts.failed else ""
+    return f"queue {queue!r}: {counts.running} running{lost}, {counts.pending} pending{failed}"

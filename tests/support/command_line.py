@@ -39,6 +39,7 @@ EXAMPLES: dict[Path, tuple[str, ...]] = {
     ("batch",): (),
     ("batch", "resume"): (),
     ("batch", "abandon"): ("nightly",),
+    ("batch", "wait"): ("nightly", "--timeout", "0"),
     ("config",): (),
     ("config", "allow"): (),
     ("config", "deny"): (),

@@ -150,7 +150,14 @@ def test_each_command_has_its_exit_code(good_day: tuple[dict[str, Any], Any]) ->
     outputs, _ = good_day
     unusual = {"why": 1, "tasks cancel": 0, "tasks retry": 0, "revoke": 1, "guard": 78, "top": 64}
     unusual |= dict.fromkeys(("schedules pause", "schedules resume", "schedules remove"), 1)
-    unusual |= {"batch abandon": 0, "config allow": 78, "config deny": 78, "once forget": 1, "leader step-down": 1}
+    unusual |= {
+        "batch abandon": 0,
+        "config allow": 78,
+        "config deny": 78,
+        "once forget": 1,
+        "leader step-down": 1,
+        "batch wait": 1,
+    }
     served = {"metrics", "dashboard"}  # SIGTERM ends these
     codes = {name: code for name, (code, _) in outputs.items() if name not in served}
     assert codes == {name: unusual.get(name, 0) for name in codes}
