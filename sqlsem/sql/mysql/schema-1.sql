@@ -260,7 +260,9 @@ CREATE TABLE IF NOT EXISTS {schema}_queue_setting (
     key_rate   BIGINT CHECK (key_rate >= 1),
     key_ms     BIGINT CHECK (key_ms >= 1),
     set_at     {now},
-    set_by     {name}
+    set_by     {name},
+    CHECK ((task_rate IS NULL) = (task_ms IS NULL)),
+    CHECK ((key_rate IS NULL) = (key_ms IS NULL))
 ) {options};
 
 CREATE TABLE IF NOT EXISTS {schema}_queue_key (
@@ -273,6 +275,7 @@ CREATE TABLE IF NOT EXISTS {schema}_queue_key (
     set_at     {now},
     set_by     {name},
     PRIMARY KEY (queue_name, task_key),
+    CHECK ((task_rate IS NULL) = (task_ms IS NULL)),
     INDEX queue_key_heavy (queue_name, weight)
 ) {options};
 
