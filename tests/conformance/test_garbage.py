@@ -31,7 +31,21 @@ def left(call, *, attempts=5, rounds=ROUNDS, each=1):
             for _ in range(rounds):
                 call()
             counts.append(gc.collect())
+    if min(counts) >= rounds * each:
+        print_garbage(call)
     return min(counts) / (rounds * each)
+
+
+def print_garbage(call):
+    """Print the objects that one call leaves: pytest shows them if the test fails."""
+    with without_collector():
+        call()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        gc.set_debug(0)
+    for thing in gc.garbage:
+        print(f"{type(thing).__module__}.{type(thing).__qualname__}: {ascii(thing)[:200]}")
+    gc.garbage.clear()
 
 
 def mutex(coordinator, other, name):
