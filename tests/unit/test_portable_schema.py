@@ -9,7 +9,11 @@ SCRIPTS = Path(sql.__file__).parent
 #: What only MariaDB has: its gate, a key for a table without one, and a column in place of a partial index.
 OWN = {("gate", None), ("history", "history_id"), ("task", "open_key")}
 #: Column types and what a time has by default, in both.
-WORDS = (("{now}", "REAL NOT NULL DEFAULT clock"), ("{time}", "REAL"), ("((julianday('now') - 2440587.5) * 86400.0)", "clock"))
+WORDS = (
+    ("{now}", "REAL NOT NULL DEFAULT clock"),
+    ("{time}", "REAL"),
+    ("((julianday('now') - 2440587.5) * 86400.0)", "clock"),
+)
 
 
 def parts(text, separator=","):
