@@ -6,6 +6,7 @@ import time
 import pytest
 from support import Database, random_name
 
+import sqlsem
 from sqlsem.engines.base import KEEP_FEATURES, Busy
 from sqlsem.engines.mysql.tables import statements_of
 
@@ -78,3 +79,15 @@ def test_an_installation_behind_an_open_transaction_gives_up(empty, plain_on):
     assert time.monotonic() - began > 3
     cursor.connection.rollback()
     empty.install()
+
+
+def test_two_schemas_do_not_share_the_queue(empty, name):
+    empty.install()
+    other = Database("mysql", empty.url, {"schema": "other"}, empty.server)
+    with pytest.raises(sqlsem.ConfigurationError, match=r"does not belong to schema other.*--table"):
+        other.install()
+    other = Database("mysql", empty.url, {"schema": "other", "table": "OtherQueue"}, empty.server)
+    other.install()
+    with empty.coordinator() as coordinator, other.coordinator() as second:
+        with coordinator.mutex(name), second.mutex(name, timeout=0):
+            assert len(coordinator.admin.entries()) == len(second.admin.entries()) == 1

@@ -62,6 +62,14 @@ def done(*arguments: str) -> str:
     return result.stdout
 
 
+def test_init_refuses_the_table_of_another_schema(coordinator: sqlsem.Coordinator) -> None:
+    result = call("--schema", "other", "init")
+    assert (result.exit_code, "choose another name with --table" in result.output) == (78, True)
+    done("--schema", "other", "--table", "OtherQueue", "init")
+    with coordinator.mutex("a"):
+        assert done("--schema", "other", "--table", "OtherQueue", "ls", "--json") == "[]\n"
+
+
 # -- help -------------------------------------------------------------------------------------------------------------
 
 

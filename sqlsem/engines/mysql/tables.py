@@ -38,7 +38,10 @@ class MysqlTables(MysqlConnection):
         if self.row("lock_installation", {"seconds": INSTALLATION_SECONDS})[0] != 1:
             raise Busy(f"{self.engine.label}: another program installs the tables; try again")
         # (A statement that changes tables commits by itself. The lock ends with this session.)
-        for version, text in plan(self.settings() or {}):
+        settings = self.settings()
+        if settings is None:
+            self.require_own_table()
+        for version, text in plan(settings or {}):
             for statement in statements_of(text):
                 self.execute_text(for_driver(statement))
             if version is not None:

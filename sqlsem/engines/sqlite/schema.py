@@ -36,6 +36,8 @@ class SqliteSchema(SqliteConnection):
             current = self.settings()
             if current is None and self.row("is_empty")["is_empty"]:
                 self._require_no_members()
+            if current is None:
+                self.require_own_table()
             for version, text in plan(current or {}):
                 for statement in _statements(text):
                     self.run_text(statement)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from sqlsem.engines.base import Engine
 from sqlsem.engines.optional import TableSession
+from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["Beacons", "Probe", "Result", "Sleeper", "StatementEngine", "StatementSession"]
 
@@ -157,6 +158,16 @@ class StatementSession(TableSession):
     @abc.abstractmethod
     def roll_back(self) -> None:
         """Roll back an open transaction, if there is one."""
+
+    def require_own_table(self) -> None:
+        """Raise `ConfigurationError` if the table of the queue belongs to another schema or program: two schemas that
+        share it would remove each other's rows.
+        """
+        if self.row("foreign_table") is not None:
+            raise ConfigurationError(
+                f"{self.engine.label}: there is a table {self.options.table} already, which does not belong to schema "
+                f"{self.options.schema}; choose another name with --table"
+            )
 
     def recover(self) -> None:
         with self.forks_blocked:

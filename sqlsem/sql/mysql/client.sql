@@ -42,6 +42,11 @@ SET SESSION wsrep_sync_wait = 7
 -- name: version
 SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = '{schema}_setting'
 
+-- name: foreign_table
+-- (The gate is the first table of an installation, which may have been interrupted.)
+SELECT 1 FROM information_schema.tables AS t WHERE t.table_schema = DATABASE() AND t.table_name = '{table}'
+  AND NOT EXISTS (SELECT 1 FROM information_schema.tables AS g WHERE g.table_schema = DATABASE() AND g.table_name = '{schema}_gate')
+
 -- name: begin
 -- The gate: a row that each writing transaction changes first.
 START TRANSACTION;

@@ -3,6 +3,10 @@
 -- name: version
 SELECT name FROM sqlite_master WHERE type = 'table' AND name = '{schema}_setting'
 
+-- name: foreign_table
+-- A table of the queue's name, asked for where none of our own tables are.
+SELECT 1 FROM sqlite_master WHERE name = '{table}'
+
 -- name: is_empty
 SELECT NOT EXISTS (SELECT 1 FROM sqlite_master) AS is_empty
 
