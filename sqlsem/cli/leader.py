@@ -56,7 +56,8 @@ def leader_step_down(options: Connecting, name: str) -> None:
     """
     with options.coordinator(must_exist=True) as coordinator:
         leaders = coordinator.admin.leaders(name)
-        gone = coordinator.admin.step_down(name)
+        # (The leader that is named is the one whose term ends, even if another leads by now.)
+        gone = coordinator.admin.revoke(leaders[0].fence) if leaders else coordinator.admin.step_down(name)
     who = describe_leader(leaders[0]) if leaders else "The leader"
     if gone:
         output.echo(clean(f"{who} leads {name} no more."))
