@@ -22,6 +22,7 @@ from sqlsem.ops.certify import bench as bench_module
 from sqlsem.ops.certify import run as run_check
 from sqlsem.ops.certify.checks.calling import RIGHTS
 from sqlsem.ops.certify.checks.hammering import overlap
+from sqlsem.ops.certify.checks.living import START_SECONDS
 from sqlsem.ops.certify.children import Child
 from sqlsem.ops.certify.facts import hidden_words
 from sqlsem.ops.certify.sessions import Session
@@ -116,6 +117,8 @@ def test_locks_outlive_a_restart_that_an_operator_makes(request, make_database, 
 
     def say(words):
         messages.append(words)
+        if database.engine == "mysql":  # (two starts within seconds look like one: its times are in whole seconds)
+            until(lambda: int(server.rows("SHOW STATUS LIKE 'Uptime'")[0][1]) > 2 * START_SECONDS)
         server.restart("fast")
 
     bench.say = say

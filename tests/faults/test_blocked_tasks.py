@@ -58,7 +58,7 @@ def test_blocked_task_keeps_its_position_as_a_worker_dies(spawn, coordinator, na
         assert (task.id, task.attempt, task.grant.position) == (number, 1, position)
 
 
-PAST = {"postgresql": "'2000-01-01'", "mssql": "'20000101'", "sqlite": "1"}
+PAST = {"postgresql": "'2000-01-01'", "mssql": "'20000101'", "sqlite": "1", "mysql": "1"}
 
 
 def test_queue_without_workers_blocks_no_lock(coordinator, database, name):
