@@ -84,14 +84,13 @@ SCRIPTS = (
 #: The first lines of a page's Python: names that its readers have defined.
 NAMES = {
     "asyncio.md": "async def load(*args): pass",
-    "conversions.md": "outdated = lambda: True\nreload = report = lambda: None",
     "deadlocks.md": "transfer = lambda: None",
-    "handover.md": "prepare = lambda: None\nstart_job = lambda token: None",
     "leaders.md": "tick = lambda fence: None\nasync def load(*args): pass",
     "priorities.md": "load = lambda **given: None",
     "once.md": "send_report = lambda: None",
     "python.md": "worker = None\nparts = ['customer']",
-    "readers-writer.md": "make_report = replace_table = lambda: None",
+    "readers-writer.md": "make_report = replace_table = reload = report = lambda: None\noutdated = lambda: True",
+    "transactions.md": "prepare = lambda: None\nstart_job = lambda token: None",
     "django.md": """
 import contextlib, os, urllib.parse
 import django

@@ -1,5 +1,5 @@
 -- sqlsem, conversions for SQL Server: a reader becomes the writer, or a writer a reader, without a release. May be run
--- again at any time. Described in docs/howto/conversions.md.
+-- again at any time. Described in docs/howto/readers-writer.md.
 --
 -- A reader that upgrades has the access type 'upgrade' until all other holders have left. No request fits beside it, so
 -- each later request waits. But waiting readers behind it may already be eligible, and may have seen that: once

@@ -1,6 +1,6 @@
 -- sqlsem, guarded tables, for SQL Server: a trigger refuses every write, unless the same transaction has asserted a
 -- grant of the table's resource. May be run again at any time, after public.sql. Its limits:
--- docs/howto/guarded-tables.md.
+-- docs/howto/transactions.md.
 --
 -- The locks of a transaction show which rows it has pinned (pin). A note in the session's context names the grant that
 -- a connection uses for a while (Grant.session). Any login may write that note, so the trigger does not trust it: it

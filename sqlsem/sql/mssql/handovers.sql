@@ -1,5 +1,5 @@
 -- sqlsem, hand-overs of locks, for SQL Server: a holder hands its lock over, and the client with the token adopts it,
--- with the same position and fence and without a gap. May be run again at any time. Described in docs/howto/handover.md;
+-- with the same position and fence and without a gap. May be run again at any time. Described in docs/howto/transactions.md;
 -- PostgreSQL's handovers.sql explains how a row has one owner at each moment.
 
 -- Return the hash of a token, as table handover stores it.

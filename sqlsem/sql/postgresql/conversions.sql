@@ -1,5 +1,5 @@
 -- sqlsem, conversions for PostgreSQL: a reader becomes the writer, a writer becomes a reader, without releasing the
--- lock. May be run again at any time. Described in docs/howto/conversions.md.
+-- lock. May be run again at any time. Described in docs/howto/readers-writer.md.
 --
 -- A reader that upgrades has the access type 'upgrade' until all other holders have left. No request fits beside it, so
 -- each later request waits. But waiting readers behind it may already be eligible, and may have seen that: once

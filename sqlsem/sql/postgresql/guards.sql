@@ -1,5 +1,5 @@
 -- sqlsem, guarded tables, for PostgreSQL: a trigger refuses each write of a transaction that has not asserted a grant
--- of the table's resource. May be run again at any time, after routines.sql. Its limits: docs/howto/guarded-tables.md.
+-- of the table's resource. May be run again at any time, after routines.sql. Its limits: docs/howto/transactions.md.
 --
 -- One setting names the rows that a transaction has pinned (note_pin); another names the grant that a connection uses
 -- for a while (Grant.session). Any login may write these settings, so the trigger does not trust them: it pins the

@@ -1,5 +1,5 @@
 -- sqlsem, hand-overs of locks, for PostgreSQL: a holder hands its lock over, and the client with the token adopts it,
--- with the same position and fence and without a gap. May be run again at any time. Described in docs/howto/handover.md.
+-- with the same position and fence and without a gap. May be run again at any time. Described in docs/howto/transactions.md.
 --
 -- From hand_over to adopt the rows belong to a member in transit, which lives by a lease. If no client adopts them in
 -- time, they are reaped like all rows whose lease is over. So a row has one owner at each moment: the giver until
