@@ -546,7 +546,7 @@ def idle(engine: str, url: str, processes: int, threads: int, seconds: float, nu
             for _ in range(number):
                 time.sleep(random.uniform(0.02, 0.3))
                 queue.put(sqlsem.Call(f"{__name__}:note_delay", time.monotonic_ns()))
-            queue.join(timeout=60)
+            queue.wait(timeout=60)
         stop.set()
         delays = [delay / 1e6 for _ in children for delay in results.get(timeout=60)]
         for child in children:

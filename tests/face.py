@@ -234,11 +234,11 @@ class Run:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def done(self) -> None:
-        self._loop.call(self.inner.done)
+    def finish(self) -> None:
+        self._loop.call(self.inner.finish)
 
-    def give_up(self) -> None:
-        self._loop.call(self.inner.give_up)
+    def fail(self) -> None:
+        self._loop.call(self.inner.fail)
 
 
 class Once:

@@ -40,15 +40,15 @@ class Run:
         """See `sqlsem.Run.fence`."""
         return self.grant.fence
 
-    async def done(self) -> None:
-        """See `sqlsem.Run.done`."""
+    async def finish(self) -> None:
+        """See `sqlsem.Run.finish`."""
         try:
             await self._mark()
         finally:
             await self.grant.release()
 
-    async def give_up(self) -> None:
-        """See `sqlsem.Run.give_up`."""
+    async def fail(self) -> None:
+        """See `sqlsem.Run.fail`."""
         await self.grant.release()
 
     async def _mark(self) -> None:
@@ -57,7 +57,7 @@ class Run:
 
     async def _leave(self, exc: BaseException | None) -> None:
         if self.grant.state.released:
-            return  # by `done` or `give_up`, inside the block
+            return  # by `finish` or `fail`, inside the block
         try:
             if exc is None:
                 await self._mark()

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Run:
-    """The one run of a period. It ends by `done` or `give_up`, or with the block of its `Once`.
+    """The one run of a period. It ends by `finish` or `fail`, or with the block of its `Once`.
 
     Attributes:
         name: The name given to `sqlsem.once`.
@@ -43,16 +43,16 @@ class Run:
         """A number that grows with every run; store it with what you write, and refuse smaller ones."""
         return self.grant.fence
 
-    def done(self) -> None:
-        """End the run as done: no other run takes place in this period. Raises `LockLost` if the lock was lost before,
-        and `Unavailable`; then another run may take place.
+    def finish(self) -> None:
+        """End the run as finished: no other run takes place in this period. Raises `LockLost` if the lock was lost
+        before, and `Unavailable`; then another run may take place.
         """
         try:
             self._mark()
         finally:
             self.grant.release()
 
-    def give_up(self) -> None:
+    def fail(self) -> None:
         """End the run as failed: the next caller may run at once. Raises `LockLost` if the lock was lost before."""
         self.grant.release()
 
@@ -61,7 +61,7 @@ class Run:
 
     def _leave(self, exc: BaseException | None) -> None:
         if self.grant.state.released:
-            return  # by `done` or `give_up`, inside the block
+            return  # by `finish` or `fail`, inside the block
         try:
             if exc is None:
                 self._mark()
@@ -82,7 +82,7 @@ class Once:
         self._runs: runtime.PerThread[list[Run | None]] = runtime.PerThread(list)
 
     def begin(self, blocking: bool = True, timeout: Duration | None = -1) -> Run | None:
-        """Return the run, which the caller ends by `Run.done` or `Run.give_up`; None if the job is done for this
+        """Return the run, which the caller ends by `Run.finish` or `Run.fail`; None if the job is done for this
         period, or another run did not end in time.
 
         Args:

@@ -23,7 +23,7 @@ log = logging.getLogger("sqlsem")
 
 class Part(Claim):
     """One run of a part, made by `Batch.part`; to be used once. The part has succeeded at the end of its ``with``
-    block, and has failed if the block raises any exception. (Without a block: `start`, then `done` or `failed`.)
+    block, and has failed if the block raises any exception. (Without a block: `start`, then `finish` or `fail`.)
 
     A success raises no error if other parts failed: `Batch.wait` and ``on_failed`` report these. The end of the block
     raises `BatchFailed` if the success does not count: it came after the window, an operator had abandoned the batch,
@@ -159,7 +159,7 @@ class Part(Claim):
 
     # -- its end ------------------------------------------------------------------------------------------------
 
-    def done(self) -> bool:
+    def finish(self) -> bool:
         """Record the part as succeeded; run the callback if it was the last. Return True if it was.
 
         Raises `BatchFailed`; see the class.
@@ -232,7 +232,7 @@ class Part(Claim):
             )
         return None
 
-    def failed(self, error: BaseException | str) -> None:
+    def fail(self, error: BaseException | str) -> None:
         """Record the part as failed, and call ``on_failed``."""
         self.require_open()
         text = format_error(error) or "it said nothing"
@@ -289,10 +289,10 @@ class Part(Claim):
         return self.start()
 
     def _succeed(self) -> None:
-        self.done()
+        self.finish()
 
     def _fail(self, error: BaseException) -> None:
-        self.failed(error)
+        self.fail(error)
 
 
 def _opened(entry: BatchEntry | None) -> str:

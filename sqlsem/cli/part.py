@@ -185,7 +185,7 @@ class _PartRun:
             return 128 + exc.number
         except OSError as exc:
             if self._part.is_open:
-                self._part.failed(exc)
+                self._part.fail(exc)
             return not_started(self._job.command[0], exc)
         finally:
             ended.set()
@@ -194,15 +194,15 @@ class _PartRun:
         if self._lost:
             return self._give_up()
         if status == 0:
-            self._part.done()
+            self._part.finish()
         else:
-            self._part.failed(f"The command ended with status {status}")
+            self._part.fail(f"The command ended with status {status}")
         return status
 
     def _start(self) -> bool:
         self._part.start()
         if self.only_in is not None and self._part.batch_id != self.only_in:
-            self._part.failed("its batch ended while it was started, and the new batch has no callback")
+            self._part.fail("its batch ended while it was started, and the new batch has no callback")
             raise ConfigurationError(
                 f"{self._part.title} has begun a new batch, without a callback; abandon it, then name the parts, the "
                 f"window and the callback: sqlsem batch abandon {self._part.batch_id}",
@@ -222,7 +222,7 @@ class _PartRun:
     def _give_up(self) -> int:
         text = "this process was out of the database's reach for longer than its grace, and has ended the command"
         try:
-            self._part.failed(text)
+            self._part.fail(text)
         except SqlsemError as exc:
             output.print_error(exc)
         output.print_error(f"{self._part.title} was lost: {text}")

@@ -320,7 +320,7 @@ def tasks_wait(options: Connecting, queue: str, timeout: float | None, allow_new
             if words is not None:
                 raise ConfigurationError(f"{words}; if the queue is new, add --allow-new")
         with options.progress(lambda: _work_left(coordinator, queue), reads=True):
-            coordinator.queue(queue).join(timeout)
+            coordinator.queue(queue).wait(timeout)
 
 
 def _work_left(coordinator: sqlsem.Coordinator, queue: str) -> str:

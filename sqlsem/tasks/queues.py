@@ -237,7 +237,7 @@ class Queue:
                 return
             yield task
             if task.is_open:
-                task.give_back()
+                task.release()
                 raise NotHeld(f"{task!r} was neither finished nor failed; use 'with task:' in the loop")
 
     def try_claim(self) -> Task | None:
@@ -248,28 +248,26 @@ class Queue:
         """Return the queue's state: is it done, and does a failed task hold it up?"""
         return self.claiming.client.member.call("look at a queue", lambda session, _: session.queue_state(self.name))
 
-    def wait(self, timeout: Duration | None = None) -> bool:
-        """Wait until no task is left that could run; return False if that takes longer than ``timeout``. (`join`, and
-        the ``wait`` of a batch, raise `Timeout` then.)
-        """
-        seconds = None if timeout is None else check_duration("timeout", timeout, maximum=LONGEST_SECONDS)
+    def _wait_until_idle(self, seconds: float | None) -> bool:
+        """Wait until no task is left that could run; return False if that takes longer."""
 
         def poll() -> bool | None:
             state = self.state()
             return True if state.done or state.stuck else None
 
-        longest = self.claiming.client.timing.join_poll
+        longest = self.claiming.client.timing.queue_poll
         result = self.claiming.poll_until(poll, seconds, between=self.claiming.recover, longest=longest)
         return result is not None
 
-    def join(self, timeout: Duration | None = None) -> None:
-        """Wait like `wait`. Raise `TaskFailed` if a task failed that was not put with ``on_failure='continue'``, and
-        `Timeout` after ``timeout``: it names the worker of a running task, and its ``holders`` are the running tasks.
+    def wait(self, timeout: Duration | None = None) -> None:
+        """Wait until no task is left that could run. Raise `TaskFailed` if a task failed that was not put with
+        ``on_failure='continue'``, and `Timeout` after ``timeout``: it names the worker of a running task, and its
+        ``holders`` are the running tasks.
 
-        >>> sqlsem.queue("nightly").join(timeout="1h")  # doctest: +SKIP
+        >>> sqlsem.queue("nightly").wait(timeout="1h")  # doctest: +SKIP
         """
         seconds = None if timeout is None else check_duration("timeout", timeout, maximum=LONGEST_SECONDS)
-        if not self.wait(seconds):
+        if not self._wait_until_idle(seconds):
             client = self.claiming.client
             running = run_generator(running_tasks(client, self.name), client.execute_effect)
             words = f": {tasks_in_words(running)}" if running else ""

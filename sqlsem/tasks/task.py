@@ -165,7 +165,7 @@ class Task(Cancellable):
         """End the attempt as failed, or as cancelled if an operator has cancelled it. Errors as for `finish`."""
         self._end_with(self.make_end("cancelled" if self.cancelled else "failed", error=format_error(error)))
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Return the task to the queue: it is pending, and the attempt does not count. Errors as for `finish`."""
         self._end_with(self.make_end("returned"))
 
@@ -210,7 +210,7 @@ class Task(Cancellable):
         if isinstance(error, Exception):
             self.fail(error)
         else:
-            self.give_back()
+            self.release()
 
     def __repr__(self) -> str:
         return f"<{self.title} of {self._queue!r}, attempt {self.attempt}{', lost' if self.why_lost else ''}>"

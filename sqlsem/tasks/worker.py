@@ -195,7 +195,7 @@ class Worker:
                 log.warning("%r does not end; it is pending again when this process has ended", task)
                 continue
             try:
-                task.give_back()
+                task.release()
             except SqlsemError as exc:
                 log.warning("%r could not be returned to the queue: %s", task, exc)
 

@@ -142,9 +142,9 @@ def periodic(me: Actor) -> None:
         me.shared["begun"] = True
         me.step("runs it")
         if me.random.random() < 0.2:
-            run.give_up()
+            run.fail()
             continue
-        run.done()
+        run.finish()
         assert not done, f"{me} has done it, and so has {done}"
         done["report"] = me.name
 

@@ -55,7 +55,7 @@ class Timing:
         shortest_recovery: The shortest pause between two searches for dead workers, else 2/5 of the grace.
         longest_recovery: The longest such pause.
         blocked_task_check: The shortest pause between two checks of the tasks that wait for their locks.
-        join_poll: The longest pause between two polls of `sqlsem.Queue.join` and `sqlsem.Queue.wait`.
+        queue_poll: The longest pause between two polls of `sqlsem.Queue.wait`.
         maintenance: The interval in which an idle worker maintains its queue.
         reconnect: The pause of a worker after an error of the database.
         batch_recovery: The interval in which a waiter for a batch searches for dead processes.
@@ -82,7 +82,7 @@ class Timing:
     shortest_recovery: float = 0.25
     longest_recovery: float = 2.0
     blocked_task_check: float = 0.2
-    join_poll: float = 0.5
+    queue_poll: float = 0.5
     maintenance: float = 2.0
     reconnect: float = 0.5
     batch_recovery: float = 1.0

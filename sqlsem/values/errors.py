@@ -59,7 +59,7 @@ class Timeout(SqlsemError, TimeoutError):
     The message names the holder: host, process, program, and since when. ``holders`` are the rows of all holders that
     blocked the request at that moment, as `Admin.entries` returns them. It is empty if the rows could not be read, if
     the last holder had just released, if only earlier waiters blocked the request, or if the resource was paused. After
-    `Queue.join`, ``holders`` are the running tasks.
+    `Queue.wait`, ``holders`` are the running tasks.
     """
 
     def __init__(self, message: str = "", *, resource: str | None = None, holders: Sequence[Any] = ()) -> None:

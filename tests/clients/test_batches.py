@@ -37,7 +37,7 @@ def start(ask, name, part, parts="a, b", window=60.0):
 
 
 def done(ask, name, part):
-    return ask("SELECT is_last, outcome FROM sqlsem.batch_part_done(%s, %s)", name, part)
+    return ask("SELECT is_last, outcome FROM sqlsem.batch_part_finish(%s, %s)", name, part)
 
 
 def test_a_start_within_a_transaction_is_refused(session, name, database):
@@ -119,7 +119,7 @@ def test_part_of_another_login_cannot_be_ended(login, connect, name):
         answers.append(running._declaration.entry().callback_status)
 
     running._declaration.declare_callback(then)
-    assert running.done()
+    assert running.finish()
     assert answers == [[(False,)], [(False,)], "running"]
 
 
@@ -128,9 +128,9 @@ def test_part_of_another_login_cannot_be_ended(login, connect, name):
     [
         "start_part(NULL, 'x', 'a', '[\"a\"]', 1000, 'x', 'u', NULL, NULL)",
         "claim_callback(NULL, 'x', NULL, 'x', 'u', true)",
-        "batch_part_done(NULL, 'a')",
-        "batch_part_done('x', NULL)",
-        "batch_part_failed(NULL, NULL, NULL)",
+        "batch_part_finish(NULL, 'a')",
+        "batch_part_finish('x', NULL)",
+        "batch_part_fail(NULL, NULL, NULL)",
         "batch_resume(NULL)",
         "batch_callback_ended(NULL)",
         "end_part(1, 'x', 'a', 'u', NULL, NULL, NULL, NULL, NULL)",
@@ -177,7 +177,7 @@ def test_roles(login, session, name):
     start(ask, name, "a", "a")
     assert done(ask, name, "a") == (1, "succeeded")
     assert len(reader.rows("SELECT * FROM sqlsem.list_batches(?)", name)) == 1
-    for text in ("sqlsem.batch_part_start('x', 'a', 'a', 1)", "sqlsem.batch_part_done('x', 'a')"):
+    for text in ("sqlsem.batch_part_start('x', 'a', 'a', 1)", "sqlsem.batch_part_finish('x', 'a')"):
         with pytest.raises(errors.InsufficientPrivilege):
             reader.rows(f"SELECT {text}")
     with pytest.raises(errors.InsufficientPrivilege):
@@ -379,8 +379,8 @@ STRANGERS_CALLS = {
     "list_batches": ["()", "(:pending)", "(NULL, :running_id)"],
     "overview": ["()"],
     "batch_part_start": ["(:open, 'b', 'a, b', 60)", "(:open, 'x', 'x, y', 315360000)"],
-    "batch_part_done": ["(:open, 'b')"],
-    "batch_part_failed": ["(:open, 'b', 'x')"],
+    "batch_part_finish": ["(:open, 'b')"],
+    "batch_part_fail": ["(:open, 'b', 'x')"],
     "batch_resume": ["(:pending)", "(:running)"],
     "batch_callback_ended": ["(:running)", "(:pending)"],
     "session_part_start": ["(:open, 'b', 'a, b', 60, 'x')"],

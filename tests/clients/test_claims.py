@@ -41,8 +41,8 @@ assert_holding | uo | resource:resource queue_position:position requesting_id:me
 renew_waiter_lease | uo | p_member:member p_resource:resource p_position:position
 renew_rate_waiter_lease | uo | p_resource:rate_id p_position:position p_requesting_id:me
 batch_callback_ended | uo | name:batch error:text
-batch_part_done | uo | name:batch part:part
-batch_part_failed | uo | name:batch part:part error:text
+batch_part_finish | uo | name:batch part:part
+batch_part_fail | uo | name:batch part:part error:text
 batch_part_start | uo | name:batch part:part parts:parts window_seconds:seconds
 batch_resume | uo | name:batch
 begin_upgrade | uo | p_resource:resource p_position:position p_requesting_id:me p_try:flag
@@ -109,7 +109,7 @@ next_task | w | p_member:member p_task:task p_attempt:count p_outcome:end p_resu
 next_tasks | w | p_member:member p_ends:ends p_queue:queue p_owner:text p_uid:uid p_again:flag p_maximum:count
 once_begin | uo | name:once per_seconds:seconds offset_seconds:seconds timeout_ms:ms note:text requesting_id:me
     lease_seconds:seconds
-once_done | uo | name:once queue_position:position requesting_id:me
+once_finish | uo | name:once queue_position:position requesting_id:me
 once_due | uo | p_name:once p_position:position p_requesting_id:me p_per_ms:ms p_offset_ms:ms
 once_forget | uo | name:once
 once_runs | uor | p_name:once
@@ -435,7 +435,7 @@ def victims(login, database, name):
             parties.append(party)
         user, putter = parties
         begun = user.connection.execute("CALL sqlsem.once_begin(%s, 3600)", (f"{user.name}-o",)).fetchone()
-        user.value("once_done(%s, %s)", f"{user.name}-o", begun[1])
+        user.value("once_finish(%s, %s)", f"{user.name}-o", begun[1])
         putter.value(
             "save_schedule(%s, %s, '* * * * *', 'UTC', 'sql', 'select 1', '{}', '2999-01-01')",
             f"{putter.name}-s",
@@ -640,7 +640,7 @@ def test_a_periodic_run_is_forgotten_by_its_login_or_an_operator(login, database
         with first.connection, other.connection, operator:
             for forgets in (first.connection, operator):
                 position = first.connection.execute("CALL sqlsem.once_begin(%s, 3600)", (once,)).fetchone()[1]
-                assert first.value("once_done(%s, %s)", once, position) == 0
+                assert first.value("once_finish(%s, %s)", once, position) == 0
                 with pytest.raises(errors.InsufficientPrivilege, match="was run by login"):
                     other.value("once_forget(%s)", once)
                 assert forgets.execute("SELECT sqlsem.once_forget(%s)", (once,)).fetchone() == (0,)

@@ -98,8 +98,8 @@ def test_control_characters_are_written_out_in_warnings(user, name):
         connection.add_notice_handler(lambda notice: messages.append(notice.message_primary))
         for part in "ab":
             connection.execute("SELECT sqlsem.batch_part_start(%s, %s, 'a, b', 60)", (name, part))
-        connection.execute("SELECT sqlsem.batch_part_failed(%s, 'a', %s)", (name, "\x1b]0;x\x07\r\nWARNING: \u202e"))
-        connection.execute("SELECT sqlsem.batch_part_done(%s, 'b')", (name,))
+        connection.execute("SELECT sqlsem.batch_part_fail(%s, 'a', %s)", (name, "\x1b]0;x\x07\r\nWARNING: \u202e"))
+        connection.execute("SELECT sqlsem.batch_part_finish(%s, 'b')", (name,))
     assert messages[-1].endswith(r"has failed: a (\u001b]0;x\u0007\u000d\u000aWARNING: \u202e)")
 
 
@@ -150,10 +150,10 @@ def test_another_logins_batch_is_not_ended_early(user, login, name):
         assert other_connection.execute(
             "SELECT sqlsem.batch_part_start(%s, 'b', 'a, b', 0.001)", (name,)
         ).fetchone() == (first,)
-        connection.execute("SELECT sqlsem.batch_part_done(%s, 'a')", (name,))
-        assert other_connection.execute("SELECT outcome FROM sqlsem.batch_part_done(%s, 'b')", (name,)).fetchone() == (
-            "succeeded",
-        )
+        connection.execute("SELECT sqlsem.batch_part_finish(%s, 'a')", (name,))
+        assert other_connection.execute(
+            "SELECT outcome FROM sqlsem.batch_part_finish(%s, 'b')", (name,)
+        ).fetchone() == ("succeeded",)
 
 
 # -- locks that anybody can take ------------------------------------------------------------------------------------

@@ -330,9 +330,9 @@ def the_sessions(database):
         connection.execute("SELECT sqlsem.put('w', '{}', 'json', \"order\" => 1)")
         assert connection.execute("CALL sqlsem.work('w', 0.2)").fetchone() == (1, 1)
         connection.execute("SELECT sqlsem.batch_part_start('p', 'a', 'a, b', 60)")
-        connection.execute("SELECT * FROM sqlsem.batch_part_done('p', 'a')")
+        connection.execute("SELECT * FROM sqlsem.batch_part_finish('p', 'a')")
         connection.execute("SELECT sqlsem.batch_part_start('p', 'b', '[\"a\", \"b\"]', 60)")
-        assert connection.execute("SELECT is_last FROM sqlsem.batch_part_done('p', 'b')").fetchone() == (1,)
+        assert connection.execute("SELECT is_last FROM sqlsem.batch_part_finish('p', 'b')").fetchone() == (1,)
         connection.execute("SELECT sqlsem.batch_callback_ended('p')")
         connection.execute("SELECT sqlsem.batch_resume('p')")
         for text in (
@@ -602,7 +602,7 @@ def call_once_begin(start, patience):
     code, position, _ = called(first, "CALL sqlsem.once_begin('daily', 86400)")
     assert code == 0
     assert called(second, "CALL sqlsem.once_begin('daily', 86400, timeout_ms => 200)")[0] == -1
-    called(first, "SELECT sqlsem.once_done('daily', %s)", position)
+    called(first, "SELECT sqlsem.once_finish('daily', %s)", position)
     assert called(second, "CALL sqlsem.once_begin('daily', 86400)")[0] == 2
     called(second, "SELECT sqlsem.once_forget('daily')")
 

@@ -32,7 +32,7 @@ def test_two_sessions_and_ten_tasks(database, connect, name, threads):
     for _ in range(2):
         threads.start(work, database, name, 0.5, results)
     queue = connect().queue(name)
-    queue.join(PATIENCE)
+    queue.wait(PATIENCE)
     threads.join()
     assert sorted(results) == [(5, 0), (5, 0)]
     attempts = [attempt for number in numbers for attempt in queue.log(number)]

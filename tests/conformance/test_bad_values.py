@@ -170,7 +170,7 @@ def a_task(bench):
     queue = bench.coordinator.queue(bench.name("task"))
     queue.put({"a": 1})
     task = queue.try_claim()
-    with ended(task, task.give_back):
+    with ended(task, task.release):
         yield task
 
 
@@ -182,7 +182,7 @@ def a_worker(bench):
 @contextlib.contextmanager
 def a_run(bench):
     run = bench.coordinator.once(bench.name("run"), "1h").begin()
-    with ended(run, run.give_up):
+    with ended(run, run.fail):
         yield run
 
 
@@ -190,7 +190,7 @@ def a_run(bench):
 def a_part(bench):
     part = bench.coordinator.batch(bench.name("part"), ["a", "b"], window="1h").part("a")
     part.start()
-    with ended(part, part.done):
+    with ended(part, part.finish):
         yield part
 
 
@@ -261,7 +261,7 @@ async def held_async(bench, class_name):
         run = await bench.coordinator.aio.once(bench.name("run"), "1h").begin()
         yield run
         with contextlib.suppress(sqlsem.SqlsemError):
-            await run.give_up()
+            await run.fail()
     else:
         terms = asyncio.get_running_loop().create_future()
 

@@ -119,7 +119,7 @@ def test_parts_ending_together_start_a_single_callback(make, threads):
         for turn in range(100):
             part_run = batch.part(part).start()
             both.wait()
-            last.append((turn, part_run.done()))
+            last.append((turn, part_run.finish()))
             both.wait()
 
     threads.start(work, first, "a")
@@ -247,7 +247,7 @@ def test_batch_waits_for_part_that_is_repeated(make):
     again = batch.part("a").start()
     assert run(batch, "b").is_last is False
     assert ran == []
-    assert again.done() is True
+    assert again.finish() is True
     assert ran == [1]
 
 
@@ -352,7 +352,7 @@ def test_part_that_ends_after_batch_was_abandoned(make, connect):
     slow = batch.part("b").start()
     batches.abandon(connect(), batch.name)
     with pytest.raises(BatchFailed, match="was abandoned before part 'b' ended") as caught:
-        slow.done()
+        slow.finish()
     assert caught.value.failed == {"b": "ended after the batch was abandoned"}
     assert batch.alarms == [caught.value]
 
@@ -367,16 +367,16 @@ def test_pending_callback_of_last_part_gives_the_alarm(make):
 def test_part_is_ended_by_hand_once(make):
     batch = make("a", "b")
     with batch.part("a") as part_run:
-        part_run.failed("the file has not come")
+        part_run.fail("the file has not come")
     assert {part.part: part.error for part in batch.entry().parts}["a"] == "the file has not come"
     part_run = batch.part("a").start()
     with pytest.raises(NotHeld, match="started before"):
         part_run.start()
-    assert part_run.done() is False
+    assert part_run.finish() is False
     with pytest.raises(NotHeld, match="ended before"):
-        part_run.done()
+        part_run.finish()
     with pytest.raises(NotHeld, match="not started"):
-        batch.part("b").done()
+        batch.part("b").finish()
 
 
 # -- stale, late, twice, missing --------------------------------------------------------------------------------------
@@ -464,8 +464,8 @@ def test_end_of_a_part_of_a_finished_batch_is_refused(make):
     assert other.batch_id > slow.batch_id
     assert mended.alarms[0].failed == {"a": "still running", "b": "never started"}
     with pytest.raises(BatchFailed, match="does not count"):
-        slow.done()
-    other.failed("enough")
+        slow.finish()
+    other.fail("enough")
 
 
 def test_a_part_that_runs_already(make):
@@ -475,7 +475,7 @@ def test_a_part_that_runs_already(make):
         second.part("a").start()
     with pytest.raises(ConfigurationError, match="runs already"):
         first.part("a").start()
-    assert part.done() is False
+    assert part.finish() is False
     assert run(second, "b").is_last
 
 
@@ -483,7 +483,7 @@ def test_other_parts_than_the_open_batch(make):
     part = make("a", "b").part("a").start()
     with pytest.raises(ConfigurationError, match="it also has b and it lacks c, d"):
         make("a", "c", "d").part("c").start()
-    assert part.done() is False
+    assert part.finish() is False
     assert run(make("b", "a"), "b").is_last  # the order of the part names does not matter
     assert run(make("a", "c"), "c").batch_id > part.batch_id
 
@@ -548,7 +548,7 @@ def test_reap_looks_after_batches(make, spawn, name, connect):
     assert {part.status for part in batch.entry().parts} == {"running"}
     child.kill()
     until(lambda: operator.admin.reap() or {part.status for part in batch.entry().parts} == {"failed", "running"})
-    assert alive.done() is False
+    assert alive.finish() is False
     assert ["a (its process died)" in str(alarm) for alarm in batch.alarms] == [True]
 
 
@@ -1075,7 +1075,7 @@ def test_failures_are_reported_beside_unreadable_parts(make, monkeypatch, databa
     assert part.attempt == 1
     assert ["has expired" in str(alarm) for alarm in batch.alarms] == [True]
     monkeypatch.undo()
-    part.done()
+    part.finish()
 
 
 def test_unrecorded_end_calls_the_failure_hook(make, monkeypatch):
@@ -1158,7 +1158,7 @@ def test_forked_child_does_not_own_its_parents_part(make, tmp_path):
     part = batch.part("b").start()
     assert forked(lambda: part.__exit__(ZeroDivisionError, ZeroDivisionError(), None)) == "None"
     assert forked(lambda: part.__del__()) == "None"
-    assert part.done() is True
+    assert part.finish() is True
     assert not (tmp_path / "alarm").exists()
     assert {entry.status for entry in batch.entry().parts} == {"succeeded"}
 
@@ -1178,7 +1178,7 @@ def test_a_child_that_is_forked_in_a_callback_does_not_end_it(make, tmp_path, en
     part = batch.part("a").start()
     answer = "nothing"
     try:
-        part.done()
+        part.finish()
     except BaseException as exc:
         answer = f"{type(exc).__name__}: {exc}"
     finally:

@@ -161,7 +161,7 @@ def test_a_retry_asks_again_and_holds_nothing_meanwhile(queue, other, name):
     assert (entry.blocked, entry.failures) == (True, 1)
     task = queue.claiming.wait_for_task(PATIENCE)
     assert task.grant.fence > first
-    task.give_back()
+    task.release()
     with queue.try_claim() as task:
         assert task.attempt == 3
 

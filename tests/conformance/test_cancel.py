@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from support import PATIENCE, remains, until
+from support import PATIENCE, drained, remains, until
 
 import sqlsem
 from sqlsem.api.admin import Admin
@@ -138,7 +138,7 @@ def test_sql_is_ended(connect, queue, running):
     cancel(connect, number)
     error = end_of(queue, number)
     assert error.startswith(f"cancelled by {me(queue)}\n"), "the log names the login that cancelled"
-    queue.join(PATIENCE)
+    queue.wait(PATIENCE)
     after = queue.put(sqlsem.Call(quick, 1))
     until(lambda: status(queue, after) == "finished")
 
@@ -169,7 +169,7 @@ def test_a_function_is_interrupted(connect, queue, running):
     assert told == ["began", "cleaned up"]
     for n in range(20):
         queue.put(sqlsem.Call(quick, n))
-    queue.join(PATIENCE)
+    queue.wait(PATIENCE)
     assert len(told) == 22, "nothing strikes what comes next"
 
 
@@ -241,7 +241,7 @@ def test_cancelled_task_of_dead_worker_is_not_rerun(spawn, connect, queue, name)
     cancel(connect, number)
     remains(lambda: status(queue, number) in ("running", "lost"), 1, "a worker that sleeps, lives")
     child.kill()
-    until(lambda: queue.wait(0.1) and status(queue, number) == "cancelled")
+    until(lambda: drained(queue, 0.1) and status(queue, number) == "cancelled")
     (attempt,) = queue.log(number)
     assert attempt.outcome == "lost"
     assert queue.tasks()[0].error == f"cancelled by {me(queue)}\nits worker died"
@@ -277,7 +277,7 @@ def test_sql_over_its_time_limit_fails(queue, running):
         assert attempt.error.startswith("It ran for longer than its time limit of 1 s, and was ended\n")
         assert 0.9 < attempt.seconds < 1 + PATIENCE
     with pytest.raises(sqlsem.TaskFailed, match="time limit of 1 s"):
-        queue.join(PATIENCE)
+        queue.wait(PATIENCE)
 
 
 @posix
@@ -299,7 +299,7 @@ def test_a_limit_counts_from_the_beginning_of_each_attempt(queue, running):
     """Tasks that stay below their time limit are not interrupted."""
     queue.put(sqlsem.Call(time.sleep, 1.6), time_limit=30)
     numbers = queue.put_many([sqlsem.Call(quick, n) for n in range(50)], time_limit=60)
-    queue.join(PATIENCE)
+    queue.wait(PATIENCE)
     assert {status(queue, number) for number in numbers} == {"finished"}
     assert {task.time_limit for task in queue.tasks("finished")} == {30.0, 60.0}
 

@@ -172,7 +172,7 @@ def starts_a_part(channel, url, options, name):
     part = coordinator.batch(name, ["a", "b"], window=60).part("a").start()
     channel.tell("started")
     channel.ask()
-    part.done()
+    part.finish()
 
 
 def test_the_part_of_a_dead_process_is_missing(spawn, connect, database, name):

@@ -226,7 +226,7 @@ def test_timeout_of_join_names_the_worker(connect, name):
     with queue.try_claim() as task:
         assert task.id == number
         with pytest.raises(sqlsem.Timeout) as raised:
-            connect().queue(name).join(timeout=0.05)
+            connect().queue(name).wait(timeout=0.05)
         for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
             assert f'task {number} "{NOTE}" runs on {HERE} since ' in str(error)
             assert [(holder.task_id, holder.host, holder.pid) for holder in error.holders] == [

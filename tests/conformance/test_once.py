@@ -82,26 +82,26 @@ def test_failed_run_is_retried_by_the_next(pair, name, threads):
     assert first.once(name, LONG).begin() is None
 
 
-def test_begin_is_ended_by_done_or_give_up(pair, name):
+def test_begin_is_ended_by_finish_or_fail(pair, name):
     coordinator, other = pair
     first = coordinator.once(name, LONG).begin()
     assert other.once(name, LONG).begin(blocking=False) is None
     assert other.once(name, LONG).begin(timeout=0.05) is None
-    first.give_up()
+    first.fail()
     second = other.once(name, LONG).begin()
     assert second.fence > first.fence
-    second.done()
+    second.finish()
     assert coordinator.once(name, LONG).begin() is None
     with pytest.raises(NotHeld):
-        second.done()
+        second.finish()
 
 
 def test_block_that_gives_up_marks_no_run(pair, name):
     first, other = pair
     with first.once(name, LONG) as run:
-        run.give_up()
+        run.fail()
     with other.once(name, LONG) as run:
-        run.done()
+        run.finish()
         assert first.once(name, LONG).begin() is None
     assert first.once(name, LONG).begin() is None
 
@@ -204,7 +204,7 @@ def test_a_run_counts_for_the_period_of_its_turn(pair, database, name):
     first, other = pair
     run = first.once(name, "1s").begin()
     until(lambda: other.admin.entries(f"once:{name}")[0].seconds > 1.5)
-    run.done()
+    run.finish()
     with other.once(name, "1s") as run:
         assert run is not None
 
@@ -259,7 +259,7 @@ def test_marking_finds_that_the_row_is_gone(pair, name):
     run = first.once(name, LONG).begin()
     other.admin.revoke(run.grant.position, force=True)
     with pytest.raises(LockLost):
-        run.done()
+        run.finish()
     assert other.once(name, LONG).last() is None
 
 
@@ -313,7 +313,7 @@ def test_coroutines_and_tasks(database, name):
             async with once as run:
                 assert isinstance(run, sqlsem.aio.Run)
                 run.grant.state.require_held()
-                await run.give_up()
+                await run.fail()
             with pytest.raises(ConfigurationError):
                 once.begin()
             assert await report() == 5

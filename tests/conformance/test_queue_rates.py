@@ -9,7 +9,7 @@ from collections import Counter
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from support import PATIENCE, cost_of_turns, until
+from support import PATIENCE, cost_of_turns, drained, until
 
 import sqlsem
 from sqlsem.engines.statements.fair_queueing import weighted_order
@@ -118,7 +118,7 @@ def test_rate_is_never_exceeded_nor_starts_late(connect, queue):
     threads = [threading.Thread(target=worker.run) for worker in workers]
     for thread in threads:
         thread.start()
-    queue.wait(PATIENCE)
+    drained(queue, PATIENCE)
     for worker in workers:
         worker.stop()
     for thread in threads:
@@ -254,7 +254,7 @@ def test_exhausted_keys_cost_a_claim_a_lookup_each(database, queue):
 
     queue.set_key_rate(1, per="1h")
     for _ in range(200):
-        queue.try_claim().give_back()  # the task is pending again, and its start counts
+        queue.try_claim().release()  # the task is pending again, and its start counts
     assert queue.try_claim() is None
     assert len(queue.claiming.client.with_connection(lambda session: session.queue_waits(queue.name))) == 200
     used_up = cost_of_turns(database, queue.name, finds=False)

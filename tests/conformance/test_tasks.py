@@ -100,7 +100,7 @@ def test_first_come_first_served_within_an_order(queue):
         (late, "late", 5),
     ]
     assert queue.state().done
-    queue.join(timeout=PATIENCE)
+    queue.wait(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -218,19 +218,18 @@ def test_bulk_put_is_split_into_portions(queue):
 
 
 @pytest.mark.quiet
-def test_wait_and_join_follow_the_queue(connect, queue, name):
+def test_wait_follows_the_queue(connect, queue, name):
     other = connect().queue(name)
-    assert queue.wait(0) is True
+    queue.wait(0)
     queue.put(1)
-    assert queue.wait(0.1) is False
     with pytest.raises(sqlsem.Timeout, match=rf"{name}.* still has work after 0.1 s; see: sqlsem tasks"):
-        queue.join(0.1)
-    joined = threading.Event()
-    thread = threading.Thread(target=lambda: (queue.join(PATIENCE), joined.set()))
+        queue.wait(0.1)
+    waited = threading.Event()
+    thread = threading.Thread(target=lambda: (queue.wait(PATIENCE), waited.set()))
     thread.start()
     with other.try_claim():
-        remains(lambda: not joined.is_set(), 0.2, "joined while it runs")
-    assert joined.wait(PATIENCE)
+        remains(lambda: not waited.is_set(), 0.2, "waited while it runs")
+    assert waited.wait(PATIENCE)
     thread.join(PATIENCE)
 
 
@@ -250,7 +249,7 @@ def test_error_is_stored_and_reraised(queue):
     with pytest.raises(
         sqlsem.TaskFailed, match=rf"Task {number} .*division by zero.*sqlsem tasks log {number}"
     ) as caught:
-        queue.join(PATIENCE)
+        queue.wait(PATIENCE)
     assert caught.value.task_id == number
 
 
@@ -313,7 +312,7 @@ def test_task_is_ended_once(queue):
     queue.put(1)
     task = queue.try_claim()
     task.finish({"rows": 3})
-    for again in (task.finish, task.give_back, lambda: task.fail("x")):
+    for again in (task.finish, task.release, lambda: task.fail("x")):
         with pytest.raises(sqlsem.NotHeld, match=f"Task {task.id} was ended before"):
             again()
     (attempt,) = queue.log(task.id)
@@ -383,7 +382,7 @@ def test_retry_and_cancel(connect, queue):
             assert task.id == number
     with pytest.raises(sqlsem.NotHeld, match="there is no such task"):
         coordinator.admin.cancel_task(10**9)
-    queue.join(PATIENCE)
+    queue.wait(PATIENCE)
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------
@@ -420,13 +419,12 @@ def test_a_failed_task_stops_later_orders(queue):
     assert (worker.finished, worker.failed) == (1, 1)
     assert [word for _, _, word in done] == ["beside"]
     assert queue.state().stuck
-    assert queue.wait(PATIENCE) is True
     with pytest.raises(sqlsem.TaskFailed, match="cannot load"):
-        queue.join()
+        queue.wait(PATIENCE)
     Admin(queue.claiming.client).cancel_task(first)
     Worker(queue, idle_exit=0).run()
     assert [word for _, _, word in done] == ["beside", "after"]
-    queue.join(PATIENCE)
+    queue.wait(PATIENCE)
 
 
 def test_failed_task_with_continue_blocks_no_order(connect, name):
@@ -435,7 +433,7 @@ def test_failed_task_with_continue_blocks_no_order(connect, name):
     queue.put(sqlsem.Call(note, "after"), order=200)
     Worker(queue, idle_exit=0).run()
     assert [word for _, _, word in done] == ["after"]
-    queue.join(PATIENCE)
+    queue.wait(PATIENCE)
     assert [status for _, status in states(queue)] == ["failed", "finished"]
 
 

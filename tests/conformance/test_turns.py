@@ -118,7 +118,7 @@ def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
     for key in ("a", "a", "b"):
         queue.put(Json(key), key=key)
     held = {task.body: task for task in (others.try_claim(), others.try_claim())}
-    held.pop("b").give_back()
+    held.pop("b").release()
     rows, turned = SqliteSession.rows, []
 
     def rows_then_others(self, query, *parameters):
@@ -129,7 +129,7 @@ def test_claim_reads_a_single_snapshot(queue, connect, monkeypatch):
                 task = others.try_claim()
                 held[task.body] = task
             if "a" in held:
-                held.pop("a").give_back()
+                held.pop("a").release()
         return result
 
     monkeypatch.setattr(SqliteSession, "rows", rows_then_others)
@@ -370,7 +370,7 @@ def test_task_without_key_passes_a_key_at_its_limit(queue):
     queue.put(Json("keyed"), key="a")
     with queue.try_claim() as task:
         queue.put_many([Json("plain")] * 2)
-        task.give_back()
+        task.release()
     queue.set_limit(0, key="a")
     queue.put(Json("later"))
     assert sorted(drain(queue)) == ["later", "plain", "plain"]
@@ -473,7 +473,7 @@ def test_a_reason_names_the_limit(queue):
     first, second, other = (*queue.put_many([1, 2], key="a"), queue.put(3, key="b"))
     task = queue.try_claim()
     while task.id != first:
-        task.give_back()
+        task.release()
         task = queue.try_claim()
     reasons_of = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits())
     assert (reasons_of[second].code, reasons_of[second].words) == ("key_limit", "its key 'a' has 1 of 1 running")

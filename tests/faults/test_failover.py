@@ -6,7 +6,7 @@ import time
 import pytest
 from agent import RemoteError
 from churn import Crowd
-from support import PATIENCE, remains, until
+from support import PATIENCE, drained, remains, until
 
 pytestmark = pytest.mark.engines("postgresql")
 
@@ -64,7 +64,7 @@ def check_rounds(pair, crowd, name, rounds, rng, longest):
             print(f"round {number}: down for {promoted - killed:.1f} s")
             if number + 1 < rounds:
                 pair.rejoin()
-        assert queue.wait(2 * PATIENCE), queue.state()
+        assert drained(queue, 2 * PATIENCE), queue.state()
         crowd.end()
         assert database.rows("SELECT status, count(*) FROM sqlsem.task GROUP BY status") == [("finished", put)]
     assert database.queue(name) == [], "rows are left"

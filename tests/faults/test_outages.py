@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from agent import RemoteError
 from churn import Crowd
-from support import AMPLE, Database, random_name, remains, until
+from support import AMPLE, Database, drained, random_name, remains, until
 
 import sqlsem
 from sqlsem import sql
@@ -160,7 +160,7 @@ def test_blocking_administration_breaks_nothing(fresh, spawn, name, tmp_path, ro
                 queue.put_many(range(20))
                 act()
                 crowd.until_busy(queue, time.monotonic(), "everybody goes on")
-        assert queue.wait(60)
+        assert drained(queue, 60)
         crowd.end()
     crowd.check(name)
     assert fresh.queue(name) == []

@@ -109,7 +109,7 @@ def a_run_of_once(coordinator, database, name):
     once = coordinator.once(str(name), "1h")
 
     def ends_well():
-        run.done()
+        run.finish()
         assert once.last() is not None
 
     with contextlib.suppress(LockLost), once as run:
@@ -156,7 +156,7 @@ def a_task(coordinator, database, name):
     )
     if task.is_open:
         with contextlib.suppress(LockLost):
-            task.give_back()
+            task.release()
 
 
 #: The events that tasks wait for, by a word of their test.
@@ -222,18 +222,18 @@ def a_part(coordinator, database, name):
     def is_told():
         if not runs and member.member_id != before:
             with pytest.raises(BatchFailed, match="given up part 'a'") as caught:
-                part.done()
+                part.finish()
             assert alarms[-1] is caught.value
             runs.append(True)
         return bool(runs)
 
     def ends_well():
-        assert part.done()
+        assert part.finish()
         assert (batch.entry().status, alarms) == ("succeeded", [])
 
     yield Had(partial(take_membership, coordinator, database), is_told, ends_well)
     if part.is_open:
-        part.failed("the test is over")
+        part.fail("the test is over")
 
 
 @contextlib.contextmanager
@@ -251,11 +251,11 @@ def a_dropped_part(coordinator, database, name):
         return (part.status, part.error) == ("failed", "it was dropped without an end")
 
     def ends_well():
-        assert parts[0].done()
+        assert parts[0].finish()
 
     yield Had(take_away, is_told, ends_well)
     if parts and parts[0].is_open:
-        parts[0].failed("the test is over")
+        parts[0].fail("the test is over")
 
 
 #: The grants of both APIs, and the grants of threads alone.
@@ -522,7 +522,7 @@ def test_part_counts_or_is_told_when_no_thread_can_be_started(connect, name, mon
         until(lambda: not heartbeat.runs)
     failure = None
     try:
-        part.done()
+        part.finish()
     except BatchFailed as exc:
         failure = exc
     until(lambda: batch._declaration.recover() or batch.entry().status != "open", "its end is recorded")

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 import pytest
-from support import PATIENCE, remains, until
+from support import PATIENCE, drained, remains, until
 
 import sqlsem
 from sqlsem.tasks import Json, Worker, claim_buffer
@@ -58,7 +58,7 @@ def test_join_recovers_tasks_of_dead_workers(spawn, connect, name):
     child = spawn(hold, name=str(name), grace=0.5)
     child.expect("claimed")
     child.kill()
-    until(lambda: not queue.wait(0.2) and not queue.state().running, "the task is pending again")
+    until(lambda: not drained(queue, 0.2) and not queue.state().running, "the task is pending again")
     with queue.try_claim():
         pass
 
@@ -112,9 +112,9 @@ def test_task_that_kills_its_workers_fails_in_the_end(spawn, connect, name):
         child = spawn(hold, name=str(name), grace=0)
         assert child.expect("claimed")["attempt"] == attempt
         child.kill()
-    until(lambda: queue.wait(0.2) and queue.tasks()[0].status == "failed")
+    until(lambda: drained(queue, 0.2) and queue.tasks()[0].status == "failed")
     with pytest.raises(sqlsem.TaskFailed, match="its worker died five times"):
-        queue.join()
+        queue.wait()
     assert Counter(run.outcome for run in queue.log(number)) == {"lost": 5}
 
 
@@ -181,7 +181,7 @@ def check_killed_at_random(spawn, connect, name, tmp_path, count, kills):
         victim = random.randrange(len(children))
         killed[children[victim].pid] = children[victim].kill()
         children[victim] = spawn(churn, name=str(name), journal=str(journal))
-    assert queue.wait(8 * PATIENCE)
+    assert drained(queue, 8 * PATIENCE)
     assert queue.state().done
     for child in children:
         child.send(stop=True)
@@ -252,7 +252,7 @@ def test_killed_workers_group_is_returned(spawn, connect, name, tmp_path):
     other.put(sqlsem.Call(f"{__name__}:pause", journal, 120), order=1)
     until(lambda: lines(tmp_path / "journal") == 121)
     child.kill()
-    until(lambda: queue.wait(0.2) or not queue.state().running, "it is pending again")
+    until(lambda: drained(queue, 0.2) or not queue.state().running, "it is pending again")
     assert [run.outcome for run in queue.log(numbers[0])] == ["finished"]
     (entry,) = queue.tasks("pending")
     assert (entry.attempt, entry.losses) == (1, 1)
@@ -266,7 +266,7 @@ def test_a_worker_killed_in_the_middle_of_a_group(spawn, connect, name, tmp_path
     numbers = queue.put_many(bodies)
     spawn(crew, name=str(name), grace=0.5).expect("ready")
     until(lambda: lines(tmp_path / "journal") == 12)
-    until(lambda: queue.wait(0.2) or not queue.state().running, "all of them are pending again")
+    until(lambda: drained(queue, 0.2) or not queue.state().running, "all of them are pending again")
     assert [run.outcome for run in queue.log(numbers[0])] == ["finished"], "alone, and ended before the group"
     for number in numbers[1:]:
         assert [run.outcome for run in queue.log(number)] == ["lost"]
@@ -275,7 +275,7 @@ def test_a_worker_killed_in_the_middle_of_a_group(spawn, connect, name, tmp_path
         child = spawn(crew, name=str(name), grace=0)
         child.expect("ready")
         assert child.next() is None, "it died"
-    until(lambda: queue.wait(0.2) or not queue.state().running)
+    until(lambda: drained(queue, 0.2) or not queue.state().running)
     Worker(queue, idle_exit=0).run()
     entries = sorted(queue.tasks(), key=lambda entry: entry.task_id)
     assert [(entry.status, entry.losses) for entry in entries] == [
@@ -307,7 +307,7 @@ def test_workers_of_groups_killed_at_random(spawn, connect, name, tmp_path):
         victim = kill % len(children)
         children[victim].kill()
         children[victim] = spawn(crew, **settings)
-    assert queue.wait(2 * PATIENCE)
+    assert drained(queue, 2 * PATIENCE)
     for child in children:
         assert "left" in [event["event"] for event in child.rest()], "in order"
     entries = {entry.task_id: entry for entry in queue.tasks(maximum=count + 1)}

@@ -82,7 +82,7 @@ def test_reserved_names(session, connect, refused, name, routine):
         assert connection.acquire(free, routine)[0] == 0
         assert connection.call("release", free) == 0
     code, position, _ = connection.acquire(name, "once_begin", per_seconds=3600.0)
-    assert (code, connection.call("once_done", name, position)) == (0, 0)
+    assert (code, connection.call("once_finish", name, position)) == (0, 0)
 
 
 def test_bare_row_of_a_reserved_name_is_refused(session, database, refused, name):

@@ -16,7 +16,7 @@ def start(session, name, part, parts="a, b", window=60.0):
 
 
 def done(session, name, part):
-    return session.call("batch_part_done", name, part)
+    return session.call("batch_part_finish", name, part)
 
 
 @pytest.mark.parametrize("parts", ['["b", "a"]', "b ,a"])
@@ -57,7 +57,7 @@ def test_a_session_that_dies_in_its_part(session, name, connect, refused):
     start(other, name, "a")
     (entry,) = batches.list_batches(connect(), name)
     assert [part.attempt for part in entry.parts] == [2, 0]
-    other.call("batch_part_failed", name, "a", "enough")
+    other.call("batch_part_fail", name, "a", "enough")
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_a_session_that_dies_in_its_part(session, name, connect, refused):
     [
         ("batch_resume", ()),
         ("batch_part_start", ("c", "a, b, c", 60.0)),
-        ("batch_part_done", ("b",)),
-        ("batch_part_failed", ("b", "no file")),
+        ("batch_part_finish", ("b",)),
+        ("batch_part_fail", ("b", "no file")),
     ],
 )
 def test_reaper_reports_a_dead_session(session, name, connect, routine, more):
@@ -97,7 +97,7 @@ def test_a_batch_with_a_part_of_the_dead_has_failed(session, name):
 def test_failed_parts(session, name):
     connection = session()
     start(connection, name, "a")
-    assert connection.call("batch_part_failed", name, "a", "no file") == (0, "failed")
+    assert connection.call("batch_part_fail", name, "a", "no file") == (0, "failed")
     start(connection, name, "b")
     assert done(connection, name, "b") == (0, "succeeded")
     assert any("a (no file)" in message for message in connection.told)
@@ -119,7 +119,7 @@ def test_late_and_expired(session, name, connect):
     new, old = batches.list_batches(coordinator, name)
     assert (new.status, old.status) == ("open", "expired")
     assert old.parts[0].error == "ended after the window"
-    connection.call("batch_part_failed", name, "b", "enough")
+    connection.call("batch_part_fail", name, "b", "enough")
 
 
 def test_of_two_callbacks_the_latest_is_ended_first(session, name):

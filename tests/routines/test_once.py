@@ -17,7 +17,7 @@ def test_concurrent_once_runs_a_single_time(session, connect, name):
     code, position, fence = begin(first, name)
     assert (code, fence) == (0, position)
     assert begin(other, name, timeout_ms=0) == (-1, None, None)
-    assert first.call("once_done", name, position) == 0
+    assert first.call("once_finish", name, position) == 0
     assert begin(other, name) == (2, None, None)
     assert begin(first, name) == (2, None, None)
     # Python and SQL have the same state.
@@ -32,7 +32,7 @@ def test_failed_run_is_retried(session, name):
     assert first.call("release", f"once:{name}", position) == 0
     code, position, _ = begin(other, name)
     assert code == 0
-    assert other.call("once_done", name, position) == 0
+    assert other.call("once_finish", name, position) == 0
     assert begin(first, name)[0] == 2
 
 
@@ -43,7 +43,7 @@ def test_waiter_finds_the_run_done(session, connect, name, threads):
     threads.start(lambda: answers.append(begin(other, name)))
     coordinator = connect()
     until(lambda: len(coordinator.admin.entries(f"once:{name}")) == 2)
-    assert first.call("once_done", name, position) == 0
+    assert first.call("once_finish", name, position) == 0
     threads.join()
     assert answers == [(2, None, None)]
 
@@ -58,16 +58,16 @@ def test_waiter_runs_when_the_runner_dies(session, connect, name, threads):
     first.die()
     threads.join()
     assert answers[0][0] == 1
-    assert other.call("once_done", name, answers[0][1]) == 0
+    assert other.call("once_finish", name, answers[0][1]) == 0
 
 
 def test_unheld_run_cannot_be_done(session, name):
     first, other = session(), session()
     _, position, _ = begin(first, name)
-    assert other.call("once_done", name, position) == -1
-    assert other.call("once_done", name, position + 1) == -1
+    assert other.call("once_finish", name, position) == -1
+    assert other.call("once_finish", name, position + 1) == -1
     assert first.call("release", f"once:{name}", position) == 0
-    assert first.call("once_done", name, position) == -1
+    assert first.call("once_finish", name, position) == -1
     assert begin(other, name, timeout_ms=0)[0] == 0
     assert other.call("release", f"once:{name}") == 0
 
@@ -75,18 +75,18 @@ def test_unheld_run_cannot_be_done(session, name):
 def test_a_lease_and_an_id(session, name):
     first, other = session(), session()
     _, position, _ = begin(first, name, requesting_id="job 7", lease_seconds=600)
-    assert other.call("once_done", name, position, "job 7") == 0
+    assert other.call("once_finish", name, position, "job 7") == 0
     assert begin(first, name)[0] == 2
 
 
 def test_forgetting(session, name):
     connection = session()
     assert connection.call("once_forget", name) == -1
-    assert connection.call("once_done", name, begin(connection, name)[1]) == 0
+    assert connection.call("once_finish", name, begin(connection, name)[1]) == 0
     assert connection.call("once_forget", name) == 0
     code, position, _ = begin(connection, name)
     assert code == 0
-    assert connection.call("once_done", name, position) == 0
+    assert connection.call("once_finish", name, position) == 0
 
 
 def test_invalid_period_is_refused(session, refused, name):

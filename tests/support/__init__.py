@@ -7,7 +7,7 @@ from support.databases import Database, MemoryDatabase, odbc_of_url, random_name
 from support.forks import TESTS
 from support.histories import Recorder, Stay, check_history, overlap
 from support.mariadb import MariaDBServer, MariaDBSession, mariadb_lacks
-from support.patience import AMPLE, PATIENCE, STEADY, Standstills, promptly, remains, slack, until
+from support.patience import AMPLE, PATIENCE, STEADY, Standstills, drained, promptly, remains, slack, until
 from support.postgres import PostgresServer, free_port, have_postgres
 from support.threads import Attempt, Threads, started_since
 
@@ -33,6 +33,7 @@ __all__ = [
     "child_main",
     "cost_of_next_ready",
     "cost_of_turns",
+    "drained",
     "free_port",
     "have_postgres",
     "keep_to_the_permissions",

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import sqlsem
+
 #: Seconds that a condition may take before a test gives up. Machines are slow and noisy. (proof/run_mutants.py gives up
 #: sooner: it knows how long the tests take.)
 PATIENCE = float(os.environ.get("SQLSEM_TEST_PATIENCE", "60"))
@@ -39,6 +41,17 @@ def until(condition: Callable[[], Any], description: str = "the condition", time
             return value
         assert time.monotonic() < deadline, f"{description} did not come true within {timeout:g} s"
         time.sleep(0.01)
+
+
+def drained(queue: sqlsem.Queue, timeout: float) -> bool:
+    """Return True once no task of a queue is left that could run; False after ``timeout`` seconds."""
+    try:
+        queue.wait(timeout)
+    except sqlsem.Timeout:
+        return False
+    except sqlsem.TaskFailed:
+        pass
+    return True
 
 
 class Standstills:

@@ -20,7 +20,7 @@ def start(session, name, part, parts="a, b", window=60.0):
 
 
 def done(session, name, part):
-    ((is_last, outcome),) = session.rows("EXEC {s}.batch_part_done ?, ?", name, part)
+    ((is_last, outcome),) = session.rows("EXEC {s}.batch_part_finish ?, ?", name, part)
     return is_last, outcome
 
 
@@ -28,7 +28,7 @@ def test_answers_by_output_parameters(session, name):
     connection = session()
     start(connection, name, "a", "a")
     rows = connection.rows(
-        "DECLARE @last bit; DECLARE @o nvarchar(16); EXEC {s}.batch_part_done ?, 'a', @last OUTPUT, @o OUTPUT; "
+        "DECLARE @last bit; DECLARE @o nvarchar(16); EXEC {s}.batch_part_finish ?, 'a', @last OUTPUT, @o OUTPUT; "
         "SELECT CAST(@last AS int), @o; EXEC {s}.batch_callback_ended ?",
         *(name, name),
     )
@@ -78,7 +78,7 @@ def test_the_sessions_own_settings_do_no_harm(new_session, session, name, connec
     start(first, name, "a", "a, b, c")
     (entry,) = batches.list_batches(connect(), name)
     assert [part.part for part in entry.parts] == ["a", "b", "c"], "all of them"
-    assert first.rows("EXEC {s}.batch_part_failed ?, 'a', 'no file'", name) == [(0, "failed")]
+    assert first.rows("EXEC {s}.batch_part_fail ?, 'a', 'no file'", name) == [(0, "failed")]
     start(first, name, "a", "a, b, c")
     start(first, name, "b", "a, b, c")
     start(other, name, "c", "a, b, c")
@@ -102,7 +102,7 @@ def test_sql_as_callback(database, session, connect, name):
         pass
     start_again = batches.list_batches(connect(), name)[0]
     assert start_again.callback_kind == "sql"
-    connection.rows("EXEC {s}.batch_part_failed ?, 'b'", name)
+    connection.rows("EXEC {s}.batch_part_fail ?, 'b'", name)
     with batch.part("b") as last:
         pass
     assert last.is_last
@@ -175,7 +175,7 @@ def test_an_end_that_is_neither_ends_nothing(session, name, connect, refused):
         with refused(50000, "ends as succeeded or failed"):
             connection.rows("EXEC {s}.end_part ?, ?, 'a', ?, ?, NULL, 'me'", member, name, uid, outcome)
     assert batches.list_batches(connect(), name)[0].parts[0].status == "running"
-    connection.rows("EXEC {s}.batch_part_failed ?, 'a'", name)
+    connection.rows("EXEC {s}.batch_part_fail ?, 'a'", name)
 
 
 class Clock:

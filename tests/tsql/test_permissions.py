@@ -18,9 +18,9 @@ MEMBERS = {"register_member", "reattach_member", "heartbeat", "deregister_member
 LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "register_all", "wait",
          "poll_waiters", "acquire_by_priority", "cancel", "pin", "find_deadlock", "begin_upgrade",
          "upgrade", "downgrade", "recover_batches", "start_part", "end_part", "claim_callback",
-         "return_callback", "end_callback", "batch_part_start", "batch_part_done", "batch_part_failed",
+         "return_callback", "end_callback", "batch_part_start", "batch_part_finish", "batch_part_fail",
          "batch_resume", "batch_callback_ended", "hand_over_rows", "adopt_rows", "hand_over", "adopt",
-         "take_rate", "adjust_rate", "take", "adjust", "once_begin", "once_done", "once_due", "mark_once",
+         "take_rate", "adjust_rate", "take", "adjust", "once_begin", "once_finish", "once_due", "mark_once",
          "once_forget", "release_on_commit", "is_committed", "delete_commit_marker"}  # fmt: skip
 LOOKS = {"entries", "may_enter", "status", "past", "resources", "list_batches", "resource_settings",
          "operations", "why", "estimate", "guarded_tables", "rates", "priorities", "once_runs"}  # fmt: skip
@@ -397,7 +397,7 @@ def test_another_login_cannot_act_for_a_part(session, database, as_login, reques
     assert call(text, enrolled, name) == "started"
     text = "end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm'"
     assert call(text, enrolled, name) == "succeeded"
-    assert connection.rows("EXEC {s}.batch_part_done ?, N'a'", name) == [(1, "succeeded")]
+    assert connection.rows("EXEC {s}.batch_part_finish ?, N'a'", name) == [(1, "succeeded")]
     columns = "callback_status, callback_kind, callback_body, callback_attempt"
     then = f"SELECT {columns} FROM {database.beside('batch')} WHERE batch_id = ?"
     assert database.rows(then, number) == [("running", "local", None, 1)]

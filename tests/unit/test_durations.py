@@ -31,8 +31,7 @@ def test_durations_are_read_alike_everywhere(coordinator, tmp_path, value):
     with sqlsem.connect(tmp_path / "y.db", grace=value, lease=value, retry=value) as other:
         assert other.engine.options.grace == other.engine.options.lease == other.retry == 3600.0
     queue = coordinator.queue("q")
-    assert queue.wait(timeout=value) is True
-    queue.join(value)
+    queue.wait(value)
     queue.put(1, after=value)
     assert sqlsem.Worker(queue, idle_exit=value).idle_exit == 3600.0
     assert coordinator.batch("r", ["a"], window=value).window == 3600.0
@@ -61,9 +60,8 @@ def test_short_timeouts_expire_everywhere(coordinator, value):
         pass
     assert list(queue.claim(wait=value)) == []
     queue.put(1)
-    assert queue.wait(value) is False
     with pytest.raises(sqlsem.Timeout, match=r"after 0\.05 s"):
-        queue.join(value)
+        queue.wait(value)
     other = sqlsem.connect(coordinator.engine.path)
     with other.mutex("a"):
         assert coordinator.mutex("a").acquire(timeout=value) is False
@@ -84,7 +82,7 @@ def test_invalid_duration_is_refused(coordinator, value):
         with pytest.raises(ValueError):
             coordinator.mutex("a", timeout=value)
         with pytest.raises(sqlsem.ConfigurationError):
-            coordinator.queue("q").join(value)
+            coordinator.queue("q").wait(value)
 
 
 def test_tasks_accept_longer_times_than_locks(coordinator):

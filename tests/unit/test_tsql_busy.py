@@ -132,7 +132,7 @@ def test_procedures_for_sessions_are_found():
         "put",
         "work",
         "hand_over",
-        "batch_part_done",
+        "batch_part_finish",
     } <= for_sessions()
 
 

@@ -771,11 +771,11 @@ END;
 -- then to call batch_callback_ended. (A message is sent if only another login may run the callback.) outcome:
 -- succeeded; or late: the part does not count, as it took longer than the window, or the batch was abandoned. If all
 -- other parts have ended, a message names the failed ones. Returns a row, and OUTPUT parameters.
-CREATE OR ALTER PROCEDURE {schema}.batch_part_done
+CREATE OR ALTER PROCEDURE {schema}.batch_part_finish
     @name nvarchar(400), @part nvarchar(400), @is_last bit = NULL OUTPUT, @outcome nvarchar(16) = NULL OUTPUT
 AS {begin_try}
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: batch_part_done must not be called inside an open transaction; commit first', 1;
+        THROW 50001, N'sqlsem: batch_part_finish must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -798,10 +798,10 @@ AS {begin_try}
 {end_try_rollback_own}
 
 -- End this session's part as failed. (is_last is always 0.)
-CREATE OR ALTER PROCEDURE {schema}.batch_part_failed @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
+CREATE OR ALTER PROCEDURE {schema}.batch_part_fail @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
 AS {begin_try}
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: batch_part_failed must not be called inside an open transaction; roll back first', 1;
+        THROW 50001, N'sqlsem: batch_part_fail must not be called inside an open transaction; roll back first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -853,7 +853,7 @@ CREATE OR ALTER PROCEDURE {schema}.batch_callback_ended
     IF @done = 0
     BEGIN
         SET @message = CONCAT(N'sqlsem: this session has no callback of batch ''', @name,
-            N''' to run; batch_part_done, or batch_resume, says is_last = 1 to the one that has');
+            N''' to run; batch_part_finish, or batch_resume, says is_last = 1 to the one that has');
         EXEC {schema}.raise_error 50004, @message;
     END;
     SELECT @batch_id AS batch_id;

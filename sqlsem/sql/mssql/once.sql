@@ -128,7 +128,7 @@ END;
 
 -- Begin a run that is due once per period; wait up to @timeout_ms for a run that is under way, as it may fail. Return
 -- code:
---   0, 1 this session has to run it, and then to call once_done; or, if it failed, release N'once:...', @position
+--   0, 1 this session has to run it, and then to call once_finish; or, if it failed, release N'once:...', @position
 --   2 the run of this period is done     -1, -2, -3 as of acquire
 CREATE OR ALTER PROCEDURE {schema}.once_begin
     @name nvarchar(400), @per_seconds float, @offset_seconds float = 0, @timeout_ms int = -1, @note nvarchar(1000) = NULL,
@@ -164,11 +164,11 @@ CREATE OR ALTER PROCEDURE {schema}.once_begin
 
 -- Record that the run has succeeded, so that the period is done, and release the lock. Return 0; or -1 if the lock was
 -- lost, and nothing is recorded.
-CREATE OR ALTER PROCEDURE {schema}.once_done @name nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
+CREATE OR ALTER PROCEDURE {schema}.once_finish @name nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
 AS {begin_try}
     DECLARE @code int, @resource nvarchar(400) = CONCAT(N'once:', @name);
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: once_done must not be called inside an open transaction; commit or roll back first', 1;
+        THROW 50001, N'sqlsem: once_finish must not be called inside an open transaction; commit or roll back first', 1;
     SET IMPLICIT_TRANSACTIONS OFF;
     EXEC {schema}.check_name N'name', @name;
     IF LEN(CONCAT(@name, N'|')) > 251

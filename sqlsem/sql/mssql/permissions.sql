@@ -81,7 +81,7 @@ FROM (VALUES
              (N'adjust', N'uo'), (N'rates', N'uor'),
              -- end of feature: rates
              -- feature: once
-             (N'once_begin', N'uo'), (N'once_done', N'uo'), (N'once_due', N'uo'), (N'mark_once', N'uo'),
+             (N'once_begin', N'uo'), (N'once_finish', N'uo'), (N'once_due', N'uo'), (N'mark_once', N'uo'),
              (N'once_forget', N'uo'), (N'once_runs', N'uor'),
              -- end of feature: once
              -- feature: queue
@@ -95,8 +95,8 @@ FROM (VALUES
              -- end of feature: queue
              -- feature: batches
              (N'recover_batches', N'uo'), (N'start_part', N'uo'), (N'end_part', N'uo'), (N'claim_callback', N'uo'),
-             (N'return_callback', N'uo'), (N'end_callback', N'uo'), (N'batch_part_start', N'uo'), (N'batch_part_done', N'uo'),
-             (N'batch_part_failed', N'uo'), (N'batch_resume', N'uo'), (N'batch_callback_ended', N'uo'),
+             (N'return_callback', N'uo'), (N'end_callback', N'uo'), (N'batch_part_start', N'uo'), (N'batch_part_finish', N'uo'),
+             (N'batch_part_fail', N'uo'), (N'batch_resume', N'uo'), (N'batch_callback_ended', N'uo'),
              (N'list_batches', N'uor'), (N'abandon_batch', N'o'),
              -- end of feature: batches
              -- (A worker needs some of these, as it holds and releases the locks of its tasks.)

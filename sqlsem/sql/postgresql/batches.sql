@@ -559,7 +559,7 @@ $$;
 -- outcome: 'succeeded'; or 'late': the part does not count, as it took longer than the window, or the batch was
 -- abandoned. If all other parts have ended, a warning names the parts that have failed. May be part of the caller's
 -- transaction.
-CREATE OR REPLACE FUNCTION {schema}.batch_part_done(name text, part text, OUT is_last integer, OUT outcome text)
+CREATE OR REPLACE FUNCTION {schema}.batch_part_finish(name text, part text, OUT is_last integer, OUT outcome text)
 {plpgsql}
 DECLARE
     v_end record;
@@ -582,7 +582,7 @@ END
 $$;
 
 -- End this session's part as failed. (is_last is always 0.)
-CREATE OR REPLACE FUNCTION {schema}.batch_part_failed(
+CREATE OR REPLACE FUNCTION {schema}.batch_part_fail(
     name text, part text, error text DEFAULT NULL, OUT is_last integer, OUT outcome text) {plpgsql}
 BEGIN
     SELECT e.is_last::integer, e.code INTO is_last, outcome
@@ -625,7 +625,7 @@ BEGIN
     ORDER BY r.callback_started DESC, r.batch_id DESC LIMIT 1;
     IF NOT FOUND OR NOT {schema}.end_callback(v_member, v_batch.batch_id, v_batch.callback_attempt, error) THEN
         RAISE EXCEPTION 'sqlsem: this session has no callback of batch % to run', quote_literal(name)
-            USING ERRCODE = '55000', HINT = 'batch_part_done says is_last = 1, or batch_resume 1, to the one that has.';
+            USING ERRCODE = '55000', HINT = 'batch_part_finish says is_last = 1, or batch_resume 1, to the one that has.';
     END IF;
     RETURN v_batch.batch_id;
 END

@@ -105,7 +105,7 @@ END
 $$;
 
 -- Begin a run that is due once per period; wait up to timeout_ms for a run that is under way, as it may fail. code:
---   0, 1  this session has to run it, and then to call once_done; or, if it failed, release('once:…', queue_position)
+--   0, 1  this session has to run it, and then to call once_finish; or, if it failed, release('once:…', queue_position)
 --   2  the run of this period is done     -1, -2, -3 as of acquire
 CREATE OR REPLACE PROCEDURE {schema}.once_begin(
     name text, per_seconds double precision, offset_seconds double precision DEFAULT 0, timeout_ms integer DEFAULT -1,
@@ -152,7 +152,7 @@ $$;
 
 -- Record that the run has succeeded, so that the period is done, and release the lock. Return 0; or -1 if the lock was
 -- lost, and nothing is recorded.
-CREATE OR REPLACE FUNCTION {schema}.once_done(name text, queue_position bigint, requesting_id text DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION {schema}.once_finish(name text, queue_position bigint, requesting_id text DEFAULT NULL) RETURNS integer
 {plpgsql}
 DECLARE
     v_id text := coalesce(requesting_id, {schema}.session_id());

@@ -80,7 +80,7 @@ DECLARE
         jsonb_build_array('o', ARRAY['reset_rate', 'set_rate']),
         -- end of feature: rates
         -- feature: once
-        jsonb_build_array('uo', ARRAY['once_begin', 'once_done', 'once_due', 'mark_once', 'once_forget', 'check_period']),
+        jsonb_build_array('uo', ARRAY['once_begin', 'once_finish', 'once_due', 'mark_once', 'once_forget', 'check_period']),
         jsonb_build_array('uor', ARRAY['once_runs']),
         -- end of feature: once
         -- feature: queue
@@ -99,7 +99,7 @@ DECLARE
         -- feature: batches
         jsonb_build_array('uo', ARRAY[
             'recover_batches', 'start_part', 'end_part', 'claim_callback', 'return_callback', 'end_callback',
-            'batch_part_start', 'batch_part_done', 'batch_part_failed', 'batch_resume', 'batch_callback_ended',
+            'batch_part_start', 'batch_part_finish', 'batch_part_fail', 'batch_resume', 'batch_callback_ended',
             'session_part_start', 'session_part_end', 'session_batch_resume']),
         jsonb_build_array('uor', ARRAY['list_batches']),
         jsonb_build_array('o', ARRAY['abandon_batch']),

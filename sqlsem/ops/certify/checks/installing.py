@@ -91,7 +91,7 @@ def _locks(bench: Bench, coordinator: Coordinator) -> None:
         pass
     with contextlib.suppress(NotHeld), coordinator.once(name(), "1h") as run:
         if run is not None:
-            run.done()
+            run.finish()
     with coordinator.leader(name(), handle_sigterm=False):
         pass
 
