@@ -107,7 +107,7 @@ def main(
 ) -> None:
     """Measure sqlsem beside its peers.
 
-    MEASUREMENT is any of those named in docs/explanation/performance.md; left out, all of them but growth, estimates,
+    MEASUREMENT is any of those named in docs/contributing/benchmarks.md; left out, all of them but growth, estimates,
     guards, rates and startup. Compare the ratios, not the figures: these depend on the machine and its load.
     """
     if realtime:

@@ -2,7 +2,7 @@
 
     python proof/run_mutants.py                     all that can be run here
     python proof/run_mutants.py sqlite-no-gate …    these
-    python proof/run_mutants.py --table             … and print the table of docs/explanation/guarantees.md
+    python proof/run_mutants.py --table             … and print a table of their heads
     python proof/run_mutants.py --default           with those cases only that ./test.sh has (tests/selection.py)
 
 A mutant is a patch with a head: which ``bug`` it is, where such a bug was ``seen``, which tests must ``find`` it
@@ -224,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Return the exit code: 1 if a mutant was not found, or a test fails without a mutant."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="of patches; all if left out")
-    parser.add_argument("--table", action="store_true", help="print the table of the page of guarantees")
+    parser.add_argument("--table", action="store_true", help="print a table of their heads")
     parser.add_argument("--quick", action="store_true", help="do not ask whether the tests hold without a mutant")
     parser.add_argument("--default", action="store_true", help="run the cases only that ./test.sh runs")
     options = parser.parse_args(arguments)

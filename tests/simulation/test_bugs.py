@@ -13,7 +13,7 @@ from sqlsem.testing.simulate import converting, mixed, travelling
 from sqlsem.values.locks import Heartbeat, monotonic
 
 #: A bug, how it is seeded, and the options of its search. (A seed other than 0 spares time:
-#: docs/explanation/guarantees.md says how long the search takes from 0.)
+#: docs/contributing/evidence.md says how long the search takes from 0.)
 BUGS = {
     "no_gate": (engine_bugs.no_gate, {}),
     "barging": (engine_bugs.barging, {}),

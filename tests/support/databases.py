@@ -86,7 +86,7 @@ class Database:
             path = self.url.removeprefix("sqlite:///")
             isolation = None if autocommit else "IMMEDIATE"
             connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=isolation, check_same_thread=False)
-            # What docs/explanation/guarantees.md advises for programs with an SQLite before 3.51.3.
+            # The guarantees advise this to programs with an SQLite before 3.51.3.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             return connection
         if self.engine == "postgresql":

@@ -1,4 +1,4 @@
-"""What commands show on a terminal while they take long."""
+"""The progress that long commands show on a terminal."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlsem import sql
 
 SCRIPTS = Path(sql.__file__).parent
-#: What only MariaDB has: its gate, a key for a table without one, and a column in place of a partial index.
+#: Only MariaDB has these: its gate, a key for a table without one, and a column in place of a partial index.
 OWN = {("gate", None), ("history", "history_id"), ("task", "open_key")}
 #: Column types and what a time has by default, in both.
 WORDS = (
