@@ -85,7 +85,7 @@ SCRIPTS = (
 NAMES = {
     "asyncio.md": "async def load(*args): pass",
     "deadlocks.md": "transfer = lambda: None",
-    "leaders.md": "tick = lambda fence: None\nasync def load(*args): pass",
+    "leaders.md": "tick = lambda fence: None\nis_done = lambda: True\nasync def load(*args): pass",
     "priorities.md": "load = lambda **given: None",
     "once.md": "send_report = lambda: None",
     "python.md": "worker = None\nparts = ['customer']",
