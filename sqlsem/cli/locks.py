@@ -264,12 +264,12 @@ def _print_settings(coordinator: sqlsem.Coordinator, resource: str) -> None:
     row = found or Resource(resource, None, False, None, 0, 0)
     parts = [
         f"paused{by_login(row.paused_by)}" if row.paused else "not paused",
-        "no cap" if row.cap is None else f"capped at {row.cap}{clean(row.whose_cap)}",
+        "no limit set" if row.cap is None else f"limit set to {row.cap}{clean(row.whose_cap)}",
         "rows never stale" if row.stale_after is None else f"rows stale after {seconds_in_words(row.stale_after)}",
     ]
     if row.ageing is not None:
         parts.append(f"by priority (a step is worth {seconds_in_words(row.ageing)} of waiting)")
-    output.echo(f"{clean(resource)}: {', '.join(parts)}; {row.holding} in, {row.waiting} waiting")
+    output.echo(f"{clean(resource)}: {', '.join(parts)}; {row.holding} holding, {row.waiting} waiting")
 
 
 @click.command(short_help="Revoke a lock, or a request that waits.")

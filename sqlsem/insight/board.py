@@ -169,7 +169,7 @@ def summary(overview: Overview) -> str:
     holding = sum(state in INSIDE for state in states)
     parts = [
         counted(len({entry.resource for entry in overview.entries}), "resource"),
-        f"{holding} in",
+        f"{holding} holding",
         f"{states.count('waits')} waiting",
     ]
     counts = {
@@ -190,13 +190,17 @@ def summary(overview: Overview) -> str:
 def _missing(missing_for: float | None, grace: float | None) -> str:
     if missing_for is None:
         return ""
-    left = "" if grace is None else f", {seconds_in_words(max(0.0, grace - missing_for))} left"
-    return f"not found for {seconds_in_words(missing_for)}{left}"
+    left = "" if grace is None else f", removed in {seconds_in_words(max(0.0, grace - missing_for))}"
+    return f"process missing for {seconds_in_words(missing_for)}{left}"
+
+
+#: What is wrong with a row of this state.
+WRONG = {"revoked": "asked to stop", "dead": "process gone; the next waiter removes it"}
 
 
 def _why(entry: Entry, reason: str) -> str:
     """Return why a waiter waits, and what is wrong with the row."""
-    reason = "told to stop" if entry.state == "revoked" else reason
+    reason = WRONG.get(entry.state, reason)
     return "; ".join(filter(None, (reason, _missing(entry.missing_for, entry.grace))))
 
 
@@ -282,15 +286,15 @@ def _with_headings(overview: Overview, rows: Sequence[Row], words: Sequence[str]
 
 
 def _heading(resource: Resource, states: dict[str, int], windows: Sequence[RateEntry]) -> str:
-    parts = [f"{sum(states.get(state, 0) for state in INSIDE)} in, {states.get('waits', 0)} waiting"]
+    parts = [f"{sum(states.get(state, 0) for state in INSIDE)} holding, {states.get('waits', 0)} waiting"]
     if windows:
-        parts = [f"{_in_line(states)} in line", used_words(windows)]
+        parts = [f"{_in_line(states)} waiting", used_words(windows)]
     if states.get("dead"):
         parts[0] += f", {states['dead']} dead"
     if resource.paused:
         parts.append(f"PAUSED{by_login(resource.paused_by)}")
     if resource.cap is not None:
-        parts.append(f"capped at {resource.cap}{resource.whose_cap}")
+        parts.append(f"limit set to {resource.cap}{resource.whose_cap}")
     if resource.stale_after is not None:
         parts.append(f"stale after {seconds_in_words(resource.stale_after)}")
     return clean(f"{resource.resource}  {'  '.join(parts)}")
@@ -457,7 +461,7 @@ def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow
         )
         values = (rate.name, rate.window, *numbers, rate.free_in or None, waiting, cells[7], rate.idle, *totals)
         details = (
-            f"rate {rate.name!r}: {used_words([rate])}; {waiting} in line{', PAUSED' if is_paused else ''}; last used "
+            f"rate {rate.name!r}: {used_words([rate])}; {waiting} waiting{', PAUSED' if is_paused else ''}; last used "
             f"{seconds_in_words(rate.idle)} ago",
             f"Since this window is known: {rate.taken:,} taken, {rate.returned:,} of that given back, "
             f"{rate.waits:,} times waited for",

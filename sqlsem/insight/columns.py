@@ -40,7 +40,7 @@ def _number(key: str, head: str, *, extra: bool = False) -> Column:
 
 QUEUES = (
     *(_NAME, _POSITION, Column("state", "STATE"), _number("seconds", "FOR"), Column("access", "ACCESS", elastic=True)),
-    *(_WHO, Column("why", "WHY", elastic=True), Column("enters", "IN ABOUT", right=True), *_EXTRA),
+    *(_WHO, Column("why", "WHY", elastic=True), Column("enters", "GRANT IN ~", right=True), *_EXTRA),
 )
 LEADERS = (
     *(_POSITION, _NAME, _number("waiters", "WAITERS"), _number("waiting", "WAITING"), _number("seconds", "FOR"), _WHO),

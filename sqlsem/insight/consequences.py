@@ -47,7 +47,7 @@ class Action:
         words: dict[Kind, list[str]] = {
             "pause": ["pause", str(self.resource)],
             "resume": ["resume", str(self.resource)],
-            "cap": ["set", str(self.resource), "--limit", str(self.cap)],
+            "cap": ["set", str(self.resource), "--limit", "N" if self.cap is None else str(self.cap)],
             "uncap": ["set", str(self.resource), "--no-limit"],
             "revoke": ["revoke", str(self.position)],
             "revoke_now": ["revoke", str(self.position), "--force"],
@@ -133,13 +133,13 @@ def _resume(action: Action, resource: Resource, queue: Sequence[Entry]) -> Conse
 def _cap(action: Action, resource: Resource, queue: Sequence[Entry]) -> Consequence:
     name, cap = resource.resource, action.cap if action.kind == "cap" else None
     if cap == resource.cap:
-        reason = "has no cap" if cap is None else f"is capped at {cap} already"
+        reason = "has no operator's limit" if cap is None else f"has the limit {cap} already"
         return Consequence(action, f"{name!r} {reason}", possible=False)
     if cap is None and resource.pattern is not None:
         reason = f"{name!r} has no cap of its own, but that of {resource.pattern!r}: change that one, or cap this one"
         return Consequence(action, reason, possible=False)
     was = "" if resource.cap is None else f" (now {resource.cap})"
-    question = f"Lift the cap of {name!r}{was}?" if cap is None else f"Cap {name!r} at {cap}{was}?"
+    question = f"Remove the limit of {name!r}{was}?" if cap is None else f"Limit {name!r} to {cap}{was}?"
     before = _positions(grantable(queue, resource.cap, resource.paused))
     after = grantable(queue, cap, resource.paused)
     lines = []

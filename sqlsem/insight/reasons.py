@@ -89,7 +89,7 @@ def _describe_state(entry: Entry) -> str:
     if entry.state == "dead":
         return f"{described(entry)}, which is dead; the next waiter that checks removes it"
     if entry.state == "revoked":
-        return f"{holder} and has been told to stop"
+        return f"{holder} and has been asked to stop"
     if entry.in_transit:
         return f"{described(entry)}, which handed it over {since} ago; nobody has adopted it yet"
     if entry.missing_for is not None:

@@ -172,7 +172,7 @@ def _watch(
             elif time.monotonic() - printed_at >= 1:
                 printed_at = time.monotonic()
                 console.print(
-                    f"{elapsed:4.0f} s: {holding} in, {len(entries) - holding} waiting, {reports.turns} turns so far"
+                    f"{elapsed:4.0f} s: {holding} holding, {len(entries) - holding} waiting, {reports.turns} turns"
                 )
             time.sleep(min(LOOK_SECONDS, max(0.0, seconds - elapsed)))
     finally:

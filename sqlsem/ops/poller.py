@@ -183,7 +183,11 @@ def _perform(coordinator: Coordinator, action: Action) -> str:
         return f"{name!r} goes on."
     if action.kind in ("cap", "uncap"):
         coordinator.admin.set_limit(name, action.cap)
-        return f"{name!r} has no cap." if action.cap is None else f"{name!r} is capped at {action.cap}."
+        return (
+            f"{name!r} has no operator's limit now."
+            if action.cap is None
+            else f"{name!r} has the limit {action.cap} now."
+        )
     if action.kind == "retry":
         assert action.task_id is not None
         coordinator.admin.retry_task(action.task_id)

@@ -80,8 +80,8 @@ def test_ls(bench: Bench) -> None:
     assert dead["state"] == "dead"
     assert dead["missing_for"] >= (0 if bench.database.engine == "sqlite" else GRACE)
     head, _, line = bench.call("ls", bench.name).stdout.splitlines()
-    assert head.endswith("0 in, 0 waiting, 1 dead")
-    assert "[not found for " in line
+    assert head.endswith("0 holding, 0 waiting, 1 dead")
+    assert "[missing for " in line
     assert "the dead one" in line
     assert bench.entries()  # the command removes no row
 

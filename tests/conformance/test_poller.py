@@ -114,8 +114,8 @@ def test_poller_sees_operators_actions(connect, live, name):
         for action, words in (
             (Action("pause", resource=name), "is paused"),
             (Action("resume", resource=name), "goes on"),
-            (Action("cap", resource=name, cap=2), "is capped at 2"),
-            (Action("uncap", resource=name), "has no cap"),
+            (Action("cap", resource=name, cap=2), "has the limit 2"),
+            (Action("uncap", resource=name), "has no operator's limit"),
         ):
             assert words in watcher.perform(action)
         assert all(row.cap is None for row in coordinator.admin.resources() if row.resource == name)

@@ -86,7 +86,7 @@ def test_page_shows_each_view(client, view):
     assert answer.status_code == 200
     shown = text(answer)
     assert "PostgreSQL database dwh on db.example:5432" in shown
-    assert "3 resources, 5 in, 3 waiting" in shown
+    assert "3 resources, 5 holding, 3 waiting" in shown
     for column in VIEWS[view].columns:
         if (view, column.key) != ("queues", "resource"):
             assert column.head in shown
@@ -94,7 +94,7 @@ def test_page_shows_each_view(client, view):
 
 def test_page_groups_requests_by_resource(client):
     shown = text(client.get("/"))
-    assert "report 1 in, 1 waiting PAUSED by ann" in shown
+    assert "report 1 holding, 1 waiting PAUSED by ann" in shown
     assert "4 waits 16m00s limit 3 db1:804" in shown
 
 
@@ -103,9 +103,9 @@ def test_page_offers_rates_if_there_are_any(client):
     assert "7 Rates" in shown
     assert "api 1m00s 100 103 0 12s 0 0.4s 5,210 40 31 mail" in shown
     page = text(client.get("/row", params={"view": "rates", "key": "w60 api"}))
-    assert "rate 'api': 103 of 100 used in 1m00s, room in 12s; 0 in line" in page
+    assert "rate 'api': 103 of 100 used in 1m00s, room in 12s; 0 waiting" in page
     assert "Pause the resource" in page
-    assert "Cap it" not in page
+    assert "Set its limit" not in page
     without = client_of(FakePoller(overview([entry(1, "holds")])))
     assert "Rates" not in text(without.get("/"))
     assert "No rate has been used of late." in text(without.get("/?view=rates"))
@@ -229,8 +229,8 @@ def test_internal_error_is_a_page(live):
 CHANGES = {
     "pause": ({"kind": "pause", "resource": "etl"}, "Pause 'etl'?", Action("pause", resource="etl")),
     "resume": ({"kind": "resume", "resource": "report"}, "Resume 'report'?", Action("resume", resource="report")),
-    "cap": ({"kind": "cap", "resource": "etl", "cap": "5"}, "Cap 'etl' at 5?", Action("cap", resource="etl", cap=5)),
-    "uncap": ({"kind": "uncap", "resource": "spare"}, "Lift the cap of 'spare'", Action("uncap", resource="spare")),
+    "cap": ({"kind": "cap", "resource": "etl", "cap": "5"}, "Limit 'etl' to 5?", Action("cap", resource="etl", cap=5)),
+    "uncap": ({"kind": "uncap", "resource": "spare"}, "Remove the limit of 'spare'", Action("uncap", resource="spare")),
     "revoke": ({"kind": "revoke", "position": "1"}, "Revoke 1 of 'etl'", Action("revoke", position=1)),
     "revoke_now": ({"kind": "revoke_now", "position": "1"}, "Revoke at once 1", Action("revoke_now", position=1)),
     "retry": ({"kind": "retry", "task_id": "17"}, "Retry task 17?", Action("retry", task_id=17)),
@@ -300,10 +300,12 @@ def test_reader_sees_missing_rights_beforehand():
     assert "This login may only read" in text(answer)
 
 
-def test_readonly_dashboard_offers_no_changes(live):
+def test_readonly_dashboard_names_commands_and_changes_nothing(live):
     client = client_of(live, changes=False, token=None)
     assert "read-only" in text(client.get("/"))
-    assert "What can be done" not in text(client.get("/row?key=p4"))
+    page = text(client.get("/row?key=p6"))
+    assert "What can be done Revoke the request sqlsem revoke 6 " in page
+    assert "Resume the resource sqlsem resume report Set its limit sqlsem set report --limit N" in page
     assert client.get("/ask?kind=pause&resource=etl").status_code == 403
     assert client.post("/do", data={"kind": "pause", "resource": "etl"}).status_code == 403
     assert client.get("/login").status_code == 403

@@ -121,7 +121,7 @@ def test_long_queue_draws_only_visible_rows():
         assert row(await press("end")).split()[0] == "10000"
         assert row(await press("pageup")).split()[0] == str(10_000 - app.query_one(Grid).size.height + 1)
         top = await press("home")
-        assert row(top).startswith("etl  0 in, 10000 waiting")
+        assert row(top).startswith("etl  0 holding, 10000 waiting")
         assert "POS" in top
 
     drive(live, script)
@@ -291,13 +291,13 @@ def test_cap_dialog_updates_its_consequence():
 
     async def script(app, press):
         text = await press("c")
-        assert "'etl' is capped at 1 already" in text
+        assert "'etl' has the limit 1 already" in text
         text = await press("backspace", "2")
         assert "Grants 2 (db1:802), then 3." in text
         assert "A cap is a whole number from 1" in await press("x")
         assert "A cap is a whole number from 1" in await press("backspace", "backspace", "0")
         assert "A cap is" in await press("enter"), "it is not gone on with"
-        assert "Lift the cap of 'etl' (now 1)?" in await press("backspace")
+        assert "Remove the limit of 'etl' (now 1)?" in await press("backspace")
         await press("2", "enter")
         assert live.done == [], "it is asked"
         await press("y")

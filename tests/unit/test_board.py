@@ -37,10 +37,10 @@ def test_queue_view_groups_rows_by_resource():
     table = listing(a_night())
     headings = [row.cells[0] for row in table.rows if row.heading]
     assert headings == [
-        "archive  1 in, 0 waiting, 1 dead",
-        "etl  3 in, 2 waiting",
-        "report  1 in, 1 waiting  PAUSED by ann",
-        "spare  0 in, 0 waiting  capped at 2 by bob",
+        "archive  1 holding, 0 waiting, 1 dead",
+        "etl  3 holding, 2 waiting",
+        "report  1 holding, 1 waiting  PAUSED by ann",
+        "spare  0 holding, 0 waiting  limit set to 2 by bob",
     ]
     assert [column.key for column in table.columns][:2] == ["position", "state"]
     assert [position for (position,) in cells(table, "position")] == list("891234567")
@@ -49,8 +49,8 @@ def test_queue_view_groups_rows_by_resource():
 
 def test_row_description():
     rows = {row.position: row for row in listing(a_night()).rows if not row.heading}
-    assert rows[6].cells[-4] == "not found for 2.0s, 3.0s left"
-    assert rows[9].cells[-4] == "told to stop"
+    assert rows[6].cells[-4] == "process missing for 2.0s, removed in 3.0s"
+    assert rows[9].cells[-4] == "asked to stop"
     assert rows[4].cells[-4], "why it waits"
     assert rows[1].details == ("1 holds etl for 16m30s: limit 3, db1:801, load.py", "Note: orders")
     assert rows[4].cells[-4] == "limit 3 full: db1:801 +2"
@@ -86,8 +86,8 @@ def test_rate_line_shows_its_use():
     table = listing(overview([entry(1, "holds"), *in_line(5, 6, 7)], rates=windows()))
     used = "3 of 10 used in 1.0s, 100 of 100 used in 1m00s, room in 12s"
     assert [row.cells[0] for row in table.rows if row.heading] == [
-        "etl  1 in, 0 waiting",
-        f"rate:api  3 in line  {used}",
+        "etl  1 holding, 0 waiting",
+        f"rate:api  3 waiting  {used}",
     ]
     assert cells(table, "why", "enters")[1:] == [
         (used, "00:12"),
@@ -100,8 +100,10 @@ def test_rate_line_shows_its_use():
     assert "PAUSED" in paused.rows[0].cells[0]
     assert cells(paused, "why", "enters")[1] == ("paused", ""), "the time is unknown"
     dead = [*in_line(5, 6), entry(7, "dead", "rate:api", limit=1)]
-    assert "  2 in line, 1 dead  3 of 10 used" in listing(overview(dead, rates=windows())).rows[0].cells[0]
-    assert listing(overview(in_line(5, 6))).rows[0].cells[0] == "rate:api  1 in, 1 waiting", "nothing is known of it"
+    assert "  2 waiting, 1 dead  3 of 10 used" in listing(overview(dead, rates=windows())).rows[0].cells[0]
+    assert listing(overview(in_line(5, 6))).rows[0].cells[0] == "rate:api  1 holding, 1 waiting", (
+        "nothing is known of it"
+    )
 
 
 def test_rates_show_their_waiters():
@@ -116,7 +118,7 @@ def test_rates_show_their_waiters():
     assert [row.actions for row in table.rows] == [("pause",)] * 2 + [("resume",)] * 2
     assert {row.resource for row in table.rows} == {"rate:api", "rate:mail"}
     assert (
-        table.rows[1].details[0] == "rate 'api': 100 of 100 used in 1m00s, room in 12s; 2 in line; last used 0.4s ago"
+        table.rows[1].details[0] == "rate 'api': 100 of 100 used in 1m00s, room in 12s; 2 waiting; last used 0.4s ago"
     )
     assert "7 taken" in table.rows[3].details[1]
     assert cells(listing(night, "rates", "free"), "free") == [("12s",), ("12s",), ("",), ("",)]
@@ -156,7 +158,7 @@ def test_filter_keeps_rows_with_all_its_words():
     assert cells(listing(a_night(), filter_text="DB2"), "position") == [("5",)]
     assert cells(listing(a_night(), filter_text="etl waits"), "position") == [("4",), ("5",)]
     assert cells(listing(a_night(), filter_text="db1:802:1"), "position") == [("2",)], "the requesting id"
-    headings = [row.cells[0].split()[0] for row in listing(a_night(), filter_text="capped").rows]
+    headings = [row.cells[0].split()[0] for row in listing(a_night(), filter_text="limit set to").rows]
     assert headings == ["spare"], "what is set for a resource without rows"
     nothing = listing(a_night(), filter_text="no such thing")
     assert (nothing.rows, nothing.shown, nothing.total) == ((), 0, 9)
@@ -169,9 +171,9 @@ def test_unknown_choice_becomes_the_first():
 
 def test_summary_counts_everything_in_a_line():
     assert summary(a_night()) == (
-        "3 resources, 5 in, 3 waiting, 1 dead, 1 paused, 1 missing, 12 tasks pending, 2 running, 1 failed"
+        "3 resources, 5 holding, 3 waiting, 1 dead, 1 paused, 1 missing, 12 tasks pending, 2 running, 1 failed"
     )
-    assert summary(overview()) == "0 resources, 0 in, 0 waiting"
+    assert summary(overview()) == "0 resources, 0 holding, 0 waiting"
 
 
 @pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI])

@@ -222,7 +222,7 @@ def test_ls_fits_80_columns() -> None:
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 80
     assert len(lines) == 10  # no row was broken in two
-    assert lines[0].split("  ") == ["etl", "2 in, 2 waiting", "PAUSED", "capped at 2", "stale after 2h00m"]
+    assert lines[0].split("  ") == ["etl", "2 holding, 2 waiting", "PAUSED", "limit set to 2", "stale after 2h00m"]
     for word in (
         "41",
         "holds",
@@ -236,14 +236,14 @@ def test_ls_fits_80_columns() -> None:
         "orders",
     ):
         assert word in text
-    assert "[not found" in text
+    assert "[missing" in text
     assert "\x1b" not in text
 
 
 def test_ls_says_everything_where_there_is_room() -> None:
     text = "\n".join(drawn(render_queues(QUEUES, 300), 300))
     assert "a-server-with-quite-a-long-name.example.com:4042" in text
-    assert "[not found for 3.2s] everything since the beginning of the year, in one go, and slowly" in text
+    assert "[missing for 3.2s] everything since the beginning of the year, in one go, and slowly" in text
 
 
 @pytest.mark.parametrize("width", [20, 40, 60])
@@ -261,7 +261,7 @@ def test_ls_and_json(coordinator: sqlsem.Coordinator) -> None:
         assert note.strip() in text  # into a pipe, nothing is cut off
         assert not any(line.endswith(" ") for line in text.splitlines())
         assert "limit 3 x2" in text
-        assert "y  1 in, 0 waiting" in text
+        assert "y  1 holding, 0 waiting" in text
         assert "x" not in [line.split()[0] for line in done("ls", "y").splitlines()]
         queues = json.loads(done("ls", "--json"))
     assert [queue["resource"] for queue in queues] == ["x", "y"]
@@ -298,10 +298,10 @@ def test_history_fits_80_columns() -> None:
 
 def test_pattern_limit_is_shown_in_set_and_ls(coordinator: sqlsem.Coordinator) -> None:
     output = done("set", "tenant:*", "--limit", "2")  # no --allow-new: a pattern is no name that could be misspelt
-    assert re.search(r"^tenant:\*: not paused, capped at 2 by \S+, ", output)
+    assert re.search(r"^tenant:\*: not paused, limit set to 2 by \S+, ", output)
     with coordinator.limit("tenant:7"):
         shown = done("ls", "tenant:7")
-        assert re.search(r"tenant:7  1 in, 0 waiting  capped at 2 by \S+, for tenant:\*", shown)
+        assert re.search(r"tenant:7  1 holding, 0 waiting  limit set to 2 by \S+, for tenant:\*", shown)
         assert json.loads(done("ls", "tenant:7", "--json"))[0]["pattern"] == "tenant:*"
         assert done("run", "--limit", "tenant:7", "--", "true") == ""
     done("set", "tenant:*", "--no-limit")
@@ -310,19 +310,19 @@ def test_pattern_limit_is_shown_in_set_and_ls(coordinator: sqlsem.Coordinator) -
 
 def test_set_pause_resume(coordinator: sqlsem.Coordinator) -> None:
     output = done("set", "x", "--limit", "2", "--stale-after", "2h", "--allow-new")
-    assert re.search(r"capped at 2 by \S+, rows stale after 2h00m", output)
+    assert re.search(r"limit set to 2 by \S+, rows stale after 2h00m", output)
     (resource,) = coordinator.admin.resources()
     by = resource.cap_by
     assert by
-    assert done("pause", "x").startswith(f"x: paused by {by}, capped at 2 by {by}")
+    assert done("pause", "x").startswith(f"x: paused by {by}, limit set to 2 by {by}")
     (resource,) = coordinator.admin.resources()
     assert resource == Resource("x", 2, True, 7200.0, 0, 0, resource.paused_at, by, by)
     shown = done("ls")
     assert re.fullmatch(
-        rf"x  0 in, 0 waiting  PAUSED by {by} since \S+  capped at 2 by {by}  stale after 2h00m\n", shown
+        rf"x  0 holding, 0 waiting  PAUSED by {by} since \S+  limit set to 2 by {by}  stale after 2h00m\n", shown
     )
     assert done("resume", "x").startswith("x: not paused")
-    assert "no cap, rows never stale" in done("set", "x", "--no-limit", "--no-stale-after")
+    assert "no limit set, rows never stale" in done("set", "x", "--no-limit", "--no-stale-after")
     assert coordinator.admin.resources() == []
 
 
@@ -461,10 +461,10 @@ def test_ls_marks_dead_and_missing_members() -> None:
     ((resource, entries),) = by_resource([dead, missing, session], [], None)
     assert (resource.holding, resource.waiting) == (2, 0)
     lines = drawn(render_queues([(resource, entries)], 120), 120)
-    assert "2 in, 0 waiting, 1 dead" in lines[0]
+    assert "2 holding, 0 waiting, 1 dead" in lines[0]
     assert "dead" in lines[2].split()
-    assert "[not found for 12s] daily" in lines[2]
-    assert "[not found for 2.0s]" in lines[3]
+    assert "[missing for 12s] daily" in lines[2]
+    assert "[missing for 2.0s]" in lines[3]
     assert "127.0.0.1  " in lines[4]
     assert "None" not in lines[4]
 

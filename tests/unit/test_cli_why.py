@@ -87,7 +87,7 @@ def test_why_explains_a_resource(waiting: int) -> None:
 
 def test_ls_has_a_column_of_reasons(waiting: int) -> None:
     head, title, *lines = (line for line in done("ls").splitlines())
-    assert head.startswith("etl  1 in, 1 waiting")
+    assert head.startswith("etl  1 holding, 1 waiting")
     assert title.split()[-1] == "WHY"
     assert "behind " in lines[1]
     assert "~00:0" in lines[1]

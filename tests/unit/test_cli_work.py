@@ -1211,7 +1211,7 @@ def test_batch_table_fits_80_columns() -> None:
     assert lines[6].startswith("41  nightly  open  2h00m of 1h00m  OVERDUE")
     text = "\n".join(drawn(render_batches([failed], 160), 160))
     assert "ValueError: no" in text
-    assert "[not found for 2.0s]" in text
+    assert "[missing for 2.0s]" in text
     assert "\x1b" not in text
     ended = replace(A_BATCH, callback_status="failed", callback_error="OSError: full\nmore")
     assert drawn(render_batches([ended], 80), 80)[4] == (

@@ -30,11 +30,11 @@ def test_raised_cap_grants_held_back_waiters():
     entries = [entry(3, "holds", limit=9), *(entry(position, limit=9) for position in (4, 5, 6, 7))]
     snapshot = overview(entries, [resource(cap=1)])
     assert told(snapshot, "cap", resource="etl", cap=3) == [
-        "Cap 'etl' at 3 (now 1)?",
+        "Limit 'etl' to 3 (now 1)?",
         "Grants 4 (db1:804) and 5 (db1:805), then 6.",
     ]
     assert told(snapshot, "uncap", resource="etl") == [
-        "Lift the cap of 'etl' (now 1)?",
+        "Remove the limit of 'etl' (now 1)?",
         "Grants 4 (db1:804), 5 (db1:805), 6 (db1:806) and 1 more; no request waits behind.",
     ]
 
@@ -121,8 +121,8 @@ def test_retry_of_a_blocking_task_names_its_queue():
     [
         (Action("pause", resource="p"), "'p' is paused already"),
         (Action("resume", resource="etl"), "'etl' is not paused"),
-        (Action("uncap", resource="etl"), "'etl' has no cap"),
-        (Action("cap", resource="p", cap=2), "'p' is capped at 2 already"),
+        (Action("uncap", resource="etl"), "'etl' has no operator's limit"),
+        (Action("cap", resource="p", cap=2), "'p' has the limit 2 already"),
         (Action("cap", resource="gone", cap=2), "'gone' is not there any more"),
         (Action("revoke", position=99), "Position 99 is gone already"),
     ],

@@ -172,7 +172,7 @@ def test_reason_of_a_waiter_that_may_enter():
     ("more", "words"),
     [
         ({"state": "dead"}, "which is dead; the next waiter that checks removes it"),
-        ({"state": "revoked"}, "and has been told to stop"),
+        ({"state": "revoked"}, "and has been asked to stop"),
         ({"state": "holds", "missing_for": 2.0}, "and cannot be found for 2.0s of its grace of 5.0s"),
     ],
 )

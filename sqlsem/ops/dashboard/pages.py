@@ -24,8 +24,8 @@ MAX_FILTER_LENGTH = 200
 LABELS: dict[Kind, str] = {
     "pause": "Pause the resource",
     "resume": "Resume the resource",
-    "cap": "Cap it",
-    "uncap": "Lift the cap",
+    "cap": "Set its limit",
+    "uncap": "Remove its limit",
     "revoke": "Revoke the request",
     "revoke_now": "Revoke it at once",
     "retry": "Retry the failed task",

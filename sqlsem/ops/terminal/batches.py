@@ -18,7 +18,7 @@ __all__ = ["render_batches"]
 def _note(part: PartEntry) -> str:
     note = first_line(part.error)
     if part.missing_for is not None:
-        note = f"[not found for {seconds_in_words(part.missing_for)}] {note}".rstrip()
+        note = f"[missing for {seconds_in_words(part.missing_for)}] {note}".rstrip()
     return f"the last {note}".rstrip() if part.is_last else note
 
 

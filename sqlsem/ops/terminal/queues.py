@@ -63,7 +63,7 @@ def _why(reason: Reason | None) -> str:
 def _note(entry: Entry) -> str:
     note = entry.note or ""
     if entry.missing_for is not None:
-        note = f"[not found for {seconds_in_words(entry.missing_for)}] {note}".rstrip()
+        note = f"[missing for {seconds_in_words(entry.missing_for)}] {note}".rstrip()
     return note
 
 
@@ -93,7 +93,7 @@ def render_queues(
     for (resource, entries), rows in zip(queues, drawn, strict=True):
         title = Text(no_wrap=True, overflow="ellipsis")
         title.append(clean(resource.resource), style="bold")
-        title.append(f"  {resource.holding} in, {resource.waiting} waiting")
+        title.append(f"  {resource.holding} holding, {resource.waiting} waiting")
         dead = sum(entry.state == "dead" for entry in entries)
         if dead:
             title.append(f", {dead} dead", style="bold red")
@@ -102,7 +102,7 @@ def render_queues(
             since = f" since {local_time(resource.paused_at)}" if resource.paused_at else ""
             title.append(clean(f"  PAUSED{by}{since}"), style="bold red")
         if resource.cap is not None:
-            title.append(clean(f"  capped at {resource.cap}{resource.whose_cap}"), style="magenta")
+            title.append(clean(f"  limit set to {resource.cap}{resource.whose_cap}"), style="magenta")
         if resource.stale_after is not None:
             title.append(f"  stale after {seconds_in_words(resource.stale_after)}", style="dim")
         if parts:

@@ -114,7 +114,7 @@ class AskCap(Dialog):
     def compose(self) -> ComposeResult:
         """Yield the widgets of the box."""
         with Vertical(classes="box"):
-            yield Static("Never more than (leave it empty to lift the cap):")
+            yield Static("At most (leave it empty to remove the limit):")
             yield Input("" if self._cap is None else str(self._cap), id="cap", max_length=10)
             with VerticalScroll(can_focus=False):
                 yield Static(id="consequence")
