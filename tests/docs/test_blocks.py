@@ -113,10 +113,13 @@ for other in ("stock", "web"):
     with sqlsem.batch("nightly", ["sales", "stock", "web"], window="6h").part(other):
         pass
 """,
-    "tasks.md": "import sqlsem\nsqlsem.queue('mails').put({'to': 'you'})",
+    "queue-fairness.md": "import sqlsem",
+    "task-locks.md": "import sqlsem",
+    "schedules.md": "import sqlsem\nq = sqlsem.queue('nightly')",
+    "queue.md": "import sqlsem\nsqlsem.queue('mails').put({'to': 'you'})",
 }
 #: Pages with tasks that a worker runs meanwhile, and their queue.
-WORKED = {"README.md": "nightly", "docs/howto/tasks.md": "nightly"}
+WORKED = {"README.md": "nightly", "docs/howto/queue.md": "nightly"}
 SCHEMA = """
 CREATE TABLE ledger (id int, balance int);
 CREATE TABLE sales (id int, amount int);

@@ -1,4 +1,4 @@
--- sqlsem, tasks with locks, for SQL Server. May be run again at any time, after tasks.sql. Described in docs/howto/tasks.md;
+-- sqlsem, tasks with locks, for SQL Server. May be run again at any time, after tasks.sql. Described in docs/howto/task-locks.md;
 -- PostgreSQL's blocked_tasks.sql explains blocked tasks, and their invariants.
 --
 -- task_lock.pending is 1 while the task is pending, so that one index finds the blocked tasks of a queue. A statement

@@ -1,4 +1,4 @@
--- sqlsem, tasks with locks, for PostgreSQL. May be run again at any time, after tasks.sql. Described in docs/howto/tasks.md.
+-- sqlsem, tasks with locks, for PostgreSQL. May be run again at any time, after tasks.sql. Described in docs/howto/task-locks.md.
 --
 -- A task with locks is blocked: it is pending, and ready at the end of time (end_of_time), so that no other claim takes
 -- it. No process waits for its locks: rows of the task stand in the queues of its locks (task_lock), inserted in one
