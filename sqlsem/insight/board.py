@@ -194,7 +194,7 @@ def _missing(missing_for: float | None, grace: float | None) -> str:
     return f"process missing for {seconds_in_words(missing_for)}{left}"
 
 
-#: What is wrong with a row of this state.
+#: The problem of a row in this state.
 WRONG = {"revoked": "asked to stop", "dead": "process gone; the next waiter removes it"}
 
 
