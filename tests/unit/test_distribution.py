@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     not (ROOT / "sqlsem").is_dir() or not (ROOT / "CHANGELOG.md").is_file(), reason="only in a clone or an sdist"
 )
 #: The kinds of files of the package.
-KINDS = {".py", ".sql", ".html", ".css", ".js", ".svg", ".json", ".yaml", ".tcss", ".typed"}
+KINDS = {".py", ".sql", ".md", ".html", ".css", ".js", ".svg", ".json", ".yaml", ".tcss", ".typed"}
 #: The names in the top folder of an sdist.
 TOP = {
     *(".ci", ".github", ".gitignore", "benchmarks", "clients", "docs", "proof", "sqlsem", "tests", "test.sh"),
@@ -102,7 +102,7 @@ def metadata(wheel):
 def test_wheel_has_the_files_of_the_package_and_no_others(wheel):
     files = {path for path in (ROOT / "sqlsem").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     expected = {path.relative_to(ROOT).as_posix() for path in files if path.suffix in KINDS or path.name == "py.typed"}
-    assert {path.relative_to(ROOT).as_posix() for path in files} - expected == {"sqlsem/sql/README.md"}
+    assert expected == {path.relative_to(ROOT).as_posix() for path in files}, "another kind of file"
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
     info = f"sqlsem-{sqlsem.__version__}.dist-info"

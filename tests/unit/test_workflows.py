@@ -1,5 +1,6 @@
 """The workflows that build and publish run only reviewed code: actions by commit, with as few rights as possible."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -118,6 +119,25 @@ def test_tools_of_releases_are_pinned_by_hashes():
             assert re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", digest), digest
 
 
+def test_sites_are_built_with_warnings_as_errors():
+    site = jobs("site")
+    assert "python -m sphinx -W " in commands(site["build"])
+    assert "id-token" not in site["build"]["permissions"]
+    assert site["deploy"]["needs"] == "build"
+    assert not commands(site["deploy"])
+
+
+def test_releases_test_the_package_of_the_wheel():
+    ran = commands(jobs("release")["test"])
+    removed, unpacked, tested = (
+        ran.index(text) for text in ('away/sqlsem"', "zipfile -e dist/*.whl", "pytest -n auto")
+    )
+    assert removed < unpacked < tested
+    assert "support.frozen --check" in ran
+    assert "mariadb-server" in ran
+    assert "mariadb-server" in commands(jobs("ci")["tests"])
+
+
 def test_lowest_versions_are_tested_with_attacks():
     ran = commands(jobs("ci")["lowest"])
     assert "python tests/lowest.py" in ran
@@ -134,6 +154,15 @@ def test_lowest_versions_are_tested_with_attacks():
 def test_workflow_conforms_to_its_published_schema(path):
     pytest.importorskip("check_jsonschema")
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_workflows_have_no_findings_of_zizmor():
+    program = shutil.which("zizmor", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if program is None:
+        pytest.skip("zizmor is not installed (pip install --group lint)")
+    command = [program, "--offline", "--no-progress", "--color=never", str(WORKFLOWS.parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
