@@ -51,7 +51,9 @@ def this_task() -> asyncio.Task[Any]:
     """Return the calling task. Raises `ConfigurationError` outside of tasks."""
     task = asyncio.current_task()
     if task is None:
-        raise ConfigurationError("A lock of sqlsem.aio is used by a task; run this in one (asyncio.run, create_task)")
+        raise ConfigurationError(
+            "A lock of sqlsem.aio is used by a task; run this in one (asyncio.run, create_task)", code="asyncio"
+        )
     return task
 
 
@@ -190,7 +192,8 @@ class Driver:
             state = ", which is closed, and has released it" if self.loop.is_closed() else ""
             raise ConfigurationError(
                 f"The lock on {grant.resource!r} was acquired in another event loop{state}; use each grant in the loop "
-                f"that it was acquired in"
+                f"that it was acquired in",
+                code="asyncio",
             )
 
     def soon(self, call: Callable[[], object]) -> None:

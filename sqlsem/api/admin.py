@@ -92,4 +92,4 @@ class Admin(BaseAdmin):
             return session.set_schedule(name, action, due)
 
         if not self.client.with_connection(change, Capability.SCHEDULES):
-            raise NotHeld(f"There is no schedule {name!r} that you may {action}; see: sqlsem schedules")
+            raise NotHeld(f"There is no schedule {name!r} that you may {action}; see: sqlsem schedules", code="task")

@@ -176,7 +176,9 @@ class Lock:
         require_no_event_loop(self, "use 'async with', await sqlsem.aio.mutex(…).acquire()")
         terms, client = self.terms, self.terms.client
         if terms.cancel_on_lost:
-            raise ConfigurationError("cancel_on_lost=True is for tasks ('async with'); for a thread use on_lost=")
+            raise ConfigurationError(
+                "cancel_on_lost=True is for tasks ('async with'); for a thread use on_lost=", code="asyncio"
+            )
 
         grant, caller = functools.partial(Grant, client), this_thread()
         if not terms.has_rates:

@@ -95,7 +95,8 @@ def _require_program(name: str) -> None:
     if path.lower().endswith((".bat", ".cmd")):
         raise TaskFailed(
             f"{name!r} is a batch file, whose arguments cmd.exe would read as commands; put it with --shell, quoted "
-            f"for cmd.exe"
+            f"for cmd.exe",
+            code="task",
         )
 
 

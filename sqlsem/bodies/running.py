@@ -37,7 +37,9 @@ class Allowed:
     def require(self, kind: str) -> None:
         """Raise `TaskFailed` for a kind that is not allowed."""
         if self.kinds is not None and kind not in self.kinds:
-            raise TaskFailed(f"This worker runs {', '.join(self.kinds)} only, no task of kind {kind} (--kinds)")
+            raise TaskFailed(
+                f"This worker runs {', '.join(self.kinds)} only, no task of kind {kind} (--kinds)", code="task"
+            )
 
     def find(self, name: str) -> Any:
         """Import a function by name. Raises `TaskFailed` unless an allowed module defines it."""
@@ -62,7 +64,9 @@ class Allowed:
 
     def _refuse(self, name: str) -> None:
         assert self.modules is not None
-        raise TaskFailed(f"This worker calls functions of {', '.join(self.modules)} only, not {name} (--modules)")
+        raise TaskFailed(
+            f"This worker calls functions of {', '.join(self.modules)} only, not {name} (--modules)", code="task"
+        )
 
 
 _ANYTHING = Allowed()
@@ -179,7 +183,7 @@ def _run_call(body: str, allowed: Allowed, started: Started) -> str | None:
         call = json.loads(body)
         name, args, kwargs = call["function"], call["args"], call["kwargs"]
     except (ValueError, RecursionError, LookupError, TypeError) as exc:
-        raise TaskFailed(f"This is no call as sqlsem keeps it: {type(exc).__name__}: {exc}") from exc
+        raise TaskFailed(f"This is no call as sqlsem keeps it: {type(exc).__name__}: {exc}", code="task") from exc
     function, interruption = allowed.find(name), _Interruption()
     try:
         try:

@@ -47,7 +47,8 @@ def require_own_database(coordinator: Coordinator, shared: bool) -> None:
     if why is not None:
         raise ConfigurationError(
             f"The tasks in {file} would run as this user, and {why}. If that is intended: --shared; else name a "
-            f"database of your own"
+            f"database of your own",
+            code="sqlite-file",
         )
 
 

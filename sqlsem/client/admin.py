@@ -232,7 +232,9 @@ class BaseAdmin(AdminViews):
         if ageing is not None:
             check_name("The name of a resource with priorities", name, MAX_NAME - len(PRIORITY_QUEUE_PREFIX))
             if is_pattern(name):
-                raise ConfigurationError(f"Priorities are set for one resource, not for a pattern: {name!r}")
+                raise ConfigurationError(
+                    f"Priorities are set for one resource, not for a pattern: {name!r}", code="priority"
+                )
             if (wrong := why_no_priorities(name)) is not None:
                 raise ConfigurationError(wrong, resource=name)
             value = max(1, int(check_duration("ageing", ageing, zero=False) * 1000))
@@ -319,7 +321,8 @@ class BaseAdmin(AdminViews):
         if not engine.has(Capability.GUARDED_TABLES):
             raise ConfigurationError(
                 f"{engine.label} cannot guard tables: it has no triggers that run once for a statement; there "
-                f"grant.assert_held(cursor) in each transaction says whether the lock is held"
+                f"grant.assert_held(cursor) in each transaction says whether the lock is held",
+                code="feature",
             )
         return self.client.with_connection(call, Capability.GUARDED_TABLES)
 
@@ -439,4 +442,6 @@ def _criteria(since: Duration | None, until: Duration | None, **others: Any) -> 
 
 def _cannot(action: str, task_id: int, code: int, states: str) -> NotHeld:
     why = {RUNS: "it runs", -1: "there is no such task", -3: "another task with its key is open"}
-    return NotHeld(f"Cannot {action} task {task_id}: {why.get(code, f'it is not {states}')}; see: sqlsem tasks")
+    return NotHeld(
+        f"Cannot {action} task {task_id}: {why.get(code, f'it is not {states}')}; see: sqlsem tasks", code="task"
+    )

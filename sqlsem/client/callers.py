@@ -81,7 +81,8 @@ def require_no_event_loop(what: object, instead: str) -> None:
     asyncio = sys.modules.get("asyncio")  # (no event loop runs if asyncio was never imported)
     if asyncio is not None and asyncio._get_running_loop() is not None and not _in_notebook_cell():
         raise ConfigurationError(
-            f"{what} would block the event loop that runs in this thread; {instead}, or a thread (asyncio.to_thread)"
+            f"{what} would block the event loop that runs in this thread; {instead}, or a thread (asyncio.to_thread)",
+            code="asyncio",
         )
 
 

@@ -160,7 +160,8 @@ def _of_sqlalchemy(given: Any) -> tuple[str, Creator | None]:
         return plain(given.url.render_as_string(hide_password=False)), None
     raise ConfigurationError(
         f"An engine of SQLAlchemy for {kind}+{driver} cannot be used; there are sqlite, postgresql, mysql, mariadb and "
-        f"mssql+pyodbc"
+        f"mssql+pyodbc",
+        code="driver",
     )
 
 

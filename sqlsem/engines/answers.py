@@ -61,24 +61,28 @@ def not_adopted(
     if code == UNKNOWN:
         return NotHeld(
             f"This token is not known in {where}: it is not a token, belongs to another database, or expired more than "
-            f"a day ago; have the lock handed over again"
+            f"a day ago; have the lock handed over again",
+            code="handover",
         )
     if code == USED:
         return NotHeld(
             f"This token was used {ago}: {who} adopted {lock}. A token can be used once; have the lock handed over "
             f"again",
             resource=resource,
+            code="handover",
         )
     if code == OTHER_LOGIN:
         return ConfigurationError(
             f"T{lock[1:]} was handed over to login {who}, which this is not; connect as that login, or have it "
             f"handed over with to= this one",
             resource=resource,
+            code="handover",
         )
     return NotHeld(
         f"Too late to adopt {lock}, which was handed over {ago}: no client did in time, or an operator revoked it; "
         f"acquire it, or have it handed over again, for longer (ttl=)",
         resource=resource,
+        code="handover",
     )
 
 

@@ -151,7 +151,8 @@ class Engine(abc.ABC):
         if not self.has(capability):
             raise ConfigurationError(
                 f"{caller} needs {capability.title}, which {self.label} does not offer; name another database, such "
-                f"as sqlite:///file.db (in $SQLSEM_URL, --url or sqlsem.connect(…))"
+                f"as sqlite:///file.db (in $SQLSEM_URL, --url or sqlsem.connect(…))",
+                code="feature",
             )
 
     # -- sessions -----------------------------------------------------------------------------------------------
@@ -217,7 +218,8 @@ class Engine(abc.ABC):
         """
         raise ConfigurationError(
             f"{self.label} has no guarded tables, for which a connection could count on a grant: call "
-            f"assert_held(cursor) in each transaction"
+            f"assert_held(cursor) in each transaction",
+            code="feature",
         )
 
     def owns_session(self, connection: Any, number: int) -> bool:
@@ -238,7 +240,7 @@ class Engine(abc.ABC):
         """Return a session that runs its statements by the caller's ``cursor``, in the caller's transaction. Errors of
         the driver are raised unchanged. For ``put(…, cursor=…)``.
         """
-        raise ConfigurationError(f"{self.label} cannot do this in a transaction of the caller's")
+        raise ConfigurationError(f"{self.label} cannot do this in a transaction of the caller's", code="feature")
 
     @property
     def supports_async(self) -> bool:

@@ -18,7 +18,8 @@ def execute(cursor: Any, text: str, parameters: Any) -> None:
         if inspect.iscoroutine(answer):
             answer.close()
         raise ConfigurationError(
-            f"{type(cursor).__name__} is awaited, and put() does not await; give it a cursor of a blocking connection"
+            f"{type(cursor).__name__} is awaited, and put() does not await; give it a cursor of a blocking connection",
+            code="transaction",
         )
 
 

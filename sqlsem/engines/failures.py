@@ -31,6 +31,8 @@ class Replaced(Disconnected):
     counts.
     """
 
+    code = "sqlite-file"
+
 
 class Unanswered(Disconnected):
     """A statement exceeded its timeout. The server may be slow rather than unreachable. ``retry_once_more``: True if
@@ -49,6 +51,8 @@ class Unanswered(Disconnected):
 
 class Busy(Unavailable):
     """Another session held a lock in the database for longer than one call waits. A retry may succeed."""
+
+    code = "busy"
 
 
 class Conflict(Busy):

@@ -47,7 +47,9 @@ class Installed:
         if not self.has(feature):
             raise SchemaError(
                 f"{self._where()}: feature {feature} ({FEATURES[feature].title}) is not installed there, only "
-                f"{listed(self.features or ())}; add it (locks may be held meanwhile) with: sqlsem init --add {feature}"
+                f"{listed(self.features or ())}; add it (locks may be held meanwhile) with: "
+                f"sqlsem init --add {feature}",
+                code="feature",
             )
 
 
@@ -84,7 +86,8 @@ class FeatureSelection:
     def __post_init__(self) -> None:
         if self.only and self.add:
             raise ConfigurationError(
-                "Name the features that the database shall have (--only), or those to add to the ones there (--add)"
+                "Name the features that the database shall have (--only), or those to add to the ones there (--add)",
+                code="tables",
             )
         chosen((*self.only, *self.add))  # raises for an unknown name
 
@@ -98,14 +101,16 @@ class FeatureSelection:
             if self.add:
                 raise ConfigurationError(
                     f"The sqlsem tables are not in this database, so there is nothing to add to; create them with: "
-                    f"sqlsem init, or with some features only: sqlsem init --only {','.join(self.add)}"
+                    f"sqlsem init, or with some features only: sqlsem init --only {','.join(self.add)}",
+                    code="tables",
                 )
             return chosen(self.only or (EVERYTHING,))
         present = from_setting(settings.get("features"))
         if self.only and present - chosen(self.only):
             raise ConfigurationError(
                 f"This database also has {listed(present - chosen(self.only))}, and init removes nothing; name all "
-                f"with --only {listed(present | chosen(self.only)).replace(' ', '')}, or add some with --add"
+                f"with --only {listed(present | chosen(self.only)).replace(' ', '')}, or add some with --add",
+                code="tables",
             )
         return present | chosen((*self.only, *self.add))
 

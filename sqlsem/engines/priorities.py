@@ -77,6 +77,7 @@ def priority_missing(resource: str) -> ConfigurationError:
         f"No priority is named for {resource!r}, which is granted by priority; name one (priority=0 to "
         f"{PRIORITY_LEVELS - 1}), or have an operator end that: sqlsem set {shlex.quote(resource)} --no-priorities",
         resource=resource,
+        code="priority",
     )
 
 
@@ -86,6 +87,7 @@ def priorities_not_set(resource: str) -> ConfigurationError:
         f"No priorities are set for {resource!r}, and the request names one; an operator sets them with: "
         f"sqlsem set {shlex.quote(resource)} --priorities --allow-new",
         resource=resource,
+        code="priority",
     )
 
 

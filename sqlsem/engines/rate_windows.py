@@ -100,6 +100,7 @@ class RateState:
                 f"No limit is set for rate {request.name!r}: name a limit and a window, or have an operator set them "
                 f"with sqlsem rates set",
                 resource=request.resource,
+                code="rate",
             )
         wait_ms = 0
         for window in effective:
@@ -108,6 +109,7 @@ class RateState:
                     f"A cost of {request.cost} can never fit into the rate {request.name!r}: an operator allows "
                     f"{Window(window.ms, window.fixed)}; lower the cost, or have the limit raised",
                     resource=request.resource,
+                    code="rate",
                 )
             wait_ms = max(wait_ms, self._wait_ms(window, request.cost, now_us))
         if wait_ms <= 0:
@@ -215,7 +217,8 @@ class RateState:
         if len(self.windows) >= MAX_KNOWN_WINDOWS:
             raise ConfigurationError(
                 f"Programs have declared {len(self.windows)} windows for one rate within these windows, and no further "
-                f"one fits; sqlsem rates shows them, sqlsem rates reset NAME forgets them"
+                f"one fits; sqlsem rates shows them, sqlsem rates reset NAME forgets them",
+                code="rate",
             )
 
     def use(self, used: int, now_us: int, then_ms: int, request: RateRequest | None = None) -> None:
@@ -261,7 +264,7 @@ class RateState:
         if cap is not None:
             capped = [ms for ms, known in self.windows.items() if known.cap is not None and ms != window_ms]
             if len(capped) >= 10:
-                raise ConfigurationError("This rate has limits for 10 windows; lift one of them first")
+                raise ConfigurationError("This rate has limits for 10 windows; lift one of them first", code="rate")
             self.begin([Window(window_ms, cap)], now_ms)
         known = self.windows.get(window_ms)
         if known is None:

@@ -28,7 +28,9 @@ try:
     from opentelemetry.trace import Link, Span, Tracer, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as exc:
-    raise ConfigurationError("Traces need opentelemetry-api; install it with: pip install 'sqlsem[otel]'") from exc
+    raise ConfigurationError(
+        "Traces need opentelemetry-api; install it with: pip install 'sqlsem[otel]'", code="driver"
+    ) from exc
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue

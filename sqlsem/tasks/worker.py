@@ -418,7 +418,7 @@ class Worker:
                 if not aborted:
                     (self._calls if task.kind == "call" else self._stops)[task.id] = stop
             if aborted:
-                raise TaskFailed("The worker was aborted before this task began")
+                raise TaskFailed("The worker was aborted before this task began", code="task")
             # (The callback must not refer to the task: a cycle would keep it until the next garbage collection.)
             task.ended_by(partial(self._stop_until_ended, task.id, stop, call=task.kind == "call"))
 

@@ -14,7 +14,8 @@
 `TaskInterrupted` (a BaseException) is raised inside a function that a worker runs, when its task must stop.
 A `LockOrderWarning` (also UserWarning) is a warning; ``sqlsem.configure(debug=True)`` turns it on.
 
-Every message says what happened, to which resource, and what to do next. All errors can be pickled.
+Every message says what happened, to which resource, and what to do next. Every error has a ``code``, a word that
+docs/reference/errors.md explains. All errors can be pickled.
 """
 
 from __future__ import annotations
@@ -43,14 +44,19 @@ __all__ = [
 class SqlsemError(Exception):
     """The base of all errors of this library.
 
-    ``resource``: the name of the resource concerned, or None.
+    ``resource``: the name of the resource concerned, or None. ``code``: a word for the kind of error, such as
+    "timeout" or "rights", which the reference of errors explains; it stays the same when the message changes.
     """
 
+    code: str = "error"
+
     # The default __reduce__ includes __dict__, where the attributes are: so these errors can be pickled.
-    def __init__(self, message: str = "", *, resource: str | None = None) -> None:
+    def __init__(self, message: str = "", *, resource: str | None = None, code: str | None = None) -> None:
         # The message may contain text of other users, and may be printed anywhere.
         super().__init__(clean(message, keep="\n\t"))
         self.resource = resource
+        if code is not None:
+            self.code = code
 
 
 class Timeout(SqlsemError, TimeoutError):
@@ -61,6 +67,8 @@ class Timeout(SqlsemError, TimeoutError):
     the last holder had just released, if only earlier waiters blocked the request, or if the resource was paused. After
     `Queue.wait`, ``holders`` are the running tasks.
     """
+
+    code = "timeout"
 
     def __init__(self, message: str = "", *, resource: str | None = None, holders: Sequence[Any] = ()) -> None:
         super().__init__(message, resource=resource)
@@ -73,20 +81,30 @@ class LockLost(SqlsemError):
     Code that ran under the lock since then may have run beside another holder.
     """
 
+    code = "lock-lost"
+
 
 class Deadlock(SqlsemError, RuntimeError):
     """The wait could never end, because the blocker waits for this caller, or is this caller itself."""
+
+    code = "deadlock"
 
 
 class NotHeld(SqlsemError, RuntimeError):
     """The caller released or asserted a lock that it does not hold."""
 
+    code = "not-held"
+
 
 class TaskFailed(SqlsemError, RuntimeError):
     """A task of a work queue has failed. ``task_id``: its number; None if it is not known."""
 
-    def __init__(self, message: str = "", *, resource: str | None = None, task_id: int | None = None) -> None:
-        super().__init__(message, resource=resource)
+    code = "task-failed"
+
+    def __init__(
+        self, message: str = "", *, resource: str | None = None, code: str | None = None, task_id: int | None = None
+    ) -> None:
+        super().__init__(message, resource=resource, code=code)
         self.task_id = task_id
 
 
@@ -95,6 +113,8 @@ class BatchFailed(SqlsemError, RuntimeError):
 
     ``resource`` is the batch's name, ``batch_id`` its number, and ``failed`` maps parts to their errors.
     """
+
+    code = "batch-failed"
 
     def __init__(
         self,
@@ -112,13 +132,19 @@ class BatchFailed(SqlsemError, RuntimeError):
 class ConfigurationError(SqlsemError, ValueError):
     """A name, limit, URL, driver or call that cannot work. The message says how to correct it."""
 
+    code = "configuration"
+
 
 class SchemaError(SqlsemError):
     """The tables are missing, older or newer than this client. The message names the command that corrects this."""
 
+    code = "tables"
+
 
 class Unavailable(SqlsemError, ConnectionError):
     """The database cannot be reached, or refuses the call. The cause is chained."""
+
+    code = "unreachable"
 
 
 class TaskInterrupted(BaseException):

@@ -27,12 +27,14 @@ def check_free(name: str) -> None:
             f"The name {name!r} ends with '*', and so is a pattern of names, for which limits are set (sqlsem set); "
             f"choose another name",
             resource=name,
+            code="name",
         )
     for prefix, (purpose, remedy) in RESERVED.items():
         if name.startswith(prefix):
             raise ConfigurationError(
                 f"The name {name!r} begins with {prefix!r}, which sqlsem uses itself, for {purpose}: {remedy}",
                 resource=name,
+                code="name",
             )
 
 

@@ -121,6 +121,7 @@ class RateRequest:
                 f"A cost of {self.cost} can never fit into the rate {self.name!r}, which allows {lowest} at once; "
                 f"lower the cost or raise the limit",
                 resource=self.resource,
+                code="rate",
             )
         if self.burst is not None:
             if lowest is None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sqlsem.engines import failures
+from sqlsem.values import errors
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
 ERRORS = {
@@ -78,7 +81,7 @@ def pieces(text):
 
 
 def messages():
-    """Yield module, class and first meaningful words of every error with a message of its own."""
+    """Yield module, class, first meaningful words and code of every error with a message of its own."""
     for path in sorted((ROOT / "sqlsem").rglob("*.py")):
         place = path.relative_to(ROOT / "sqlsem").as_posix()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -86,12 +89,19 @@ def messages():
             if isinstance(node, ast.Call) and name in ERRORS and node.args:
                 texts = [piece for piece in pieces(node.args[0]) if len(re.findall(r"\w+", piece)) > 1]
                 if texts:
-                    yield place, name, next((piece for piece in texts if len(piece) > 15), max(texts, key=len))
+                    words = next((piece for piece in texts if len(piece) > 15), max(texts, key=len))
+                    yield place, name, words, code_of(node, name)
+
+
+def code_of(call, name):
+    """Return the code that a call gives to an error: its own, or that of the class."""
+    own = [keyword.value.value for keyword in call.keywords if keyword.arg == "code"]
+    return own[0] if own else getattr(errors, name).code
 
 
 def lacking(page):
     """Return the messages whose first 24 characters are on no line of the page."""
-    for place, name, words in messages():
+    for place, name, words, _ in messages():
         if name == "ConfigurationError" and place.startswith(ABOUT_WHAT_IS_WRITTEN):
             continue
         if not any(plain in words for plain in PLAIN) and part(words) not in page.lower():
@@ -101,6 +111,31 @@ def lacking(page):
 def part(piece):
     """Return the text to look for: the beginning, up to the first value."""
     return piece.strip(" :;(|'\"").removeprefix("(")[:24].rstrip().lower()
+
+
+def sections():
+    """Return the text of each section of the page whose heading is a code."""
+    found = re.split(r"^## `([a-z-]+)`\n", PAGE.partition("\n## Calls in SQL")[0], flags=re.MULTILINE)
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
+def test_each_error_is_in_the_section_of_its_code():
+    by_code, wrong = sections(), []
+    for place, name, words, code in messages():
+        if name == "ConfigurationError" and place.startswith(ABOUT_WHAT_IS_WRITTEN) and code == "configuration":
+            continue
+        if part(words) in PAGE.partition("\n## Calls in SQL")[0].lower():
+            holding = [section for section, text in by_code.items() if part(words) in text.lower()]
+            wrong += [] if code in holding else [f"{place}: {name}: {words}: {code}, not {holding}"]
+    assert wrong == []
+
+
+def test_each_code_has_a_section_and_each_section_a_code():
+    codes = {code for *_, code in messages()}
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    classes += [value for value in vars(failures).values() if isinstance(value, type)]
+    codes |= {value.code for value in classes if issubclass(value, errors.SqlsemError)} - {"error"}
+    assert codes == set(sections())
 
 
 def test_every_error_is_on_the_page():

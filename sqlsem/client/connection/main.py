@@ -86,7 +86,7 @@ class MainConnection:
     def require_open(self) -> None:
         """Raise `ConfigurationError` after `deregister`, and as soon as ``closing`` is set."""
         if self.closing.is_set():
-            raise ConfigurationError("This coordinator is closed; make a new one with sqlsem.connect(…)")
+            raise ConfigurationError("This coordinator is closed; make a new one with sqlsem.connect(…)", code="closed")
 
     def call(
         self,
@@ -201,7 +201,8 @@ class MainConnection:
         self.require_open()
         if self.replaced_because is not None:
             raise Unavailable(
-                f"{self.replaced_because}. Start this program again, it had locks or tasks in the old one"
+                f"{self.replaced_because}. Start this program again, it had locks or tasks in the old one",
+                code="sqlite-file",
             )
         shutdown.watch_child()
         session = self._engine.connect("main")

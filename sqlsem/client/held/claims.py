@@ -108,7 +108,7 @@ class Claim:
     def require_open(self) -> None:
         """Raise `NotHeld` or `LockLost` unless this process may end the claim. (For the package.)"""
         if not self._ended and self.is_inherited:
-            raise NotHeld(f"{self.title} belongs to the process that this one was forked from")
+            raise NotHeld(f"{self.title} belongs to the process that this one was forked from", code="other-process")
         if self.why_lost is not None:
             title = self.title[0].lower() + self.title[1:]
             raise LockLost(f"The claim of {title} was lost: {self.why_lost}; it will be run again")

@@ -180,6 +180,7 @@ class GrantState:
                 f"The lock on {self.resource!r} was acquired by process {self.pid}, before it forked; "
                 f"acquire one in this process",
                 resource=self.resource,
+                code="other-process",
             )
         if self.why_lost is not None:
             raise LockLost(
@@ -191,6 +192,7 @@ class GrantState:
             raise NotHeld(
                 f"The lock on {self.resource!r} was handed over; the holder of the token can adopt it (sqlsem.adopt)",
                 resource=self.resource,
+                code="handover",
             )
         if self.released:
             raise NotHeld(f"The lock on {self.resource!r} has been released", resource=self.resource)
@@ -224,6 +226,7 @@ class BaseGrant:
         raise NotHeld(
             f"{self!r} belongs to this process and cannot be pickled; acquire the lock in the process that needs it",
             resource=self.resource,
+            code="other-process",
         )
 
     def __repr__(self) -> str:

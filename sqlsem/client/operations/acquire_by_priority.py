@@ -166,6 +166,7 @@ class PriorityAcquisition(Acquisition[G]):
                 f"that waits by priority must hold nothing, because deadlocks are not detected there; acquire "
                 f"{resource!r} first, or only try for it (blocking=False)",
                 resource=resource,
+                code="priority",
             )
 
     def _publish_waiting(self, waiter: Waiter) -> Effects[None]:

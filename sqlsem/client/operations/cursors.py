@@ -38,7 +38,8 @@ def cursor_of(given: Any, what: str = "assert_held") -> Any:
     if getattr(given.dialect, "is_async", False):
         raise ConfigurationError(
             f"{what} cannot use {type(given).__name__} of SQLAlchemy with an asyncio driver; give it a cursor of "
-            f"the driver's own connection"
+            f"the driver's own connection",
+            code="transaction",
         )
     return proxied.cursor()
 
@@ -65,12 +66,13 @@ def refuse_autocommit(cursor: Any, what: str = "assert_held") -> None:
     if in_autocommit:
         raise ConfigurationError(
             f"{what} was given a cursor in autocommit mode, outside of a transaction, where it protects nothing: "
-            f"{_ADVICE}"
+            f"{_ADVICE}",
+            code="transaction",
         )
 
 
 def refused(exc: Exception, what: str = "assert_held") -> ConfigurationError | None:
     """Return the error to raise if ``exc`` is the database's refusal of a call outside of a transaction; else None."""
     if "sqlsem: asserting needs an open transaction" in str(exc):
-        return ConfigurationError(f"{what} was given a cursor outside of a transaction: {_ADVICE}")
+        return ConfigurationError(f"{what} was given a cursor outside of a transaction: {_ADVICE}", code="transaction")
     return None

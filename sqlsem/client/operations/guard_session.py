@@ -32,13 +32,15 @@ def connection_of(given: Any) -> Any:
         if getattr(given.dialect, "is_async", False):
             raise ConfigurationError(
                 f"grant.session cannot use SQLAlchemy with an asyncio driver; {_INSTEAD}, or give it the driver's own "
-                f"connection"
+                f"connection",
+                code="transaction",
             )
         return given.connection.driver_connection
     if hasattr(given, "get_bind") or hasattr(given, "raw_connection"):
         raise ConfigurationError(
             f"A {type(given).__name__} of SQLAlchemy may use another connection in each transaction, which "
-            f"grant.session cannot follow; give it a Connection (engine.connect()), or {_INSTEAD}"
+            f"grant.session cannot follow; give it a Connection (engine.connect()), or {_INSTEAD}",
+            code="transaction",
         )
     if hasattr(given, "in_atomic_block") and hasattr(given, "ensure_connection"):  # Django's
         if given.in_atomic_block:
@@ -47,7 +49,8 @@ def connection_of(given: Any) -> Any:
         return given.connection
     if not hasattr(given, "cursor") or not hasattr(given, "commit"):
         raise ConfigurationError(
-            f"grant.session needs a connection (of psycopg, pyodbc, SQLAlchemy or Django), not {type(given).__name__}"
+            f"grant.session needs a connection (of psycopg, pyodbc, SQLAlchemy or Django), not {type(given).__name__}",
+            code="transaction",
         )
     return given
 
@@ -66,7 +69,8 @@ def noting_grant(client: DatabaseClient, state: GrantState, connection: Any) -> 
         raise ConfigurationError(
             f"grant.session was given a connection that may share its session with others: a pooler is in between, or "
             f"the driver does not show the session. The note would permit their writes, too. Connect past the pooler, "
-            f"or {_INSTEAD}"
+            f"or {_INSTEAD}",
+            code="transaction",
         )
     entries = []
     for ticket in state.tickets:
@@ -124,5 +128,6 @@ def _is_failed(connection: Any) -> bool:
 def _in_transaction() -> ConfigurationError:
     return ConfigurationError(
         "grant.session was given a connection in the middle of a transaction, whose rollback would undo the note; call "
-        "it before the first statement or after a commit, or call grant.assert_held(cursor) in this transaction"
+        "it before the first statement or after a commit, or call grant.assert_held(cursor) in this transaction",
+        code="transaction",
     )

@@ -67,7 +67,8 @@ def _refusal(client: DatabaseClient, what: str) -> ConfigurationError:
     return ConfigurationError(
         f"{what} was given a cursor on another database than {client.engine.label}, where the lock or queue is: their "
         f"transactions have nothing to do with each other. Give it a cursor of that database, or connect sqlsem to "
-        f"the cursor's"
+        f"the cursor's",
+        code="transaction",
     )
 
 

@@ -191,7 +191,8 @@ class SqlServerConnection(RoutineSession):
             return ConfigurationError(
                 f"{where}: {text}; the login has rights to the routines, but is not in role {schema}_locks, which the "
                 f"locks belong to; an administrator adds its user: ALTER ROLE {schema}_locks ADD MEMBER [{login}] (or "
-                f"the role that it is in)"
+                f"the role that it is in)",
+                code="rights",
             )
         missing = "does not exist" in low or "could not find stored" in low or "invalid object name" in low
         if number in MISSING_NUMBERS or (vague and missing):
@@ -199,18 +200,21 @@ class SqlServerConnection(RoutineSession):
         if number in DENIED_NUMBERS or (vague and ("permission denied" in low or "permission was denied" in low)):
             return ConfigurationError(
                 f"{where}: {text}; an administrator can add this user to {schema}_user (or {schema}_operator, for what "
-                f"operators do): ALTER ROLE {schema}_user ADD MEMBER … (see: sqlsem sql mssql permissions)"
+                f"operators do): ALTER ROLE {schema}_user ADD MEMBER … (see: sqlsem sql mssql permissions)",
+                code="rights",
             )
         if number in OWNER_NUMBERS:
             return ConfigurationError(
                 f"{where}: {text}; this takes a login that may create schemas, tables, procedures and roles in this "
-                f"database (db_owner); a DBA can run what this prints: sqlsem sql mssql"
+                f"database (db_owner); a DBA can run what this prints: sqlsem sql mssql",
+                code="rights",
             )
         if number in READ_ONLY_NUMBERS or (vague and "read-only" in low):
             self.lost = True  # the primary may answer at the same address in a moment
             return Disconnected(
                 f"{where} is read-only (a secondary replica?): {text}; connect to the primary, or: "
-                "ALTER DATABASE … SET READ_WRITE"
+                "ALTER DATABASE … SET READ_WRITE",
+                code="read-only",
             )
         return Unavailable(f"{where}: {text}")
 

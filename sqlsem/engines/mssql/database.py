@@ -122,28 +122,33 @@ class SqlServerDatabase(Engine):
         if "ssl provider" in low and any(words in low for words in TLS_WORDS):
             return ConfigurationError(
                 f"No encrypted connection to {self.label}: {text}; give this computer the certificate of who signed "
-                f"the server's, or, on a network that you trust, write TrustServerCertificate=yes"
+                f"the server's, or, on a network that you trust, write TrustServerCertificate=yes",
+                code="tls",
             )
         if "encryption not supported on" in low:
             return ConfigurationError(
                 f"{self.label} offers no encryption, and the driver wants it: {text}; give the server a certificate, "
-                f"or, on a network that you trust, write Encrypt=no"
+                f"or, on a network that you trust, write Encrypt=no",
+                code="tls",
             )
         if numbers & LOST_NUMBERS or (numbers <= VAGUE and any(words in low for words in STARTING_WORDS)):
-            return Disconnected(f"Cannot reach {self.label}: {text}")
+            return Disconnected(f"Cannot reach {self.label}: {text}", code="full")
         if numbers & BARRED_NUMBERS:
-            return ConfigurationError(f"{self.label} does not let this computer in: {text}")
+            return ConfigurationError(f"{self.label} does not let this computer in: {text}", code="unreachable")
         if numbers & LOGIN_NUMBERS or state == "28000" or (numbers <= VAGUE and "login failed" in low):
             if self._let_in and not numbers & (LOGIN_NUMBERS - {18456}):
                 # The same login succeeded before: the server is starting, or has just become the primary.
                 return Disconnected(f"{self.label} refuses a login that it took before: {text}")
-            return ConfigurationError(f"{self.label} refuses this login: {text}; check user and password in the URL")
+            return ConfigurationError(
+                f"{self.label} refuses this login: {text}; check user and password in the URL", code="url"
+            )
         if state in ("IM002", "01000"):
             return ConfigurationError(
                 f"The ODBC driver cannot be loaded: {text}; install Microsoft's ODBC Driver 18 for SQL Server, or "
-                f"FreeTDS, or: pip install mssql-python (and driver=mssql-python in the URL)"
+                f"FreeTDS, or: pip install mssql-python (and driver=mssql-python in the URL)",
+                code="driver",
             )
-        return Disconnected(f"Cannot reach {self.label}: {text}")
+        return Disconnected(f"Cannot reach {self.label}: {text}", code="full")
 
     def is_permission_error(self, exc: BaseException) -> bool:
         cause = exc.__cause__

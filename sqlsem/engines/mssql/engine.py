@@ -48,7 +48,9 @@ class BorrowedSqlServerSession(SqlServerSession):
         self._cursor = cursor
         # (In manual commit mode, the transaction begins with the first statement that reads a table.)
         if self.ask("in_transaction", self.queries["in_transaction"], ())[0][0] < 1:
-            raise ConfigurationError("put() was given a cursor outside of a transaction; begin one (no autocommit)")
+            raise ConfigurationError(
+                "put() was given a cursor outside of a transaction; begin one (no autocommit)", code="transaction"
+            )
 
     def ask(self, name: str, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         if name in ("begin", "commit", "rollback"):
@@ -133,7 +135,8 @@ class SqlServerEngine(SqlServerDatabase):
                 module = load_driver("mssql_python")
         if module is None:
             raise ConfigurationError(
-                "SQL Server needs a driver, which is not installed; get it with: pip install 'sqlsem[mssql]'"
+                "SQL Server needs a driver, which is not installed; get it with: pip install 'sqlsem[mssql]'",
+                code="driver",
             )
         timeout = max(1, math.ceil(self.options.connect_timeout))
         words = dict(self.words)

@@ -105,7 +105,8 @@ def choose_driver() -> str:
             return str(name)
     raise ConfigurationError(
         "No ODBC driver for SQL Server is installed; install Microsoft's ODBC Driver 18 for SQL Server or FreeTDS, or: "
-        "pip install 'sqlsem[mssql]' mssql-python (and driver=mssql-python in the URL)"
+        "pip install 'sqlsem[mssql]' mssql-python (and driver=mssql-python in the URL)",
+        code="driver",
     )
 
 

@@ -18,7 +18,8 @@ try:
     import pymysql  # noqa: F401 - first, for a message of our own if it is missing
 except ImportError as exc:
     raise ConfigurationError(
-        "MariaDB and MySQL need PyMySQL, which is not installed; get it with: pip install 'sqlsem[mysql]'"
+        "MariaDB and MySQL need PyMySQL, which is not installed; get it with: pip install 'sqlsem[mysql]'",
+        code="driver",
     ) from exc
 
 from sqlsem.engines.mysql.engine import MysqlEngine, MysqlSession

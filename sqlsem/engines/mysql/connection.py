@@ -112,7 +112,9 @@ class MysqlConnection(StatementSession):
         login, database, version, place, now, read_only = self.row("facts")
         if read_only and purpose != "look":  # (A login with SUPER could write there.)
             self.engine.use_next_server()
-            raise Disconnected(f"{self.engine.label} is read-only (a replica?); connect to the primary")
+            raise Disconnected(
+                f"{self.engine.label} is read-only (a replica?); connect to the primary", code="read-only"
+            )
         self.login_name = str(login)
         self.origin = str(place)
         self.fractions = "MariaDB" in version  # MySQL counts the time limit of GET_LOCK in whole seconds
@@ -128,7 +130,8 @@ class MysqlConnection(StatementSession):
         if self.options.lease is None:
             raise ConfigurationError(
                 f"{self.engine.label} is a node of a Galera cluster, whose nodes do not share the locks of sessions; "
-                f"connect with lease=30 (--lease 30)"
+                f"connect with lease=30 (--lease 30)",
+                code="session",
             )
         self.in_cluster = True
         self.lease_margin = CLUSTER_MARGIN
@@ -253,23 +256,24 @@ class MysqlConnection(StatementSession):
             self.engine.use_next_server()
             return Disconnected(f"Lost the connection to {where}: {text}")
         if code == ER.LOCK_DEADLOCK and self.in_cluster:
-            return Conflict(f"{where}: a transaction on another node was faster: {text}")
+            return Conflict(f"{where}: a transaction on another node was faster: {text}", code="unreachable")
         if code in LOCKED:
             return Busy(f"{where}: another session keeps a lock in an open transaction: {text}")
         if code in READ_ONLY:
             self.given_up = True  # another server may be the primary now: connect anew
             self.engine.use_next_server()
-            return Disconnected(f"{where} is read-only (a replica?): {text}")
+            return Disconnected(f"{where} is read-only (a replica?): {text}", code="read-only")
         if code in (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR):
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
         if code in DENIED:
             return ConfigurationError(
-                f"{where}: {text}; an administrator can grant the rights (see: sqlsem sql mysql permissions)"
+                f"{where}: {text}; an administrator can grant the rights (see: sqlsem sql mysql permissions)",
+                code="rights",
             )
         if code == SIGNALLED or code in CHECKS or isinstance(exc, err.DataError):
             return ConfigurationError(f"{where}: {text}")
         if code in FULL:
-            return Unavailable(f"{where}: {text}; free some room on the server")
+            return Unavailable(f"{where}: {text}; free some room on the server", code="full")
         return Unavailable(f"{where}: {text}")
 
     @property

@@ -99,7 +99,8 @@ class MysqlDatabase(StatementEngine):
             if not isinstance(connection, pymysql.Connection) or connection.client_flag & FLAGS != FLAGS:
                 raise ConfigurationError(
                     f"{self.label}: it must return a connection of PyMySQL that counts found rows and takes several "
-                    f"statements: pymysql.connect(…, client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS)"
+                    f"statements: pymysql.connect(…, client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS)",
+                    code="driver",
                 )
             return connection
         host, port = self.servers[self._next_server % len(self.servers)] if self.servers else (None, 0)
@@ -117,7 +118,7 @@ class MysqlDatabase(StatementEngine):
             connection = pymysql.connect(**parameters, defer_connect=True)
         except OSError as exc:
             raise ConfigurationError(
-                f"{self.label}: its ssl_ca, ssl_cert or ssl_key cannot be used: {exc}; check the URL"
+                f"{self.label}: its ssl_ca, ssl_cert or ssl_key cannot be used: {exc}; check the URL", code="url"
             ) from exc
         try:
             sock = self._open_socket(parameters["host"], parameters["port"], parameters.get("unix_socket"))
@@ -150,10 +151,10 @@ class MysqlDatabase(StatementEngine):
         code = exc.args[0] if exc.args else None
         text = first_line(exc.args[-1] if exc.args else exc)
         if code in WRONG:
-            return ConfigurationError(f"{self.label} refuses us: {text}; check the URL")
+            return ConfigurationError(f"{self.label} refuses us: {text}; check the URL", code="url")
         if code in FULL:
-            return Refused(f"Cannot reach {self.label}: {text}; raise max_connections, or end sessions")
-        return Disconnected(f"Cannot reach {self.label}: {text}")
+            return Refused(f"Cannot reach {self.label}: {text}; raise max_connections, or end sessions", code="full")
+        return Disconnected(f"Cannot reach {self.label}: {text}", code="full")
 
     def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
@@ -183,11 +184,13 @@ def _parameters(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
         servers = [(name.hostname or "localhost", name.port or 3306) for name in names]
     except ValueError:
         raise ConfigurationError(
-            "This is not a URL of a MySQL database; write mysql://user:password@host:3306/database"
+            "This is not a URL of a MySQL database; write mysql://user:password@host:3306/database", code="url"
         ) from None
     database = urllib.parse.unquote(parts.path.removeprefix("/"))
     if not database:
-        raise ConfigurationError("The URL names no database; write mysql://user:password@host:3306/database")
+        raise ConfigurationError(
+            "The URL names no database; write mysql://user:password@host:3306/database", code="url"
+        )
     options: dict[str, str | bool] = {}
     for name, text in urllib.parse.parse_qsl(parts.query, keep_blank_values=True):
         if (name, text) == ("charset", "utf8mb4"):  # which URLs of SQLAlchemy often have, and which is ours in any case
@@ -195,7 +198,8 @@ def _parameters(url: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
         if name not in TEXTS + SWITCHES or (name in SWITCHES and text not in ("true", "false")):
             raise ConfigurationError(
                 f"?{name}={text} is not known in the URL of a MySQL database; there are {', '.join(TEXTS)}, and "
-                f"{', '.join(SWITCHES)} (true or false)"
+                f"{', '.join(SWITCHES)} (true or false)",
+                code="url",
             )
         options[name] = text if name in TEXTS else text == "true"
     user, _, password = login.partition(":")

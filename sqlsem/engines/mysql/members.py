@@ -52,7 +52,9 @@ class MysqlMembers(MysqlConnection, MemberStatements):
         self.remove_beacon()
         beacon = secrets.token_hex(12)
         if self.row("take_beacon", (f"{self.lock_prefix}{beacon}",))[0] != 1:
-            raise Unavailable(f"{self.engine.label} gives no lock by name (GET_LOCK); see: sqlsem doctor")
+            raise Unavailable(
+                f"{self.engine.label} gives no lock by name (GET_LOCK); see: sqlsem doctor", code="session"
+            )
         self._beacon = beacon
         return beacon
 

@@ -8,7 +8,7 @@ try:
     import psycopg  # noqa: F401 - first, for a message of our own if it is missing
 except ImportError as exc:
     raise ConfigurationError(
-        "PostgreSQL needs psycopg 3, which is not installed; get it with: pip install 'sqlsem[postgres]'"
+        "PostgreSQL needs psycopg 3, which is not installed; get it with: pip install 'sqlsem[postgres]'", code="driver"
     ) from exc
 
 from sqlsem.engines.postgresql.engine import PostgresEngine, PostgresSession

@@ -57,7 +57,8 @@ class PostgresConnection(PsycopgConnection, RoutineSession):
         if is_shared:
             raise ConfigurationError(
                 f"{self.engine.label}: a pooler lends sessions out by the transaction, and a beacon needs one of its "
-                f"own; connect with lease=30 (--lease 30), past the pooler, or have it pool sessions"
+                f"own; connect with lease=30 (--lease 30), past the pooler, or have it pool sessions",
+                code="session",
             )
 
     def rows(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:

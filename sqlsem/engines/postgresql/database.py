@@ -38,7 +38,8 @@ class PostgresDatabase(Engine):
         except psycopg.Error:
             # libpq's message may repeat parts of the URL, so neither the message nor the cause is kept.
             raise ConfigurationError(
-                "This is not a URL that PostgreSQL understands; write postgresql://user:password@host:5432/database"
+                "This is not a URL that PostgreSQL understands; write postgresql://user:password@host:5432/database",
+                code="url",
             ) from None
 
     @property
@@ -73,13 +74,13 @@ class PostgresDatabase(Engine):
         if isinstance(exc, refused) or (
             isinstance(exc, psycopg.OperationalError) and any(word in text for word in words)
         ):
-            return ConfigurationError(f"{self.label} refuses us: {first_line(text)}; check the URL")
+            return ConfigurationError(f"{self.label} refuses us: {first_line(text)}; check the URL", code="url")
         if LOCKS_SETTING in text:
-            return Refused(f"Cannot reach {self.label}: {first_line(text)}; {LOCKS_FULL}")
+            return Refused(f"Cannot reach {self.label}: {first_line(text)}; {LOCKS_FULL}", code="full")
         if "FATAL:" in text:  # the server's message, if it is in English
-            return Refused(f"Cannot reach {self.label}: {first_line(text)}")
+            return Refused(f"Cannot reach {self.label}: {first_line(text)}", code="full")
         if isinstance(exc, psycopg.OperationalError):
-            return Disconnected(f"Cannot reach {self.label}: {first_line(text)}")
+            return Disconnected(f"Cannot reach {self.label}: {first_line(text)}", code="full")
         return exc
 
     def connect_parameters(self, purpose: str) -> dict[str, Any]:

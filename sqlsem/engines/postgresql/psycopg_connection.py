@@ -91,7 +91,8 @@ class PsycopgConnection(EngineConnection):
         if isinstance(exc, errors.InsufficientPrivilege):
             return ConfigurationError(
                 f"{where}: {text}; an administrator can GRANT {self.options.schema}_user (or _operator, _putter, "
-                f"_worker, for what these do) to this login (see: sqlsem sql postgresql permissions)"
+                f"_worker, for what these do) to this login (see: sqlsem sql postgresql permissions)",
+                code="rights",
             )
         if LOCKS_SETTING in (exc.diag.message_hint or ""):
             return Unavailable(f"{where}: {text}; {LOCKS_FULL}")
@@ -101,7 +102,8 @@ class PsycopgConnection(EngineConnection):
         if isinstance(exc, (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement)):
             return ConfigurationError(
                 f"{where}: {text}: this connection changed sessions (a pooler in transaction mode?); "
-                f"connect with lease=…, or past the pooler"
+                f"connect with lease=…, or past the pooler",
+                code="session",
             )
         if _is_closed(self._connection) or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
             return Disconnected(f"Lost the connection to {where}: {text}")

@@ -171,8 +171,13 @@ class Beacons:
                 if lock is not None:
                     return Beacon(self, name, lock)
         except OSError as exc:
-            raise Unavailable(f"Cannot lock a file in {self.folder}: {exc}; check its permissions") from exc
-        raise Unavailable(f"Cannot lock a file in {self.folder}: other programs lock each new one; find them (fuser)")
+            raise Unavailable(
+                f"Cannot lock a file in {self.folder}: {exc}; check its permissions", code="sqlite-file"
+            ) from exc
+        raise Unavailable(
+            f"Cannot lock a file in {self.folder}: other programs lock each new one; find them (fuser)",
+            code="sqlite-file",
+        )
 
     def _create(self, name: str) -> int | None:
         with self._open() as folder:

@@ -255,16 +255,16 @@ class SqliteConnection(StatementSession):
         if "no such table" in text or "no such column" in text:
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
         if "not a database" in text:
-            return ConfigurationError(f"{where} is not an SQLite database; name another file")
+            return ConfigurationError(f"{where} is not an SQLite database; name another file", code="sqlite-file")
         if "readonly" in text:
-            return Unavailable(f"{where} is read-only; make the file and its folder writable")
+            return Unavailable(f"{where} is read-only; make the file and its folder writable", code="read-only")
         if "full" in text:
-            return Unavailable(f"{where}: the disk is full; free some room ({text})")
+            return Unavailable(f"{where}: the disk is full; free some room ({text})", code="full")
         if ("disk I/O" in text or "malformed" in text) and self.engine.beacons.held():
             # The database was replaced while other processes have the old log open; they will notice.
             return Disconnected(f"{where}: {text}")
         if "unable to open" in text:
-            return Unavailable(f"Cannot open {where}: {text}; check the path and its permissions")
+            return Unavailable(f"Cannot open {where}: {text}; check the path and its permissions", code="sqlite-file")
         return Unavailable(f"{where}: {text}")
 
     @property

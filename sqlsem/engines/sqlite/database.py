@@ -43,7 +43,8 @@ class SqliteDatabase(StatementEngine):
         location = location[1:] if location.startswith("/") else location
         if not location or location == ":memory:":
             raise ConfigurationError(
-                "An SQLite database in memory cannot be shared with other processes; name a file: sqlite:///file.db"
+                "An SQLite database in memory cannot be shared with other processes; name a file: sqlite:///file.db",
+                code="sqlite-file",
             )
         if "\0" in location:
             raise ConfigurationError("The path of the SQLite file has a NUL character (%00) in it; remove that")
@@ -88,7 +89,9 @@ class SqliteDatabase(StatementEngine):
         identify(self.path)
         try:
             if not (self.creates or self.path.exists()):
-                raise SchemaError(f"{self.label} is not there; check the path, or create it with: sqlsem init")
+                raise SchemaError(
+                    f"{self.label} is not there; check the path, or create it with: sqlsem init", code="sqlite-file"
+                )
             if self.private and self._private_since != os.getpid():
                 self._make_private()
                 self._private_since = os.getpid()
@@ -104,7 +107,9 @@ class SqliteDatabase(StatementEngine):
             if wal.MUST_BE_ALONE:
                 connection.execute("PRAGMA wal_autocheckpoint = 0")
         except (OSError, sqlite3.Error) as exc:
-            raise Unavailable(f"Cannot open {self.label}: {exc}; check the path and its permissions") from exc
+            raise Unavailable(
+                f"Cannot open {self.label}: {exc}; check the path and its permissions", code="sqlite-file"
+            ) from exc
         connection.row_factory = sqlite3.Row
         return connection
 
@@ -129,7 +134,8 @@ class SqliteDatabase(StatementEngine):
             raise ConfigurationError(
                 f"The folder {folder} belongs to {user_name(owner)}, not to {user_name(mine)}: its owner "
                 f"could do anything with the locks in it. Set $HOME (or $XDG_STATE_HOME) to a folder of your own, or "
-                f"name the database in $SQLSEM_URL"
+                f"name the database in $SQLSEM_URL",
+                code="sqlite-file",
             )
         if self.creates:
             with contextlib.suppress(FileExistsError):
@@ -159,7 +165,9 @@ class SqliteDatabase(StatementEngine):
                     return {}
                 return dict(connection.execute(queries["settings"]).fetchall())
         except sqlite3.Error as exc:
-            raise Unavailable(f"Cannot read {self.label}: {exc}; check the path and its permissions") from exc
+            raise Unavailable(
+                f"Cannot read {self.label}: {exc}; check the path and its permissions", code="sqlite-file"
+            ) from exc
 
     def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         try:
@@ -186,6 +194,7 @@ def _mode(query: str) -> str:
     if options or mode not in ("ro", "rw", "rwc"):
         raise ConfigurationError(
             f"?{query} is not known in the URL of an SQLite file; there are ?mode=ro (only look), ?mode=rw (the file "
-            f"must be there) and ?mode=rwc (it is created when it is not, as without)"
+            f"must be there) and ?mode=rwc (it is created when it is not, as without)",
+            code="url",
         )
     return mode

@@ -183,9 +183,11 @@ def identify(path: Path) -> Identity | None:
     except FileNotFoundError:
         return None
     except OSError as exc:
-        raise Unavailable(f"Cannot open {path}: {exc}; check the path and its permissions") from exc
+        raise Unavailable(f"Cannot open {path}: {exc}; check the path and its permissions", code="sqlite-file") from exc
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigurationError(f"{path} is {_kind(found)}, not an SQLite database; name another file")
+        raise ConfigurationError(
+            f"{path} is {_kind(found)}, not an SQLite database; name another file", code="sqlite-file"
+        )
     _require_one_name(str(path), found)
     real = os.path.realpath(path)
     for suffix in BESIDE:
@@ -199,13 +201,16 @@ def _require_ours(name: str, database: os.stat_result, suffix: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigurationError(f"{name} is {_kind(found)}; SQLite would follow or wait for it. Remove it")
+        raise ConfigurationError(
+            f"{name} is {_kind(found)}; SQLite would follow or wait for it. Remove it", code="sqlite-file"
+        )
     _require_one_name(name, found)
     # SQLite trusts a journal: it writes its content into the database, and deletes the file that it names.
     if suffix == "-journal" and found.st_uid not in (os.geteuid(), database.st_uid, 0):
         raise ConfigurationError(
             f"{name} belongs to {user_name(found.st_uid)}, who does not own the database: SQLite would do what stands "
-            f"in it, and delete any file that it names. Remove it"
+            f"in it, and delete any file that it names. Remove it",
+            code="sqlite-file",
         )
 
 
@@ -213,7 +218,8 @@ def _require_one_name(name: str, found: os.stat_result) -> None:
     if found.st_nlink > 1:
         raise ConfigurationError(
             f"{name} has {found.st_nlink} names (hard links); programs that open a database by different names do not "
-            f"exclude each other. Remove the other names (find {os.path.dirname(name)} -xdev -inum {found.st_ino})"
+            f"exclude each other. Remove the other names (find {os.path.dirname(name)} -xdev -inum {found.st_ino})",
+            code="sqlite-file",
         )
 
 

@@ -54,7 +54,8 @@ class SqliteSchema(SqliteConnection):
             raise Disconnected(
                 f"{self.engine.label} is empty, but {number} still use the file that was here before; it was deleted, "
                 f"moved or truncated under them. They notice at their next ping; end those that do not, as paused ones "
-                f"(fuser -v {self.engine.beacons.folder}/*)"
+                f"(fuser -v {self.engine.beacons.folder}/*)",
+                code="sqlite-file",
             )
 
     def diagnose(self) -> list[Check]:

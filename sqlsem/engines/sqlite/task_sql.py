@@ -76,11 +76,15 @@ class SqliteTaskSql(SqliteConnection):
                 pause = min(pause * 1.5, 0.05)
             if connection.in_transaction:
                 if without_transaction:
-                    raise Unavailable(f"{self.engine.label}: the SQL left a transaction open; end it with COMMIT")
+                    raise Unavailable(
+                        f"{self.engine.label}: the SQL left a transaction open; end it with COMMIT", code="task-failed"
+                    )
                 connection.execute("COMMIT")
         except sqlite3.Error as exc:
             if self._cancelled.is_set():
-                raise Unavailable(f"{self.engine.label}: the SQL was ended before its time ({exc})") from exc
+                raise Unavailable(
+                    f"{self.engine.label}: the SQL was ended before its time ({exc})", code="task-failed"
+                ) from exc
             raise self.translate(exc) from exc
         finally:
             self._working = None

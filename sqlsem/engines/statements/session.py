@@ -166,7 +166,8 @@ class StatementSession(TableSession):
         if self.row("foreign_table") is not None:
             raise ConfigurationError(
                 f"{self.engine.label}: there is a table {self.options.table} already, which does not belong to schema "
-                f"{self.options.schema}; choose another name with --table"
+                f"{self.options.schema}; choose another name with --table",
+                code="tables",
             )
 
     def recover(self) -> None:

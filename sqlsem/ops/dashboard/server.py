@@ -68,7 +68,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as exc:
         raise ConfigurationError(
-            f"Cannot listen at {host}, port {port}: {exc.strerror or exc}; choose another with --port (0: any)"
+            f"Cannot listen at {host}, port {port}: {exc.strerror or exc}; choose another with --port (0: any)",
+            code="port",
         ) from exc
 
 

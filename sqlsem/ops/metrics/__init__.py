@@ -23,7 +23,9 @@ try:
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.metrics_core import Metric
 except ImportError as exc:
-    raise ConfigurationError("Metrics need prometheus_client; install it with: pip install 'sqlsem[metrics]'") from exc
+    raise ConfigurationError(
+        "Metrics need prometheus_client; install it with: pip install 'sqlsem[metrics]'", code="driver"
+    ) from exc
 
 if TYPE_CHECKING:
     from sqlsem.api.coordinator import Coordinator

@@ -17,6 +17,7 @@ import click
 
 from sqlsem.ops.terminal.status import hide_status
 from sqlsem.util.printable import clean, clean_json, clean_trace
+from sqlsem.values.errors import SqlsemError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -140,8 +141,9 @@ def say(text: str) -> None:
 
 
 def print_error(text: object) -> None:
-    """Print an error as one line on stderr."""
-    echo(f"sqlsem: error: {' '.join(str(text).split())}", err=True)
+    """Print an error as one line on stderr, with its code if it is one of sqlsem's."""
+    code = f" [{text.code}]" if isinstance(text, SqlsemError) else ""
+    echo(f"sqlsem: error: {' '.join(str(text).split())}{code}", err=True)
 
 
 def print_json(value: Any) -> None:

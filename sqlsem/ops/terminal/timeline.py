@@ -73,7 +73,8 @@ def library() -> Any:
         import vl_convert
     except ImportError:
         raise ConfigurationError(
-            "To draw a timeline vl-convert-python is needed; install it with: pip install 'sqlsem[timeline]'"
+            "To draw a timeline vl-convert-python is needed; install it with: pip install 'sqlsem[timeline]'",
+            code="driver",
         ) from None
     return vl_convert
 
