@@ -1,4 +1,4 @@
-"""Draws docs/night.svg, the timeline in operations.md: a made-up night, lived by the rule itself.
+"""Draws docs/night.svg, the timeline in last-night.md: a made-up night, lived by the rule itself.
 
 Run as ``python docs/night.py``; needs sqlsem[timeline]. The picture is always the same.
 """
