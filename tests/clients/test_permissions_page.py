@@ -1,4 +1,4 @@
-"""The table of roles and routines in docs/howto/install.md, cell by cell, against what is installed."""
+"""The table of roles and routines in docs/reference/tables.md, cell by cell, against what is installed."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from sqlsem import sql
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "install.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "tables.md"
 T_SQL_ONLY = {"put_task", "claim_tasks"}
 MAY = {"": False, "yes": True, "own": True}
 

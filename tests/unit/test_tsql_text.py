@@ -169,7 +169,7 @@ def test_every_created_role_is_dropped():
 
 
 def test_the_table_of_roles_on_the_page():
-    page = Path(sql.__file__).parents[2] / "docs" / "howto" / "install.md"
+    page = Path(sql.__file__).parents[2] / "docs" / "reference" / "tables.md"
     text = page.read_text(encoding="utf-8").partition("\n| routines | ")[2].partition("\n\n")[0].splitlines()
     roles = [role.strip()[0] for role in text[0].strip("|").split("|")]
     assert roles == list("upwor")
@@ -256,7 +256,7 @@ def test_each_routine_is_a_batch_of_its_own():
 
 
 #: Kinds of application locks. A name begins with its kind, and the first two characters tell the kinds apart: the
-#: server knows a lock by those two and a hash of 32 bits (docs/howto/install.md).
+#: server knows a lock by those two and a hash of 32 bits (docs/reference/tables.md).
 APPLICATION_LOCKS = frozenset(
     {"beacon", "entry", "gate", "key", "limits", "batch", "pin", "put", "schedules", "set_resource", "slot", "waiting"}
     | {"install", "doctor", "origin"}
