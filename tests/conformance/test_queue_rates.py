@@ -81,8 +81,8 @@ def test_every_attempt_is_a_start(queue):
     queue.put(Json("again"), key="a", max_attempts=9, backoff=0)
     with pytest.raises(ZeroDivisionError), queue.try_claim():
         raise ZeroDivisionError
-    next(queue.claim(wait=PATIENCE)).give_back()
-    next(queue.claim(wait=PATIENCE)).give_back()
+    next(queue.claim(wait=PATIENCE)).release()
+    next(queue.claim(wait=PATIENCE)).release()
     assert queue.try_claim() is None
 
 
