@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import threading
 import urllib.request
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -469,6 +470,25 @@ def test_alerts_name_existing_metrics(told, file):
     named = names_in(done.output)
     assert len(named) > 8
     assert named <= told
+
+
+def test_page_lists_every_metric(url):
+    """With its kind, and its labels as far as a family names them."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    rows = {
+        name: (kind, labels) for name, kind, labels in re.findall(r"^\| `(\w+)` \| (\w+) \| ?(.*?) ?\|", page, re.M)
+    }
+    with contextlib.closing(sqlsem.connect(url)) as locks:
+        collector, exporter, once = Collector(coordinator=locks), Exporter(locks), Exporter(locks, once=True)
+        once.count_ends()
+        families = [family for source in (collector, exporter, once) for family in source.collect()]
+        for source in (collector, exporter, once):
+            source.close()
+    exported = {family.name + "_total" * (family.type == "counter"): family for family in families}
+    assert {name: family.type for name, family in exported.items()} == {name: kind for name, (kind, _) in rows.items()}
+    for name, family in exported.items():
+        if hasattr(family, "_labelnames"):
+            assert re.findall(r"\w+", rows[name][1]) == list(family._labelnames), name
 
 
 def test_dashboard_is_a_single_document():
