@@ -213,7 +213,6 @@ def test_settings_of_operators_hold_after_upgrade(upgraded):
         admin = coordinator.admin
         assert not coordinator.mutex("frozen.paused").acquire(timeout=0)
         assert admin.once_runs("frozen.once")
-        assert not coordinator.once("frozen.once", "366d").__enter__()
         assert [entry.name for entry in admin.rates("frozen.rate")] == ["frozen.rate"]
         with coordinator.mutex("frozen.finished") as grant:
             assert grant.position > max(past.position for past in admin.history(maximum=100))

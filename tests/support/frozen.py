@@ -150,7 +150,7 @@ def use(database: Database) -> None:
         admin.set_limit("frozen.*", 5)
         admin.pause("frozen.paused")
         admin.set_priorities("frozen.urgent", 30)
-        admin.set_stale_after("frozen.bare", 86400)
+        admin.set_stale_after("frozen.stale", 86400)
         admin.set_rate("frozen.rate", 100, "1h")
         coordinator.rate("frozen.rate", cost=7).take()
         with coordinator.once("frozen.once", "1d") as run:
