@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "72218059a2b2e1b086db1a25de447522a740f9758d33fe19542571d7d1b1e84b"}
+DIGESTS = {"0.1.0": "084665f34f5ef61f88e56343a97fe2b5878c39851556d5935a40984747668dce"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")
@@ -184,12 +184,23 @@ def test_bare_holder_and_waiter_go_on_after_upgrade(upgraded, name):
         late.leave()
 
 
-def test_tasks_and_schedules_go_on_after_upgrade(upgraded):
+def test_schedules_go_on_after_upgrade(upgraded):
     with upgraded.coordinator() as coordinator:
-        admin = coordinator.admin
-        schedules = {schedule.name: schedule for schedule in admin.schedules()}
+        schedules = {schedule.name: schedule for schedule in coordinator.admin.schedules()}
         assert set(schedules) == {"frozen.nightly", "frozen.paused"}
         assert schedules["frozen.nightly"].time_zone == "Europe/Berlin"
+        past = upgraded.later("next_due", -7 * 86400)
+        upgraded.rows(f"UPDATE {upgraded.beside('schedule')} SET next_due = {past}")
+        queue, claimed = coordinator.queue("frozen.timed"), []
+        until(lambda: claimed.append(queue.try_claim()) or claimed[-1] is not None)
+        with claimed[-1] as task:
+            assert task.body == "SELECT 1"
+        assert [task.status for task in coordinator.admin.tasks("frozen.timed")] == ["finished"]
+
+
+def test_tasks_go_on_after_upgrade(upgraded):
+    with upgraded.coordinator() as coordinator:
+        admin = coordinator.admin
         assert sorted(task.status for task in admin.tasks("frozen.queue")) == [
             *("cancelled", "failed", "finished", "pending", "pending", "pending")
         ]

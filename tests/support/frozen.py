@@ -171,8 +171,9 @@ def use(database: Database) -> None:
         queue.set_limit(4)
         queue.set_limit(1, key="tenant")
         queue.set_weight("tenant", 3)
-        queue.schedule("0 2 * * *", sqlsem.Sql("SELECT 1"), name="frozen.nightly", time_zone="Europe/Berlin")
-        queue.schedule("@hourly", sqlsem.Shell("true"), name="frozen.paused")
+        timed = coordinator.queue("frozen.timed")
+        timed.schedule("0 2 * * *", sqlsem.Sql("SELECT 1"), name="frozen.nightly", time_zone="Europe/Berlin")
+        timed.schedule("@hourly", sqlsem.Shell("true"), name="frozen.paused")
         admin.pause_schedule("frozen.paused")
         batch = coordinator.batch("frozen.batch", ["a", "b"], window="20d", on_success=sqlsem.Sql("SELECT 2"))
         with batch.part("a"):
