@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "084665f34f5ef61f88e56343a97fe2b5878c39851556d5935a40984747668dce"}
+DIGESTS = {"0.1.0": "e78df0240cda5677c0cb948d7e204c9f2128632dfc4435a4a2dddf6278dd4c8b"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")
