@@ -43,9 +43,12 @@ include_patterns = ["*.md", "docs/**.md", "proof/README.md", "sqlsem/sql/README.
 exclude_patterns = [".*", "build", "dist", "benchmarks", "clients", "tests"]
 external_toc_path = "docs/_toc.yml"
 templates_path = ["templates"]
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 myst_heading_anchors = 4  # as code hosts make them
 copybutton_prompt_text = "$ "
+highlight_language = "text"  # a block without a language is what a program prints
 
 html_theme = "furo"
 html_title = f"sqlsem {release}"
