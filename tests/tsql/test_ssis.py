@@ -1,4 +1,4 @@
-"""docs/howto/ssis.md: every statement on the page is run, with the parameters of the table beneath it.
+"""docs/howto/ssis.md: every statement on the page is run, with the parameters of its section's table.
 
 ODBC's statements go through ODBC itself, with the return code. OLE DB's go through pyodbc, with variables for the
 output, as that driver has no output parameters. ADO.NET's go through sp_executesql, as SqlClient sends them.
@@ -14,9 +14,10 @@ import pytest
 
 pytestmark = pytest.mark.engines("mssql")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "ssis.md"
-FENCE = re.compile(
-    r"(?:^(OLE DB|ODBC|ADO\.NET)\b[^\n]*:\n\n)?^```sql\n(.*?)^```\n(?:\n((?:^\|[^\n]*\n)+))?", re.MULTILINE | re.DOTALL
-)
+CONNECTIONS = ("OLE DB", "ADO.NET", "ODBC")
+FENCE = re.compile(r"(?:^(OLE DB|ODBC|ADO\.NET)\b[^\n]*:\n\n)?^```sql\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+TYPES = "| type | OLE DB | ADO.NET | ODBC |"
+PARAMETERS = "| variable | direction | type | OLE DB | ADO.NET | ODBC |"
 SQL_TYPES = {
     # by the page's name: for a T-SQL declaration
     "LONG": "int",
@@ -44,13 +45,27 @@ class Statement(NamedTuple):
     parameters: list
 
 
+def table(text, head):
+    """Return the cells of the rows below a head, if the text has such a table."""
+    rows = text.partition(f"{head}\n")[2].partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
 def read_page():
     page = PAGE.read_text(encoding="utf-8")
+    types = {name: dict(zip(CONNECTIONS, of_connections, strict=True)) for name, *of_connections in table(page, TYPES)}
     statements = []
-    for match in FENCE.finditer(page):
-        heading = re.findall(r"^#+ (.*)$", page[: match.start()], re.MULTILINE)[-1]
-        rows = [[cell.strip() for cell in row.strip("|\n").split("|")] for row in (match[3] or "").splitlines()]
-        statements.append(Statement(heading, match[1] or "", match[2], [Parameter(*row) for row in rows[2:]]))
+    for section in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
+        heading = section.partition("\n")[0]
+        for connection, text in FENCE.findall(section):
+            parameters = []
+            for variable, direction, kind, *names in table(section, PARAMETERS) if connection else []:
+                name = dict(zip(CONNECTIONS, names, strict=True))[connection]
+                if direction == "Return code":
+                    direction = "Output" if connection == "ADO.NET" else "ReturnValue"
+                if name:
+                    parameters.append(Parameter(name, direction, variable, types[kind][connection]))
+            statements.append(Statement(heading, connection, text, parameters))
     assert len(statements) == page.count("```sql")
     return statements
 
