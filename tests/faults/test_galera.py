@@ -212,6 +212,7 @@ def test_all_faults_at_once(spawn, database, nodes, galera_cluster, name, tmp_pa
         child = rng.choice(children)
         if fault == "kill client" and child.pid not in stopped:
             child.kill()
+            child.close()
             children[children.index(child)] = fresh()
         elif fault == "pause client" and child.pid not in stopped:
             since = time.monotonic()

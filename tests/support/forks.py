@@ -145,7 +145,9 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         with self._guard:
             if self.returncode is None:
-                if not select.select([self._told], [], [], timeout)[0]:
+                poller = select.poll()  # (select takes no descriptor above 1023, and long tests have many children)
+                poller.register(self._told, select.POLLIN)
+                if not poller.poll(None if timeout is None else 1000 * timeout):
                     raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
                 self.returncode = int(self._told.read(64) or b"-9")
                 self._told.close()
