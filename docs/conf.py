@@ -17,13 +17,16 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import click
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import sqlsem
 import sqlsem.aio
+import sqlsem.cli
 import sqlsem.client.options
 import sqlsem.values.locks
 
@@ -101,10 +104,42 @@ def internal(app: Sphinx, what: str, name: str, found: Any, skip: bool, options:
     return True if "For the package" in (getattr(found, "__doc__", None) or "") else None
 
 
+class CommandHelp(SphinxDirective):
+    """The text of ``--help`` of each command and its subcommands, as a terminal shows it.
+
+    (No package does this: those that render click's commands read the texts as reStructuredText.)
+    """
+
+    def run(self) -> list[nodes.Node]:
+        """Return a section for each command."""
+        root = click.Context(sqlsem.cli.main, info_name="sqlsem", terminal_width=88, **sqlsem.cli.main.context_settings)
+        return [self.section(root), *self.sections(root, "", sqlsem.cli.main)]
+
+    def sections(self, root: click.Context, prefix: str, group: click.Group) -> list[nodes.Node]:
+        """Return the sections of the commands of a group."""
+        found: list[nodes.Node] = []
+        for name, command in group.commands.items():
+            if not command.hidden:
+                context = click.Context(command, info_name=f"{prefix}{name}", parent=root, **command.context_settings)
+                found.append(self.section(context))
+                if isinstance(command, click.Group):
+                    found += self.sections(root, f"{prefix}{name} ", command)
+        return found
+
+    def section(self, context: click.Context) -> nodes.section:
+        """Return the section of one command."""
+        path = f"{context.command_path} --help"
+        text = context.command.get_help(context)
+        section = nodes.section("", nodes.title(path, path), ids=[nodes.make_id(path)], names=[path])
+        section += nodes.literal_block(text, text, language="text")
+        return section
+
+
 public_names()
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.add_directive("command-help", CommandHelp)
     app.connect("missing-reference", plain)
     app.connect("autodoc-skip-member", internal)

@@ -12,6 +12,8 @@ import pytest
 import sqlsem
 from sqlsem import sql
 from sqlsem.cli import main
+from sqlsem.cli.connecting import DEFAULTS
+from sqlsem.config import reading
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Files with the names of environment variables.
@@ -118,17 +120,34 @@ def test_examples_in_docstrings(module):
 
 
 def test_environment_variables_are_in_a_single_table():
-    """Every variable that the source knows is in the table of docs/reference/cli.md, and no other."""
+    """Every variable that the source knows is in the table of docs/reference/configuration.md, and no other."""
     sources = (ROOT / "sqlsem").rglob("*")
     texts = [path.read_text(encoding="utf-8", errors="ignore") for path in sources if path.suffix in SOURCES]
     known = {name for text in texts for name in re.findall(r"SQLSEM_[A-Z]+(?:_[A-Z]+)*", text)}
-    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     table = page.partition("\n## Environment variables\n")[2].partition("\n## ")[0]
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert known == set(re.findall(r"`(SQLSEM_\w+)`", " ".join(first)))
     pages = {path: path.read_text(encoding="utf-8") for path in check.PAGES if path.name != "CONTRIBUTING.md"}
     named = {(path.name, name) for path, text in pages.items() for name in re.findall(r"SQLSEM_[A-Z_]+[A-Z]", text)}
     assert {(page, name) for page, name in named if name not in known and "_TEST_" not in name} == set()
+
+
+def test_settings_are_in_a_single_table():
+    """The table has each key of a file, its flag and default, and says which keys a project's file may set."""
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Settings\n")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| `")]
+    rows = {row[0].strip("`"): row for row in cells}
+    assert set(rows) == set(reading.SETTINGS)
+    flags = {option for param in main.params for option in param.opts}
+    for key, (_, variable, flag, default, _, project) in rows.items():
+        assert flag == (f"`--{key}`" if f"--{key}" in flags else ""), key
+        assert variable in ("", f"`SQLSEM_{key.upper()}`"), key
+        if key in DEFAULTS:
+            value = DEFAULTS[key]
+            assert default.strip("`") == ("none" if value is None else f"{value:g}" if type(value) is float else value)
+        assert (project == "yes") == (reading.SETTINGS[key].harm is None and key != "profile"), key
 
 
 def test_environment_variables_have_names_that_are_found():

@@ -39,7 +39,7 @@ def test_each_class_has_a_code_of_its_own_or_its_base():
     assert len([name for name, code in raised() if code is not None]) > 50
 
 
-def test_exit_codes_are_those_of_the_command_line():
+def test_exit_codes_match_the_command_line():
     rows = re.findall(r"^\| ([\d, ]+) \|.*\| ([^|]*)\|$", PAGE[: PAGE.index("\n## `timeout`")], re.MULTILINE)
     documented = {int(number) for numbers, _ in rows for number in numbers.split(",")}
     assert {number for _, number in group.EXIT_CODES} | {group.EXIT_USAGE, group.EXIT_IO} <= documented
