@@ -235,7 +235,7 @@ def _secret(file: File, key: str, name: str, warnings: list[str]) -> str:
     except (OSError, UnicodeDecodeError, ConfigurationError) as exc:
         raise ConfigurationError(f"{key} of {file.path} cannot be read: {path}: {exc}") from exc
     if not text:
-        raise ConfigurationError(f"{key} of {file.path} is empty: {path}", code="sqlite-file")
+        raise ConfigurationError(f"{key} of {file.path} is empty: {path}")
     if key == "url_file" and content.others is not None:
         raise ConfigurationError(f"{key} of {file.path} says which database it is, but {content.others}; close it")
     if content.readable_by_others:

@@ -299,7 +299,7 @@ def _check(path: Path, what: str, table: Any, keys: Iterable[str]) -> None:
         kinds = SETTINGS[key].kinds
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise ConfigurationError(  # without the value, which may hold a password
-                f"{key} in {what}{path} must be a {kinds[0].__name__}, not a {type(value).__name__}", code="sqlite-file"
+                f"{key} in {what}{path} must be a {kinds[0].__name__}, not a {type(value).__name__}"
             )
     if "url" in table and "url_file" in table:
         raise ConfigurationError(f"{what}{path} has a url and a url_file; one of them is enough")
