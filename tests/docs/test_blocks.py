@@ -58,6 +58,7 @@ ELSEWHERE = {
     "sql": "tests/tsqlcheck.py, tests/tsql, tests/clients",
     "text": "what programs print",
     "": "what programs print",
+    "{command-help}": "Sphinx",
     "{eval-rst}": "Sphinx",
 }
 #: Commands of sqlsem that need no process of their own, as they start none and do not wait.
