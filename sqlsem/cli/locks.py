@@ -43,6 +43,10 @@ OUTCOMES = ("released", "timeout", "cancelled", "reaped", "revoked", "lost", "up
 def ls(options: Connecting, resource: str | None, watch: float | None, as_json: bool) -> None:
     """Show holders and waiters, in the order of the queue.
 
+    ACCESS is write (a mutex or a writer), read, "limit 3", limit (the number is set on the server) or "stage 200", with
+    the weight if it is not 1: "limit 8 x2". STATE is holds, waits, revoked (the holder was notified) or dead (the next
+    request for the lock removes the row).
+
     FOR is how long a request has held or waited, WHO its host and process, WHY its blocker or the rule that blocks it,
     and about when it will be granted (`sqlsem why` has more). A note in brackets says that the process cannot be
     found, and for how long. After its grace it counts as dead, and the next waiter removes its rows.
@@ -132,8 +136,8 @@ def history(
 
     OUTCOME is released, timeout or cancelled (while waiting), died (the process died; the login that found it is shown;
     filter by --outcome reaped), revoked (by that operator) or lost. upgraded and downgraded requests go on with another
-    access. HELD of a request whose process died ends with its last heartbeat. With --operations: the actions of
-    operators on this resource or work queue, or on all.
+    access, handed_over ones in another process. HELD of a request whose process died ends with its last heartbeat. With
+    --operations: the actions of operators on this resource or work queue, or on all.
 
     \b
     Examples:

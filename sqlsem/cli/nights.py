@@ -141,6 +141,11 @@ def audit(options: Connecting, resource: str | None, since: float, as_json: bool
     When a request was granted, it must have been compatible with all requests ahead of it, holders and waiters. Pruned
     rows cannot be checked; the time of the first known end is printed.
 
+    Findings: limit (more holders than it allows, or a writer or a stage that was not alone), order (granted before a
+    conflicting request that waited ahead), alone (a reader became the writer while there were other holders), cap and
+    pause (granted against an operator's, 5 s or more after it was set), number (a position that was given twice, or out
+    of order), clock (a row that ended before it began: the server's clock was set back).
+
     \b
     Examples:
       sqlsem audit --since 30d
@@ -244,7 +249,8 @@ def replay(
     """Replay the history by the same rule with another limit, weight or order, and print how it would have been.
 
     Each request is made at its time, and held for as long as it was held. Without changes, the result is nearly the
-    real one.
+    real one. --limit and --weight apply to requests for a limit or a mutex, not to readers and stages. USE is the share
+    of the limit that was in use.
 
     \b
     Examples:
