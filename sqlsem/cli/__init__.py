@@ -13,7 +13,7 @@ import click
 import sqlsem
 from sqlsem.cli.connecting import Connecting
 from sqlsem.cli.group import Commands, Loaded
-from sqlsem.cli.options import duration
+from sqlsem.cli.options import Named, duration
 from sqlsem.util.printable import CleanFormatter
 
 __all__ = ["main"]
@@ -39,6 +39,7 @@ COMMANDS = {
     "Reports": {"timeline": "nights:timeline", "audit": "nights:audit", "replay": "nights:replay"},
     "Database": {
         **{"config": "config:config_", "sql": "schema:sql_", "certify": "certify:certify", "demo": "demo:demo"},
+        **{"completion": "completion:completion", "man": "man:man"},
     },
 }
 
@@ -89,6 +90,7 @@ Exit codes: 0 done, 1 not in order (doctor, certify, audit, revoke), 64 wrong
 )
 @click.option(
     "--profile",
+    type=Named(str, "profile"),
     metavar="NAME",
     help="The database by its name in a sqlsem.toml of yours or of the project. Left out: $SQLSEM_PROFILE.",
 )

@@ -21,7 +21,7 @@ __all__ = ["batch"]
 
 #: How many batches are read: by ``batch resume`` without an argument, and by ``batch abandon``.
 MAX_RESUMED = 1000
-_batch_name = name_of("The batch's name")
+_batch_name = name_of("The batch's name", "batch")
 
 
 @click.group(

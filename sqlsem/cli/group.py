@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -105,6 +106,10 @@ class Commands(_InOrder):
         if not options.pop("standalone_mode", True):
             return run_main(*args, standalone_mode=False, **options)
         output.open_streams()
+        if "SQLSEM_COMPLETE" in os.environ:
+            from sqlsem.cli import completion  # only shells need it
+
+            completion.answer(self)
         try:
             code = run_main(*args, standalone_mode=False, **options)
         except click.ClickException as exc:
@@ -163,6 +168,8 @@ class Listing(_InOrder):
         """Parse the list command's own options, unless there is a subcommand."""
         if args and args[0] in self.commands:
             ctx.meta["sqlsem.subcommand"] = list(args)
+            if ctx.resilient_parsing:  # a shell completes a word of the subcommand
+                ctx.args = list(args)
             return args
         return click.Command.parse_args(self, ctx, args[1:] if args[:1] == [self.own] else args)
 

@@ -13,7 +13,7 @@ from sqlsem.util.printable import clean
 
 __all__ = ["leader"]
 
-_leader_name = name_of("The leader's name")
+_leader_name = name_of("The leader's name", "leader")
 
 
 @click.group("leader", cls=Listing, invoke_without_command=True, short_help="Show the leaders; step-down.")

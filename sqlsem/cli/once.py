@@ -6,7 +6,7 @@ import click
 
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
-from sqlsem.cli.options import json_option, one_name, refusing
+from sqlsem.cli.options import Named, json_option, one_name, refusing
 from sqlsem.client.once import once_name
 from sqlsem.ops.terminal import output
 from sqlsem.ops.terminal.once import render_runs
@@ -14,7 +14,7 @@ from sqlsem.util.printable import clean
 
 __all__ = ["once"]
 
-_once_name = refusing(once_name)
+_once_name = Named(refusing(once_name), "job")
 
 
 @click.group("once", cls=Listing, invoke_without_command=True, short_help="Show what runs once per period; forget.")

@@ -6,9 +6,10 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, time, timedelta
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 import sqlsem
 from sqlsem.values import locks
@@ -16,6 +17,7 @@ from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.rates import RateRequest, Window, windows_of
 
 __all__ = [
+    "Named",
     "a_lock",
     "age",
     "allow_new_option",
@@ -37,6 +39,11 @@ __all__ = [
     "staged",
     "whole_number",
 ]
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # not generic in earlier versions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,12 +103,35 @@ def often(value: str) -> float:
     return seconds
 
 
-def name_of(what: str) -> Callable[[str], str]:
-    """Return a parameter type for names. ``what`` begins the error message."""
-    return refusing(functools.partial(locks.check_name, what))
+class Named(ParamType):
+    """A parameter type by a conversion. Its values begin with the name of a ``kind`` of object: shells complete it."""
+
+    def __init__(self, convert: Callable[[str], Any], kind: str) -> None:
+        self.name = kind
+        self._convert = convert
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert a value."""
+        return self._convert(value) if isinstance(value, str) else value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names that begin with the incomplete word; of a command that lists, also its subcommands."""
+        from sqlsem.cli import completion  # only shells need it
+
+        names = completion.names(ctx, self.name, incomplete)
+        if isinstance(ctx.command, click.Group) and isinstance(param, click.Argument):
+            subcommands = ctx.command.list_commands(ctx)
+            names += [CompletionItem(name) for name in subcommands if name.startswith(incomplete)]
+        return names
 
 
-resource_name = name_of("The resource name")
+def name_of(what: str, kind: str = "") -> Callable[[str], Any]:
+    """Return a parameter type for names. ``what`` begins the error message; shells complete names of a ``kind``."""
+    check = refusing(functools.partial(locks.check_name, what))
+    return Named(check, kind) if kind else check
+
+
+resource_name = name_of("The resource name", "resource")
 
 
 def names_of(what: str) -> Callable[[str], list[str]]:

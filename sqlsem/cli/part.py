@@ -29,7 +29,7 @@ POLL_SECONDS = 0.25
 
 
 @click.command("run", cls=WithCommand, short_help="Run a command as a part of a batch.")
-@click.argument("name", type=name_of("The batch's name"))
+@click.argument("name", type=name_of("The batch's name", "batch"))
 @click.option("--part", required=True, type=name_of("The part's name"), metavar="PART", help="The part to run.")
 @click.option(
     "--parts",

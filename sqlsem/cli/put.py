@@ -26,7 +26,7 @@ __all__ = ["put"]
 
 #: The longest time before a second attempt.
 LONGEST_BACKOFF_SECONDS = TASK_BOUNDS["backoff_ms"][1] // 1000
-_queue_name = name_of("The queue's name")
+_queue_name = name_of("The queue's name", "queue")
 
 
 def _backoff(value: str) -> float:

@@ -17,7 +17,7 @@ from sqlsem.values.rates import Window
 
 __all__ = ["queues"]
 
-_queue_name = name_of("The queue's name")
+_queue_name = name_of("The queue's name", "queue")
 
 
 @click.group(

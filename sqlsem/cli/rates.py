@@ -17,7 +17,7 @@ from sqlsem.values.rates import Window
 
 __all__ = ["rates"]
 
-_rate_name = name_of("The rate's name")
+_rate_name = name_of("The rate's name", "rate")
 
 
 @click.group(

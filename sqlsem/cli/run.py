@@ -20,7 +20,17 @@ from sqlsem.cli import supervisor
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import EXIT_LOST, EXIT_TEMPFAIL
 from sqlsem.cli.obtaining import Adopted, OncePerPeriod, rate_of, take_rates
-from sqlsem.cli.options import duration, limited, pass_url_option, periodic, rated, resource_name, staged
+from sqlsem.cli.options import (
+    Named,
+    duration,
+    limited,
+    name_of,
+    pass_url_option,
+    periodic,
+    rated,
+    resource_name,
+    staged,
+)
 from sqlsem.cli.waiting import Waiting
 from sqlsem.client.once import Period
 from sqlsem.client.operations.terms import own_mutex
@@ -46,7 +56,7 @@ STEP_DOWN_SECONDS = 10.0
 @click.option(
     "--limit",
     multiple=True,
-    type=limited,
+    type=Named(limited, "resource"),
     metavar="NAME[=N[:WEIGHT]]",
     help="At most N at a time; WEIGHT counts for so many of them (1 if left out): etl=3, etl=10:4. Without N the limit "
     "is the one that `sqlsem set` has set: etl, etl=:4.",
@@ -94,7 +104,7 @@ STEP_DOWN_SECONDS = 10.0
 )
 @click.option(
     "--leader",
-    type=resource_name,
+    type=name_of("The leader's name", "leader"),
     metavar="NAME",
     help="Elect a leader among all processes of this NAME. The command runs in each term of this process; it is ended "
     "when the term ends. SIGTERM ends the command and the term, and another process leads. Others see --note.",

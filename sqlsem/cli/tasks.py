@@ -11,7 +11,7 @@ import sqlsem
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
 from sqlsem.cli.known import unknown_queue
-from sqlsem.cli.options import duration, json_option, most_option, name_of, one_name
+from sqlsem.cli.options import Named, duration, json_option, most_option, name_of, one_name
 from sqlsem.insight.reasons import TaskReason, task_reasons
 from sqlsem.insight.task_estimates import MAX_ENDED, MAX_OPEN
 from sqlsem.ops.terminal import output
@@ -27,7 +27,7 @@ __all__ = ["schedules", "tasks_"]
 MAX_FAILED = 1000
 #: How many running tasks are read, to apply limits.
 MAX_RUNNING = 10_000
-_queue_name = name_of("The queue's name")
+_queue_name = name_of("The queue's name", "queue")
 
 
 @click.group(
@@ -157,7 +157,7 @@ def _add_command(action: str) -> None:
     """
 
     @schedules.command(action, short_help=first, help=help_text)
-    @click.argument("name")
+    @click.argument("name", type=Named(str, "schedule"))
     @connecting
     def command(options: Connecting, name: str) -> None:
         with options.coordinator(must_exist=True) as coordinator:

@@ -10,7 +10,7 @@ import click
 import sqlsem
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.kept import kept_lines
-from sqlsem.cli.options import json_option, most_option
+from sqlsem.cli.options import Named, json_option, most_option
 from sqlsem.insight.chains import WaitGraph
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.rates import rate_words, seconds_until_granted, used_words
@@ -32,7 +32,7 @@ OPEN = ("pending", "running", "lost", "failed")
 
 
 @click.command(short_help="Explain why a request or task waits, for whom, and until when.")
-@click.argument("what", metavar="POSITION|RESOURCE|TASK")
+@click.argument("what", type=Named(str, "resource"), metavar="POSITION|RESOURCE|TASK")
 @click.option("--task", "is_task", is_flag=True, help="It is the number of a task, or the name of a work queue.")
 @most_option(20)
 @json_option

@@ -72,7 +72,7 @@ def _modules(value: str) -> Sequence[str]:
 
 
 @click.command(short_help="Run the tasks of a work queue.")
-@click.argument("queue", type=name_of("The queue's name"))
+@click.argument("queue", type=name_of("The queue's name", "queue"))
 @click.option(
     "--workers",
     type=click.IntRange(1, 1000),

@@ -63,6 +63,8 @@ EXAMPLES: dict[Path, tuple[str, ...]] = {
     ("dashboard",): ("--port", "{port}"),
     ("metrics",): ("--listen", "{port}"),
     ("certify",): ("--only", "13"),
+    ("completion",): ("bash",),
+    ("man",): (),
     ("demo",): ("--seconds", "2", "--workers", "2", "--limit", "1"),
 }
 #: The commands that answer at ``{port}`` until a signal ends them.
