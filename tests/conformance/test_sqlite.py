@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
-from support import TESTS, Database, keep_to_the_permissions
+from support import PATIENCE, TESTS, Attempt, Database, keep_to_the_permissions
 
 import sqlsem
 from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.beacons import Beacons
+from sqlsem.engines.sqlite.connection import SqliteConnection
 from sqlsem.values.locks import Request
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX")
@@ -754,3 +755,33 @@ def test_a_log_that_cannot_be_written_back_is_no_error(file, monkeypatch):
 
 def raise_unavailable():
     raise sqlsem.Unavailable("too many files are open")
+
+
+@pytest.mark.parametrize("method", ["assert_held", "release_on_commit"])
+def test_a_check_in_a_transaction_waits_for_no_other_thread(tmp_path, monkeypatch, method):
+    """Another thread waits for the file's write lock, which the transaction has. The check must not wait for it."""
+    waits, checked, in_time = threading.Event(), threading.Event(), []
+    real = SqliteConnection._try_again
+
+    def try_again(self, *arguments):
+        if not waits.is_set():
+            waits.set()
+            in_time.append(checked.wait(PATIENCE / 4))
+        return real(self, *arguments)
+
+    path = tmp_path / "locks.db"
+    with (
+        sqlsem.connect(path, grace=PATIENCE) as coordinator,
+        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as program,
+    ):
+        with coordinator.mutex("held") as grant:
+            cursor = program.execute("BEGIN IMMEDIATE")
+            monkeypatch.setattr(SqliteConnection, "_try_again", try_again)
+            waiter = Attempt(coordinator.mutex("other"))
+            assert waits.wait(PATIENCE)
+            getattr(grant, method)(cursor)
+            checked.set()
+            cursor.execute("COMMIT")
+        waiter.granted()
+        waiter.leave()
+    assert in_time == [True]

@@ -15,6 +15,7 @@ from typing import Any
 import platformdirs
 
 from sqlsem.engines.base import Creator, Options
+from sqlsem.engines.failures import Replaced
 from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.beacons import Beacons
 from sqlsem.engines.sqlite.files import OpenFiles, identify
@@ -51,6 +52,8 @@ class SqliteDatabase(StatementEngine):
         self._mode = _mode(query)
         self.creates = self._mode == "rwc"
         self.path = Path(location).expanduser().absolute()
+        # (Known without a statement: the caller's transaction, for which another thread may wait in our session.)
+        self.known_identity = str(self.path)
         #: True if the file is in this user's own folder: then it is closed to other users.
         self.private = self.path.parent == platformdirs.user_state_path("sqlsem").absolute()
         self._private_since: int | None = None  # the process that has closed the file to other users
@@ -174,9 +177,18 @@ class SqliteDatabase(StatementEngine):
             yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
             return bool(cursor.rowcount == 1)
         finally:
-            with (
-                fork.forks_blocked
-            ):  # (A fork in another thread would close our connections, and then SQLite may delete the log.)
+            self._require_in_place()
+
+    def _require_in_place(self) -> None:
+        """Raise `Replaced` unless the files are in place. The caller's transaction has the file's write lock, for which
+        another thread may wait with forks blocked: so do not wait for that thread, unless the files seem to be gone.
+        """
+        try:
+            if (known := self.files) is not None:
+                known.require_in_place()
+        except Replaced:
+            # (A fork in another thread closes our connections, and then SQLite may delete the log.)
+            with fork.forks_blocked:
                 if self.files is not None:
                     self.files.require_in_place()
 
