@@ -270,7 +270,7 @@ def command(database, *words):
 
 def refused(database, feature):
     """Every use of a missing feature names the command that adds it, and leaves nothing behind."""
-    pattern = f"with: sqlsem init --add {feature}$"
+    pattern = rf"with: sqlsem init --add {feature}( \[feature\])?$"
     name = random_name()
     with contextlib.closing(database.coordinator()) as coordinator:
         for use in using(coordinator, feature, name):

@@ -1,10 +1,12 @@
 """A fork closes the connections to SQLite for an instant, and another process may delete the log meanwhile.
 
-So the files of a connection are compared, and a connection is opened, only while no fork can begin.
+So the files of a connection are compared, and a connection is opened, only while no fork can begin. A transaction of
+the caller's compares at any time, and again without forks where it finds a difference.
 """
 
 import contextlib
 import os
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from faults.test_replaced_files import STATES, acquired, place
 from support import AMPLE, until
 
 import sqlsem
+from sqlsem.engines.failures import Replaced
 from sqlsem.engines.sqlite import connection as connections
 from sqlsem.engines.sqlite import files, fork
 
@@ -65,7 +68,29 @@ def test_files_are_compared_with_forks_blocked(coordinator, calls, state):
         use()
     coordinator.client.member.heartbeat()
     assert {name for name, _ in calls} >= {"_set_up", "protect_log", "compare"}
-    assert not [name for name, is_blocked in calls if not is_blocked]
+    free = {name for name, is_blocked in calls if not is_blocked}
+    # (A transaction of the caller's compares without, and once more with forks blocked if that finds a difference.)
+    assert free <= ({"require_in_place", "compare"} if state.__name__.startswith("asserting") else set())
+
+
+def test_difference_during_a_fork_is_compared_again(coordinator, monkeypatch):
+    grant = acquired(coordinator.mutex("held"))
+    real, compared = files.OpenFiles.require_in_place, []
+
+    def require_in_place(open_files):
+        compared.append(fork.forks_blocked._is_owned())
+        if not compared[-1]:
+            raise Replaced("the log is gone, as a fork has closed the connections")
+        real(open_files)
+
+    with contextlib.closing(sqlite3.connect(coordinator.engine.path, isolation_level=None)) as program:
+        cursor = program.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(files.OpenFiles, "require_in_place", require_in_place)
+        grant.assert_held(cursor)
+        monkeypatch.undo()
+        cursor.execute("COMMIT")
+    assert compared == [False, True]
+    grant.check()
 
 
 def test_files_of_waiters_are_compared_with_forks_blocked(coordinator, calls):

@@ -228,7 +228,7 @@ def leading(coordinator):
 
 def running_once(coordinator):
     run = coordinator.once("running once", LONG).begin()
-    return run.done, lambda: run.grant.lost
+    return run.finish, lambda: run.grant.lost
 
 
 def task_claimed(coordinator):
@@ -240,7 +240,7 @@ def task_claimed(coordinator):
 
 def part_started(coordinator):
     part = coordinator.batch("batch", ["a", "b"], window="1d").part("a").start()
-    return part.done, None  # it learns at its end what has become of it
+    return part.finish, None  # it learns at its end what has become of it
 
 
 STATES = [
