@@ -180,13 +180,19 @@ def test_foreign_process_with_the_same_number_is_spared(own_mariadb_server):
     server = own_mariadb_server
     server.stop()
     with subprocess.Popen(["sleep", "600"]) as other:
-        (server.directory / "pid").write_text(str(other.pid))
-        assert not server.runs()
-        server.close()
-        with pytest.raises(AssertionError, match="does not run"):
-            server.kill()
-        assert other.poll() is None
-        other.kill()
+        try:
+            until(
+                lambda: psutil.Process(other.pid).cmdline() == ["sleep", "600"],
+                "it is no copy of this process any more",
+            )
+            (server.directory / "pid").write_text(str(other.pid))
+            assert not server.runs()
+            server.close()
+            with pytest.raises(AssertionError, match="does not run"):
+                server.kill()
+            assert other.poll() is None
+        finally:
+            other.kill()
 
 
 def test_failed_start_raises_with_the_log(own_mariadb_server):
