@@ -29,20 +29,11 @@ READ_SECONDS = 2.0
 @contextlib.contextmanager
 def attempts_shown(coordinator: sqlsem.Coordinator) -> Iterator[None]:
     """A context in which a thread shows calls that last long, until the first call has succeeded."""
-    line = status_line()
-    if line is None:
+    with _drawing(functools.partial(_show_attempts, coordinator), "sqlsem-trying"):
         yield
-        return
-    over = threading.Event()
-    spawn(functools.partial(_show, coordinator, line, over), "sqlsem-trying")
-    try:
-        yield
-    finally:
-        over.set()
-        line.close()
 
 
-def _show(coordinator: sqlsem.Coordinator, line: StatusLine, over: threading.Event) -> None:
+def _show_attempts(coordinator: sqlsem.Coordinator, line: StatusLine, over: threading.Event) -> None:
     main, has_begun, is_shown = coordinator.client.member.main, False, False
     while not over.wait(LOOK_SECONDS):
         attempts = max(main.trying.copy(), key=lambda retries: retries.elapsed, default=None)
@@ -62,21 +53,12 @@ def progress_shown(describe: Callable[[], str | None], *, reads: bool = False) -
     second. ``describe`` runs in that thread; None shows nothing. ``reads``: it reads the database, so it is called less
     often.
     """
-    line = status_line()
-    if line is None:
-        yield
-        return
-    over = threading.Event()
     pause = READ_SECONDS if reads else LOOK_SECONDS
-    spawn(functools.partial(_show_progress, describe, line, over, pause), "sqlsem-progress")
-    try:
+    with _drawing(functools.partial(_show_progress, describe, pause), "sqlsem-progress"):
         yield
-    finally:
-        over.set()
-        line.close()
 
 
-def _show_progress(describe: Callable[[], str | None], line: StatusLine, over: threading.Event, pause: float) -> None:
+def _show_progress(describe: Callable[[], str | None], pause: float, line: StatusLine, over: threading.Event) -> None:
     begun, next_pause = time.monotonic(), SHOWN_SECONDS
     while not over.wait(next_pause):
         next_pause = pause
@@ -89,3 +71,19 @@ def _show_progress(describe: Callable[[], str | None], line: StatusLine, over: t
             line.hide()
         else:
             line.show(f"{text} ({time.monotonic() - begun:.0f} s)")
+
+
+@contextlib.contextmanager
+def _drawing(draw: Callable[[StatusLine, threading.Event], None], name: str) -> Iterator[None]:
+    """A context in which a thread draws the status line, until the event is set; without such a terminal none does."""
+    line = status_line()
+    if line is None:
+        yield
+        return
+    over = threading.Event()
+    spawn(functools.partial(draw, line, over), name)
+    try:
+        yield
+    finally:
+        over.set()
+        line.close()

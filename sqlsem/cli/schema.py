@@ -119,17 +119,17 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
         output.echo("Nothing was changed (--dry-run).")
         return
     session = _retrying(lambda: engine.connect("look"), options.retry)
-    done: list[str] = []
+    doing = ["waiting for other installers"]  # each step; the last one is under way
 
     def scripts_to_run(present: Mapping[str, str]) -> Iterator[tuple[int | None, str]]:
         steps = engine.plan(present, selection)
         for number, step in enumerate(steps, 1):
-            done[:] = [f"running script {number} of {len(steps)}"]
+            doing.append(f"running script {number} of {len(steps)}")
             yield step
-        done[:] = ["committing"]
+        doing.append("committing")
 
     try:
-        with _rights_to_install(engine), options.progress(lambda: "".join(done) or "waiting for other installers"):
+        with _rights_to_install(engine), options.progress(lambda: doing[-1]):
             # (Another session kept a lock: nothing was changed.)
             _retrying(lambda: session.install(scripts_to_run), options.retry, Busy)
     finally:
