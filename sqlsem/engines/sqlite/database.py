@@ -52,7 +52,7 @@ class SqliteDatabase(StatementEngine):
         self._mode = _mode(query)
         self.creates = self._mode == "rwc"
         self.path = Path(location).expanduser().absolute()
-        # (Known without a statement: the caller's transaction, for which another thread may wait in our session.)
+        # (Not read from the database: the caller has a transaction, and our session may be waiting for its end.)
         self.known_identity = str(self.path)
         #: True if the file is in this user's own folder: then it is closed to other users.
         self.private = self.path.parent == platformdirs.user_state_path("sqlsem").absolute()
