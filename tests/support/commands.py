@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from sqlsem.values.locks import Entry
 
 #: A timeout that only a failing test reaches; machines may be slow.
 PATIENCE = 60.0
+#: Erases the line of a terminal; and the same as a pattern.
+RAW_ERASE = "\r\x1b[K"
+ERASE = re.escape(RAW_ERASE)
 ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
 #: Writes its process id, then each signal that it gets; ends at SIGTERM with status 5, at the third SIGINT with 6.
 LISTENER = """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
 import pytest
+from support.commands import Bench
 
 from sqlsem.api import default
 
@@ -26,3 +28,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "config").mkdir()
     monkeypatch.chdir(project)
     return home
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A database of the test, and `sqlsem` processes that are all ended afterwards."""
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()

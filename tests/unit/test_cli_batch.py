@@ -22,13 +22,6 @@ TWO = ("--parts", "a,b", "--window", "6h")
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    new_bench = Bench(tmp_path)
-    yield new_bench
-    new_bench.close()
-
-
-@pytest.fixture
 def coordinator(bench: Bench) -> Iterator[sqlsem.Coordinator]:
     with sqlsem.connect(bench.url) as coordinator:
         coordinator.admin.resources()  # the tables are there

@@ -5,7 +5,7 @@ import sys
 import time
 
 import pytest
-from support.commands import PATIENCE, Bench, alive, lines, pids, until
+from support.commands import PATIENCE, alive, lines, pids, until
 
 import sqlsem
 
@@ -21,13 +21,6 @@ while True: time.sleep(0.05)
 """
 #: Ignores requests to end.
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STAYS
-
-
-@pytest.fixture
-def bench(tmp_path):
-    new_bench = Bench(tmp_path)
-    yield new_bench
-    new_bench.close()
 
 
 @pytest.fixture

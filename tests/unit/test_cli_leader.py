@@ -7,7 +7,7 @@ import sys
 from queue import SimpleQueue
 
 import pytest
-from support.commands import PATIENCE, Bench, alive, lines, pids, until
+from support.commands import PATIENCE, alive, lines, pids, until
 
 import sqlsem
 from sqlsem.cli import supervisor
@@ -24,13 +24,6 @@ while True: time.sleep(0.05)
 """
 #: Ignores requests to end.
 STUBBORN = LEADS.replace("lambda *_: os._exit(5)", "signal.SIG_IGN")
-
-
-@pytest.fixture
-def bench(tmp_path):
-    new_bench = Bench(tmp_path)
-    yield new_bench
-    new_bench.close()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import os
 import sys
 
 import pytest
-from support.commands import PATIENCE, Bench, lines, pids, until
+from support.commands import PATIENCE, lines, pids, until
 
 import sqlsem
 
@@ -14,13 +14,6 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process 
 #: Notes that it ran, and ends with the status that it is given.
 RAN = ["sh", "-c", 'echo ran >> "$0"; exit $1']
 LONG = "366d"
-
-
-@pytest.fixture
-def bench(tmp_path):
-    new_bench = Bench(tmp_path)
-    yield new_bench
-    new_bench.close()
 
 
 def once(bench, status=0, *options, per=f"report={LONG}"):

@@ -7,28 +7,16 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.commands import PATIENCE, Bench, until
+from support.commands import ERASE, PATIENCE, RAW_ERASE, Bench, until
 
 import sqlsem
 from sqlsem import cli
 from sqlsem.cli import connecting
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="terminals")
-
-#: Erases the line of a terminal.
-RAW_ERASE = "\r\x1b[K"
-ERASE = re.escape(RAW_ERASE)
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.close()
 
 
 @pytest.fixture

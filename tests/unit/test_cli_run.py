@@ -9,19 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support.commands import LISTENER, PATIENCE, Bench, alive, lines, pids, until
+from support.commands import ERASE, LISTENER, PATIENCE, RAW_ERASE, Bench, alive, lines, pids, until
 
 import sqlsem
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
 
-#: Erases the line of a terminal.
-RAW_ERASE = "\r\x1b[K"
-ERASE = re.escape(RAW_ERASE)
 #: Ignores SIGTERM, and has a child that ignores it, too.
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -45,13 +40,6 @@ else:
     told()
 while True: time.sleep(0.1)
 """
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.close()
 
 
 # -- exit codes -------------------------------------------------------------------------------------------------------
