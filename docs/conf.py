@@ -1,4 +1,4 @@
-"""How the site is built from the repository's Markdown: ``python -m sphinx -W --keep-going -c docs . build/docs``.
+"""Builds the site from the repository's Markdown: ``python -m sphinx -W --keep-going -c docs . build/docs``.
 
 The source folder is the root of the repository, so a link from one file to another is the same on a code host and on
 the site. The order of the pages is in ``_toc.yml``, so no page has to hold it.
@@ -107,7 +107,7 @@ def internal(app: Sphinx, what: str, name: str, found: Any, skip: bool, options:
 class CommandHelp(SphinxDirective):
     """The text of ``--help`` of each command and its subcommands, as a terminal shows it.
 
-    (No package does this: those that render click's commands read the texts as reStructuredText.)
+    (Packages that render the commands of click read these texts as reStructuredText, which they are not.)
     """
 
     def run(self) -> list[nodes.Node]:
