@@ -8,6 +8,7 @@ Run as ``python docs/check.py``; needs sqlsem installed.
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import sys
@@ -114,14 +115,18 @@ def unknown(words: list[str], line: str) -> Iterator[str]:
             return  # the rest is the command to run
 
 
+@functools.cache
+def in_schema() -> frozenset[str]:
+    """Return the names in the schema sqlsem that the scripts of any engine contain."""
+    scripts = [sql.script(engine, name) for engine in engines.ENGINES for name in ("schema", *sql.rerunnable(engine))]
+    return frozenset(re.findall(r"\bsqlsem\.(\w+)", "".join(scripts)))
+
+
 def routines(text: str) -> Iterator[str]:
     """Yield routines that SQL examples call and that no engine has."""
-    known = "".join(
-        sql.script(engine, name) for engine in engines.ENGINES for name in ("schema", *sql.rerunnable(engine))
-    )
     calls = "".join(body for _, language, body in FENCE.findall(text) if language == "sql")
     for name in sorted(set(re.findall(r"\bsqlsem\.(\w+)", calls))):
-        if not re.search(rf"\bsqlsem\.{name}\b", known):
+        if name not in in_schema():
             yield f"there is no routine or table: sqlsem.{name}"
 
 
