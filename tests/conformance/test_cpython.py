@@ -1,7 +1,7 @@
 """The expectations of CPython's own tests of Lock, RLock, Semaphore, BoundedSemaphore and their asyncio counterparts.
 
-Here are those that `mutex` and `limit` meet, and tests of the differences, of which
-docs/howto/asyncio.md and docs/howto/python.md list the important ones.
+Here are those that `mutex` and `limit` meet, and tests of the differences, of which the docstring of `Lock` and
+docs/howto/asyncio.md list the important ones.
 """
 
 import asyncio

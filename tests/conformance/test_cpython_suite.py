@@ -1,6 +1,6 @@
 """CPython's own tests of Lock, RLock, Semaphore and BoundedSemaphore, run on `mutex` and `limit`.
 
-`DIFFERENCES` names each difference and its reason; docs/howto/python.md has the important ones.
+`DIFFERENCES` names each difference and its reason; the docstring of `Lock` has the important ones.
 """
 
 import itertools

@@ -86,10 +86,10 @@ SCRIPTS = (
 NAMES = {
     "asyncio.md": "async def load(*args): pass",
     "deadlocks.md": "transfer = lambda: None",
-    "leaders.md": "tick = lambda fence: None\nis_done = lambda: True\nasync def load(*args): pass",
+    "leaders.md": "tick = lambda fence: None\nis_done = lambda: True",
     "priorities.md": "load = lambda **given: None",
     "once.md": "send_report = lambda: None",
-    "python.md": "worker = None\nparts = ['customer']",
+    "python.md": "worker = None\nparts = ['customer']\nload = lambda part: None",
     "readers-writer.md": "make_report = replace_table = reload = report = lambda: None\noutdated = lambda: True",
     "transactions.md": "prepare = lambda: None\nstart_job = lambda token: None",
     "django.md": """
