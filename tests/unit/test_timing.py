@@ -21,7 +21,7 @@ SENTENCES = {
     ("explanation/performance.md", r"Each wait is bounded by ([\d.]+) s"): "slice",
     ("explanation/performance.md", r"at first often, later once in ([\d.]+) s"): "longest_poll",
     ("explanation/security.md", r"a waiter polls again after ([\d.]+) s at most"): "slice",
-    ("howto/deadlocks.md", r"its process calls `find_deadlock` every ([\d.]+) s"): "deadlock_check",
+    ("contributing/write-a-client.md", r"Python's client calls it every ([\d.]+) s"): "deadlock_check",
 }
 
 
