@@ -24,7 +24,7 @@ from sqlsem.cli import main
 ROOT = Path(__file__).resolve().parent.parent
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
 PAGES = [README, CHANGELOG, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)```([\w{}-]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^\s*#.*$|\s{2,}#.*$", re.MULTILINE)
 #: Words that are hard to read for people with another first language than English.
 AVOIDED = re.compile(r"\b(who(?:m|so)?ever|whos|lest|whence|hence|whilst|thereof|therein|wherein|ere)\b", re.IGNORECASE)
