@@ -1,7 +1,7 @@
 """Checks the documentation for errors that a program can find.
 
 Each link has a target, Python examples compile, and the commands, options and routines on the pages exist. Links lead
-from the README to every page, the pages describe every script and role, and the glossary has the words of the pages.
+from the README to every page, a page describes every role, and the glossary has the words of the pages.
 
 Run as ``python docs/check.py``; needs sqlsem installed.
 """
@@ -191,7 +191,6 @@ def check() -> int:
         if page == README:
             problems += reached(text)
         elif page.name == "install.md":
-            problems += missing((f"{name}.sql" for name in sql.SCRIPTS if name != "schema"), text, "script")
             problems += missing(roles(), text, "role")
         elif page.name == "glossary.md":
             problems += glossary(text)
