@@ -18,8 +18,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 #: Sentences of users' pages with the value of a time.
 SENTENCES = {
     ("explanation/how-it-works.md", r"A waiter wakes every ([\d.]+) s at the latest"): "slice",
-    ("explanation/performance.md", r"Each wait is bounded by ([\d.]+) s"): "slice",
-    ("explanation/performance.md", r"at first often, later once in ([\d.]+) s"): "longest_poll",
     ("explanation/security.md", r"a waiter polls again after ([\d.]+) s at most"): "slice",
     ("contributing/write-a-client.md", r"Python's client calls it every ([\d.]+) s"): "deadlock_check",
 }
