@@ -91,7 +91,7 @@ NAMES = {
     "once.md": "send_report = lambda: None",
     "python.md": "worker = None\nparts = ['customer']\nload = lambda part: None",
     "readers-writer.md": "make_report = replace_table = reload = report = lambda: None\noutdated = lambda: True",
-    "transactions.md": "prepare = lambda: None\nstart_job = lambda token: None",
+    "transactions.md": "prepare = lambda: None\nstart_job = load = lambda *given, **named: None",
     "django.md": """
 import contextlib, os, urllib.parse
 import django
