@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "e78df0240cda5677c0cb948d7e204c9f2128632dfc4435a4a2dddf6278dd4c8b"}
+DIGESTS = {"0.1.0": "1250ae37fe23179d007019725938f4affbd8d2585ab56ec3c4f2b17de83de536"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

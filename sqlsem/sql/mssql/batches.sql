@@ -537,9 +537,9 @@ AS {begin}
     RETURN @done;
 END;
 
--- Abandon batch @batch, or the newest batch of a name, if it is open or has failed, or its callback is pending or has
--- failed. The next start of a part begins a new batch. Return a row with the number; NULL if there is no batch to
--- abandon. For operators.
+-- Abandon the newest batch of a name, or batch @batch, if it is open or has failed, or its callback is pending or has
+-- failed. The next start of a part begins a new batch. Return a row with its number; NULL if there is no batch
+-- to abandon.
 CREATE OR ALTER PROCEDURE {schema}.abandon_batch @name nvarchar(400), @batch bigint = NULL, @abandoned bigint = NULL OUTPUT
 AS {begin_try}
     SET @abandoned = NULL;
@@ -636,8 +636,8 @@ END;
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Start a part for this session; return a row with the number of the batch. @parts names all parts of the batch, with
--- commas in between or as a JSON array. If the session ends before the part, the part fails.
+-- Start a part for this session; return a row with the number of the batch. @parts: the names of all parts, with commas
+-- in between or as a JSON array. If the session ends before the part, the part fails.
 CREATE OR ALTER PROCEDURE {schema}.batch_part_start
     @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_seconds float,
     @batch_id bigint = NULL OUTPUT AS {begin_try}
@@ -768,9 +768,9 @@ CREATE OR ALTER PROCEDURE {schema}.session_part_end
 END;
 
 -- End this session's part as succeeded. If is_last = 1, it was the last part: the session has to run the callback, and
--- then to call batch_callback_ended. (A message is sent if only another login may run the callback.) outcome:
--- succeeded; or late: the part does not count, as it took longer than the window, or the batch was abandoned. If all
--- other parts have ended, a message names the failed ones. Returns a row, and OUTPUT parameters.
+-- then to call batch_callback_ended. A message is sent if only another login may run the callback. outcome: succeeded;
+-- or late: the part does not count, as it took longer than the window, or the batch was abandoned. If all other parts
+-- have ended, a message names the parts that have failed. Returns a row, and OUTPUT parameters.
 CREATE OR ALTER PROCEDURE {schema}.batch_part_finish
     @name nvarchar(400), @part nvarchar(400), @is_last bit = NULL OUTPUT, @outcome nvarchar(16) = NULL OUTPUT
 AS {begin_try}
@@ -797,7 +797,7 @@ AS {begin_try}
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
 {end_try_rollback_own}
 
--- End this session's part as failed. (is_last is always 0.)
+-- End this session's part as failed. Returns a row; is_last is always 0.
 CREATE OR ALTER PROCEDURE {schema}.batch_part_fail @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
 AS {begin_try}
     IF @@TRANCOUNT > 0
@@ -811,7 +811,7 @@ AS {begin_try}
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
 {end_try_rollback_own}
 
--- Claim a callback that no member runs. is_last: 1 if this session has to run one now, else 0.
+-- Claim a callback that no session runs. is_last: 1 if this session has to run one now, else 0.
 CREATE OR ALTER PROCEDURE {schema}.batch_resume @name nvarchar(400), @is_last bit = NULL OUTPUT AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: batch_resume must not be called inside an open transaction; commit first', 1;

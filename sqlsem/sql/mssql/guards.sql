@@ -93,7 +93,8 @@ CREATE OR ALTER PROCEDURE {schema}.find_table @table nvarchar(600), @id int OUTP
     END;
 END;
 
--- Guard a table. Return 1, or 0 if this resource guards it already.
+-- Guard a table: a write needs the asserted lock of @resource. Return 1, or 0 if this resource guards the table already.
+-- The caller needs ALTER on the table.
 CREATE OR ALTER PROCEDURE {schema}.guard_table @table nvarchar(600), @resource nvarchar(400), @answer bit = 0 AS {begin}
     DECLARE @id int, @schema nvarchar(128), @name nvarchar(128), @trigger nvarchar(128), @disabled int, @known nvarchar(max),
             @text nvarchar(max), @message nvarchar(1000), @changed int = 0;
@@ -134,7 +135,7 @@ CREATE OR ALTER PROCEDURE {schema}.guard_table @table nvarchar(600), @resource n
     RETURN @changed;
 END;
 
--- Remove the guard of a table. Return 1, or 0 if there was none.
+-- Remove the guard of a table. Return 1, or 0 if there was none. The caller needs ALTER on the table.
 CREATE OR ALTER PROCEDURE {schema}.unguard_table @table nvarchar(600), @answer bit = 0 AS {begin}
     DECLARE @id int, @text nvarchar(max), @changed int = 0;
     EXEC {schema}.find_table @table, @id OUTPUT;
@@ -149,7 +150,7 @@ CREATE OR ALTER PROCEDURE {schema}.unguard_table @table nvarchar(600), @answer b
     RETURN @changed;
 END;
 
--- Return the guarded tables, and their problems.
+-- Return the guarded tables, and the problems of their guards.
 CREATE OR ALTER PROCEDURE {schema}.guarded_tables AS {begin_try}
     SELECT schema_name, table_name, resource_id, CASE WHEN disabled = 1 THEN N'its trigger is disabled' END AS problem
     FROM {schema}.guards() ORDER BY schema_name, table_name;

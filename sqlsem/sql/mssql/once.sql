@@ -129,7 +129,8 @@ END;
 -- Begin a run that is due once per period; wait up to @timeout_ms for a run that is under way, as it may fail. Return
 -- code:
 --   0, 1 this session has to run it, and then to call once_finish; or, if it failed, release N'once:...', @position
---   2 the run of this period is done     -1, -2, -3 as of acquire
+--   2 the run of this period is done
+--   -1, -2, -3 as of acquire
 CREATE OR ALTER PROCEDURE {schema}.once_begin
     @name nvarchar(400), @per_seconds float, @offset_seconds float = 0, @timeout_ms int = -1, @note nvarchar(1000) = NULL,
     @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,

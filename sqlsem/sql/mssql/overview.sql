@@ -294,9 +294,9 @@ CREATE OR ALTER PROCEDURE {schema}.estimate @queue_position bigint AS {begin_try
 {end_try}
 
 -- Return why a request waits: one row for each row that blocks it, from the head of the queue on, or one row without a
--- blocker; no row if there is no such request. goes_on_at: the position at which the blocker's owner waits itself, for
--- the next call. The codes are those of `sqlsem why` (docs/reference/cli.md), and holds, revoked or dead for a request that no
--- longer waits. The reason also says when the request will be granted, if `estimate` can tell.
+-- blocker; no row if there is no such request. code: as of `sqlsem why`; or holds, revoked or dead for a request that no
+-- longer waits. reason: the same in words, and when the request will be granted, if `estimate` can tell. goes_on_at: the
+-- position at which the blocker's owner waits itself, for the next call.
 CREATE OR ALTER PROCEDURE {schema}.why @queue_position bigint AS {begin_try}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();

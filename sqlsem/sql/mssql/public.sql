@@ -307,8 +307,12 @@ END;
 
 -- end of feature: priorities
 
--- Acquire a lock for this session (or for a lease); wait up to @timeout_ms for it. Return code:
---   0 granted at once   1 granted after waiting   -1 timeout   -2 revoked by an operator   -3 deadlock victim
+-- Acquire a lock for this session, or for a lease, and wait up to @timeout_ms for it. Return code:
+--   0 granted at once
+--   1 granted after waiting
+--   -1 not granted in time
+--   -2 cancelled: an operator revoked the waiting row
+--   -3 victim of a deadlock: a message names the cycle
 CREATE OR ALTER PROCEDURE {schema}.acquire
     @resource nvarchar(400), @limit int = 1, @access nvarchar(100) = N'write', @weight int = 1, @timeout_ms int = -1,
     @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
@@ -589,9 +593,9 @@ CREATE OR ALTER PROCEDURE {schema}.[try]
     RETURN @code;
 END;
 
--- Renew a lease, by @lease_seconds or by as much as before. Return 0 if the lock is still held, -1 if not. For a row
--- without a lease, write a heartbeat of the session, and return the same. (This also keeps a gateway from closing an
--- idle connection.)
+-- Extend a lease, by @lease_seconds or by as much as before. Return 0 if the lock is still held, -1 if not. For a lock
+-- without a lease, write a heartbeat of the session, and return the same, which also keeps a gateway from closing an
+-- idle connection.
 CREATE OR ALTER PROCEDURE {schema}.renew
     @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL
 AS {begin_try}
@@ -655,7 +659,7 @@ AS {begin_try}
     RETURN @code;
 {end_try_rollback_own}
 
--- Raise if the lock is not held; else keep it held until the caller's transaction ends. Runs in that transaction.
+-- Raise if the lock is not held; else keep it held until the caller's transaction ends. Call it inside that transaction.
 CREATE OR ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
 AS {begin_try}
     DECLARE @holding int, @message nvarchar(1000);
@@ -676,9 +680,9 @@ AS {begin_try}
     END;
 {end_try}
 
--- Return 1 if a row, also a bare participant's, may be granted, 0 if not yet, -1 if it is not there. (1 stays true
--- until the row is released.) Changes nothing, and reads committed rows, unlike `entries`. Waits a second at most for
--- an open transaction that changes a row ahead, and then returns 0.
+-- Return 1 if a row may be granted, also a bare participant's, 0 if not yet, -1 if it is not there. 1 stays true until
+-- the row is released. Changes nothing, and reads committed rows. It waits a second at most for an open transaction that
+-- changes a row ahead, and then returns 0.
 CREATE OR ALTER PROCEDURE {schema}.may_enter @resource nvarchar(400), @position bigint, @answer bit = 0 AS {begin}
     SET LOCK_TIMEOUT 1000;
     -- (The caller may be under SNAPSHOT: the rule reads with READCOMMITTEDLOCK.)
@@ -702,7 +706,9 @@ CREATE OR ALTER PROCEDURE {schema}.may_enter @resource nvarchar(400), @position 
     RETURN @code;
 END;
 
--- Return the queue of one resource or of all: holders and waiters.
+-- Return the rows of the queue, of one resource or of all. state: holds, waits, revoked, or dead (the owner is gone, and
+-- the next waiter removes the row). seconds: in this state. missing_for: for how many seconds the owner is
+-- missing; after grace seconds it counts as dead. Also shows uncommitted changes.
 CREATE OR ALTER PROCEDURE {schema}.status @resource nvarchar(400) = NULL AS {begin_try}
     EXEC {schema}.entries @resource;
 {end_try}
@@ -712,7 +718,7 @@ CREATE OR ALTER PROCEDURE {schema}.status @resource nvarchar(400) = NULL AS {beg
 -- Operators (and reap, in routines.sql) ------------------------------------------------------------------------
 
 -- Set the limit of a resource, or of all whose names begin with a prefix ('tenant:*'): an upper bound on declared
--- limits, and the limit of requests that declare none. NULL: remove it.
+-- limits, and the limit of requests that declare none. NULL removes it.
 CREATE OR ALTER PROCEDURE {schema}.set_limit @resource nvarchar(400), @limit int AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: set_limit must not be called inside an open transaction; commit first', 1;
@@ -737,6 +743,7 @@ CREATE OR ALTER PROCEDURE {schema}.pause @resource nvarchar(400) AS {begin_try}
     EXEC {schema}.set_resource @resource, N'paused', 1;
 {end_try_rollback_own}
 
+-- Grant requests again after a pause.
 CREATE OR ALTER PROCEDURE {schema}.resume @resource nvarchar(400) AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: resume must not be called inside an open transaction; commit first', 1;

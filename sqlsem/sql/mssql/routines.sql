@@ -1411,10 +1411,12 @@ CREATE OR ALTER PROCEDURE {schema}.poll_waiters @member bigint, @positions nvarc
     SELECT queue_position, CASE WHEN answer = 1 THEN 1 ELSE 0 END AS granted FROM @waiters WHERE answer IN (1, -2);
 END;
 
--- Release a position: 0 done, -1 no such row of this requester and login (already released, reaped or revoked). May be
--- repeated. Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row. Without @position it releases all
--- rows of the requester on the resource; without @requesting_id the requester is this session (see public.sql). With
--- @answer the code is in a row, and not in the return code.
+-- Release a lock, or remove a waiting row. Without @position: all locks that this requester has on the resource. Return
+-- 0 done, -1 nothing to release: it was released before, revoked, lost, or belongs to another login. May be repeated.
+-- With @answer the code is in a row, and not in the return code. If an open transaction has asserted the lock, this
+-- waits for its end.
+--
+-- (The wait is up to SET LOCK_TIMEOUT. Without @requesting_id the requester is this session: see public.sql.)
 -- A crash of the server may undo a release. Then a program finds the row at its next heartbeat, and releases it again.
 -- (The row of a session is removed, as the session ended with the server.)
 CREATE OR ALTER PROCEDURE {schema}.release

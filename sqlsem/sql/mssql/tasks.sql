@@ -916,13 +916,19 @@ AS {begin}
     FROM @page AS p ORDER BY p.place;
 END;
 
--- Return the first page of show_tasks.
+-- Return tasks: open ones first, in the order in which they will run (but for fair queueing), then ended ones, newest
+-- first. status: as in the table, or lost (its worker is dead, and the task will become pending). A login that may only
+-- put sees its own tasks.
+--
+-- The first page of show_tasks.
 CREATE OR ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @maximum int = 100
 AS {begin_try}
     EXEC {schema}.show_tasks @queue, @status, @maximum, 0;
 {end_try}
 
--- Return the counts of each queue: see PostgreSQL's tasks.sql. Reads all stored tasks.
+-- Return the counts of each queue: tasks by status (lost: running tasks whose worker is dead); oldest: the seconds that
+-- the oldest task that may run has waited; rate: tasks a minute that ended in the last five; blocked_by: the failed
+-- task that blocks later orders. A login that may only put sees its own tasks. Reads all tasks that are kept.
 CREATE OR ALTER PROCEDURE {schema}.queue_counts @queue nvarchar(400) = NULL AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -997,9 +1003,14 @@ END;
 -- Operators ------------------------------------------------------------------------------------------------------
 
 -- Retry or cancel a task. 'retry': a failed or cancelled task becomes pending again, with all its attempts. 'cancel': a
--- pending or failed task is cancelled. Return 0 done, 1 nothing done as it runs, -1 no such task, -2 its state does not
--- allow that, -3 another open task has its key. If the worker of a running task is dead, the task first becomes
--- pending; a retry then does nothing more.
+-- pending or failed task is cancelled. A login that may only put may do so with its own tasks. Return:
+--   0 done
+--   1 nothing done, as it runs
+--   -1 no such task
+--   -2 its state does not allow that
+--   -3 another task with its key is open
+--
+-- The worker of a running task is tested first: if it is dead, the task becomes pending, and a retry does nothing more.
 CREATE OR ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @answer bit = 0 AS {begin}
     DECLARE @code int, @count int = 0, @status nvarchar(16), @old nvarchar(16), @member bigint, @queue nvarchar(255),
             @key nvarchar(255);
@@ -1058,9 +1069,13 @@ CREATE OR ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @a
     RETURN @code;
 END;
 
--- Cancel a task. Return 0: it was pending or had failed, and is cancelled; 1: it runs, and is cancelled as soon as its
--- worker has learned of that and ended it; -1 no such task; -2 its state does not allow that. (A session that runs the
--- task by `work` cannot poll for a cancellation: the task is cancelled when its SQL has ended, or KILL has ended it.)
+-- Cancel a task. A login that may only put may do so with its own tasks. Return:
+--   0 it was pending or had failed, and is cancelled
+--   1 it runs, and is cancelled as soon as its worker has learned of that and ended it
+--   -1 no such task
+--   -2 its state does not allow that
+-- A session that runs the task by `work` cannot poll for a cancellation: the task is cancelled when its SQL has ended,
+-- or KILL has ended it.
 CREATE OR ALTER PROCEDURE {schema}.cancel_task @task bigint, @answer bit = 0 AS {begin}
     DECLARE @code int = 1, @count int = 0, @tries int = 0;
     WHILE @code = 1 AND @count = 0 AND @tries < 100
@@ -1595,6 +1610,7 @@ END;
 -- Call it from Agent jobs, one for each concurrent worker, without a command timeout. @done and @failed count the
 -- tasks. A task's text is run by EXEC (text), with the session's settings and no transaction around it. If the text
 -- leaves a transaction open, that is rolled back, and the task fails.
+--
 -- The end of EXEC undoes the settings of a text, its change of the database, its impersonation (WITH NO REVERT is
 -- refused in EXEC) and its local tables. Application locks, global cursors, SESSION_CONTEXT, sqlsem's own locks and
 -- parts of batches belong to the session, and stay until that ends.

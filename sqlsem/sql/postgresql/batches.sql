@@ -385,9 +385,9 @@ BEGIN
 END
 $$;
 
--- Abandon batch p_batch, or the newest batch of a name, if it is open or has failed, or its callback is pending or has
--- failed. The next start of a part begins a new batch. Return the number; NULL if there is no batch to abandon. For
--- operators.
+-- Abandon the newest batch of a name, or batch p_batch, if it is open or has failed, or its callback is pending or has
+-- failed. The next start of a part begins a new batch. Return its number; NULL if there is no batch
+-- to abandon.
 CREATE OR REPLACE FUNCTION {schema}.abandon_batch(p_name varchar, p_batch bigint DEFAULT NULL) RETURNS bigint
 {plpgsql_definer}
 DECLARE
@@ -519,8 +519,9 @@ BEGIN
 END
 $$;
 
--- Start a part for this session; return the number of the batch. If the session ends before the part, the part fails.
--- Call it outside a transaction: an open one would keep all other parts of the batch waiting until it ends.
+-- Start a part for this session; return the number of the batch. parts: the names of all parts, with commas in between
+-- or as a JSON array. If the session ends before the part, the part fails. Call it outside a transaction: an open one
+-- would keep all other parts of the batch waiting until it ends.
 CREATE OR REPLACE FUNCTION {schema}.batch_part_start(name text, part text, parts text, window_seconds double precision)
 RETURNS bigint {plpgsql}
 BEGIN
@@ -528,6 +529,7 @@ BEGIN
 END
 $$;
 
+-- End this session's part with an outcome, for batch_part_finish and batch_part_fail.
 CREATE OR REPLACE FUNCTION {schema}.session_part_end(p_name text, p_part text, p_outcome text, p_error text, p_owner text)
 RETURNS TABLE (code varchar, id bigint, is_last boolean, batch_status varchar, failed text, kept_by text)
 {plpgsql_definer}
@@ -555,10 +557,9 @@ END
 $$;
 
 -- End this session's part as succeeded. If is_last = 1, it was the last part: the session has to run the callback, and
--- then to call batch_callback_ended. (A warning is raised if only another login may run the callback.)
--- outcome: 'succeeded'; or 'late': the part does not count, as it took longer than the window, or the batch was
--- abandoned. If all other parts have ended, a warning names the parts that have failed. May be part of the caller's
--- transaction.
+-- then to call batch_callback_ended. A warning is raised if only another login may run the callback. outcome: succeeded;
+-- or late: the part does not count, as it took longer than the window, or the batch was abandoned. If all other parts
+-- have ended, a warning names the parts that have failed. May be part of the caller's transaction.
 CREATE OR REPLACE FUNCTION {schema}.batch_part_finish(name text, part text, OUT is_last integer, OUT outcome text)
 {plpgsql}
 DECLARE
@@ -581,7 +582,7 @@ BEGIN
 END
 $$;
 
--- End this session's part as failed. (is_last is always 0.)
+-- End this session's part as failed; is_last is always 0.
 CREATE OR REPLACE FUNCTION {schema}.batch_part_fail(
     name text, part text, error text DEFAULT NULL, OUT is_last integer, OUT outcome text) {plpgsql}
 BEGIN
@@ -590,6 +591,7 @@ BEGIN
 END
 $$;
 
+-- Claim a callback for this session, for batch_resume.
 CREATE OR REPLACE FUNCTION {schema}.session_batch_resume(name text, p_owner text) RETURNS integer {plpgsql_definer}
 DECLARE
     v_member bigint;

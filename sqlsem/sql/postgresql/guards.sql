@@ -84,7 +84,8 @@ RETURNS TABLE (relation regclass, resource_id text, trigger_name name, fires boo
     FROM pg_trigger AS t WHERE t.tgfoid = '{schema}.check_guard()'::regprocedure
 $$;
 
--- Guard a table and its partitions, also those added since; return the number of triggers that were created or enabled.
+-- Guard a table and its partitions, also those added since: a write needs the asserted lock of p_resource. Return the
+-- number of triggers that were created or enabled. The caller needs the right to put triggers on the table.
 CREATE OR REPLACE FUNCTION {schema}.guard_table(p_table regclass, p_resource text) RETURNS integer {plpgsql}
 DECLARE
     v_what   record;
@@ -130,7 +131,8 @@ BEGIN
 END
 $$;
 
--- Remove the guards of a table and its partitions; return the number of removed triggers.
+-- Remove the guards of a table and its partitions; return the number of removed triggers. Only the table's owner may do
+-- this.
 CREATE OR REPLACE FUNCTION {schema}.unguard_table(p_table regclass) RETURNS integer {plpgsql}
 DECLARE
     v_one    record;

@@ -232,8 +232,8 @@ CREATE OR REPLACE FUNCTION {schema}.delete_empty_member(p_member bigint) RETURNS
       AND NOT EXISTS (SELECT FROM {schema}.member_rows(p_member))
 $$;
 
--- Hand over the rows that this session holds on a resource (or one position). A session that adopts the token within
--- ttl_seconds, as login to_login (by default this login), holds them from then on.
+-- Hand over the locks that this session holds on a resource, or the one at queue_position, and return a token. A session
+-- that adopts the token within ttl_seconds, as login to_login (by default this login), holds them from then on.
 CREATE OR REPLACE PROCEDURE {schema}.hand_over(
     resource text, queue_position bigint DEFAULT NULL, ttl_seconds double precision DEFAULT 60, to_login text DEFAULT NULL,
     requesting_id text DEFAULT NULL, INOUT token text DEFAULT NULL)
@@ -273,8 +273,8 @@ BEGIN
 END
 $$;
 
--- Adopt the rows of a token for this session (or with a lease); `release` ends them. If the token is for several locks,
--- the first one is returned, and all get the same requesting_id.
+-- Adopt the locks of a token for this session, or with a lease; raise if the token is not valid. `release` ends them. If
+-- the token is for several locks, the first one is returned, and all get the same requesting_id.
 CREATE OR REPLACE PROCEDURE {schema}.adopt(
     token text, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL,
     INOUT resource text DEFAULT NULL, INOUT queue_position bigint DEFAULT NULL, INOUT fence bigint DEFAULT NULL)

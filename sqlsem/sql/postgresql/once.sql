@@ -105,8 +105,9 @@ END
 $$;
 
 -- Begin a run that is due once per period; wait up to timeout_ms for a run that is under way, as it may fail. code:
---   0, 1  this session has to run it, and then to call once_finish; or, if it failed, release('once:…', queue_position)
---   2  the run of this period is done     -1, -2, -3 as of acquire
+--   0, 1 this session has to run it, and then to call once_finish; or, if it failed, release('once:…', queue_position)
+--   2 the run of this period is done
+--   -1, -2, -3 as of acquire
 CREATE OR REPLACE PROCEDURE {schema}.once_begin(
     name text, per_seconds double precision, offset_seconds double precision DEFAULT 0, timeout_ms integer DEFAULT -1,
     note text DEFAULT NULL, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL,

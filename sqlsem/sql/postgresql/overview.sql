@@ -221,6 +221,7 @@ $$;
 -- cases in between. held_low, held_high: how long such locks are held, in eight of ten cases; holds: the number of
 -- holds from which that is known. No row if the request does not wait, the resource is paused, fewer than five holds
 -- are known, or more than 60 requests are ahead of it.
+--
 -- The estimate simulates the queue 100 times, like `sqlsem why` (which also estimates what this leaves out). A holder
 -- stays for as long as one of the recent holds that were longer, and a waiter is granted as soon as the rule allows it.
 CREATE OR REPLACE FUNCTION {schema}.estimate(queue_position bigint)
@@ -307,9 +308,9 @@ END
 $$;
 
 -- Return why a request waits: one row for each row that blocks it, from the head of the queue on, or one row without a
--- blocker; no row if there is no such request. goes_on_at: the position at which the blocker's owner waits itself, for
--- the next call. The codes are those of `sqlsem why` (docs/reference/cli.md), and holds, revoked or dead for a request that no
--- longer waits. The reason also says when the request will be granted, if `estimate` can tell.
+-- blocker; no row if there is no such request. code: as of `sqlsem why`; or holds, revoked or dead for a request that no
+-- longer waits. reason: the same in words, and when the request will be granted, if `estimate` can tell. goes_on_at: the
+-- position at which the blocker's owner waits itself, for the next call.
 CREATE OR REPLACE FUNCTION {schema}.why(queue_position bigint)
 RETURNS TABLE (code text, reason text, behind bigint, state text, host varchar, pid integer, program varchar, note varchar,
                seconds float, goes_on_at bigint) {plpgsql_definer}

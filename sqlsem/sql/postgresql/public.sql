@@ -480,8 +480,12 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.is_outermost(p_stack text) RETURNS boolean
 {sql_immutable} SELECT strpos(p_stack, E'\n') = 0 $$;
 
--- Acquire a lock for this session (or for a lease), waiting up to timeout_ms for it. code:
---   0 granted at once   1 granted after waiting   -1 time is up   -2 revoked by an operator   -3 deadlock victim
+-- Acquire a lock for this session, or for a lease, and wait up to timeout_ms for it. code:
+--   0 granted at once
+--   1 granted after waiting
+--   -1 not granted in time
+--   -2 cancelled: an operator revoked the waiting row
+--   -3 victim of a deadlock: a message names the cycle
 CREATE OR REPLACE PROCEDURE {schema}.acquire(
     resource text, concurrency_limit integer DEFAULT 1, access text DEFAULT 'write', weight integer DEFAULT 1,
     timeout_ms integer DEFAULT -1, note text DEFAULT NULL, requesting_id text DEFAULT NULL,
@@ -518,9 +522,12 @@ BEGIN
 END
 $$;
 
--- Release a row; without queue_position, all rows that this requester has on the resource. Return 0 done, -1 nothing to
--- release. May be repeated. (routines.sql has the member's release, with the outcome as its fourth parameter. Its
--- parameters are varchar, so a call with three literals means this function, and is not ambiguous.)
+-- Release a lock, or remove a waiting row. Without queue_position: all locks that this requester has on the resource.
+-- Return 0 done, -1 nothing to release: it was released before, revoked, lost, or belongs to another login. May be
+-- repeated. It takes part in the caller's transaction.
+--
+-- (routines.sql has the member's release, with the outcome as its fourth parameter. Its parameters are varchar, so a
+-- call with three literals means this function, and is not ambiguous.)
 CREATE OR REPLACE FUNCTION {schema}.release(
     resource text, queue_position bigint DEFAULT NULL, requesting_id text DEFAULT NULL) RETURNS integer {plpgsql}
 BEGIN
@@ -529,8 +536,8 @@ BEGIN
 END
 $$;
 
--- Renew a lease, by lease_seconds or by as much as before. Return 0 if the lock is still held, -1 if not. A row without
--- a lease is only tested.
+-- Extend a lease, by lease_seconds or by as much as before. Return 0 if the lock is still held, -1 if not. For a lock
+-- without a lease, only test that, which also keeps the connection from being idle.
 CREATE OR REPLACE FUNCTION {schema}.renew(
     resource text, queue_position bigint, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL)
 RETURNS integer {plpgsql}
@@ -541,7 +548,7 @@ BEGIN
 END
 $$;
 
--- Raise if the lock is not held, else keep it held until the caller's transaction ends. Runs in that transaction.
+-- Raise if the lock is not held; else keep it held until the caller's transaction ends. Call it inside that transaction.
 CREATE OR REPLACE PROCEDURE {schema}.assert_holding(resource text, queue_position bigint, requesting_id text DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
@@ -565,8 +572,8 @@ BEGIN
 END
 $$;
 
--- Return 1 if a row, also a bare participant's, may be granted, 0 if not yet, -1 if it is not there. Changes nothing,
--- and reads committed rows. (1 stays true until the row is released.)
+-- Return 1 if a row may be granted, also a bare participant's, 0 if not yet, -1 if it is not there. 1 stays true until
+-- the row is released. Changes nothing, and reads committed rows.
 CREATE OR REPLACE FUNCTION {schema}.may_enter(resource text, queue_position bigint) RETURNS integer {plpgsql_definer}
 DECLARE
     v_row record;
@@ -586,7 +593,9 @@ BEGIN
 END
 $$;
 
--- Return the queue of one resource or of all: holders and waiters.
+-- Return the rows of the queue, of one resource or of all. state: holds, waits, revoked, or dead (the owner is gone, and
+-- the next waiter removes the row). seconds: in this state. missing_for: for how many seconds the owner is
+-- missing; after grace seconds it counts as dead.
 CREATE OR REPLACE FUNCTION {schema}.status(resource text DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
                weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
@@ -599,7 +608,7 @@ RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_ty
 -- Operations of operators (and reap, in routines.sql) --------------------------------------------------------------
 
 -- Set the limit of a resource, or of all whose names begin with a prefix ('tenant:*'): an upper bound on declared
--- limits, and the limit of requests that declare none. NULL: remove it.
+-- limits, and the limit of requests that declare none. NULL removes it.
 CREATE OR REPLACE FUNCTION {schema}.set_limit(resource text, concurrency_limit integer) RETURNS void {plpgsql}
 BEGIN
     PERFORM {schema}.check_name('resource', resource);

@@ -468,8 +468,10 @@ $$;
 
 -- Return the windows of all rates, or of one. rate_limit: the limit in force; used: the use that counts now; idle:
 -- seconds since the last use; taken, returned, waits: counters since the window was declared; free_in: the seconds
--- until there is room for one more; cap: the operator's limit. (The range of names leaves out the starts of tasks,
--- which are in these tables under other names, and is read by the indexes.)
+-- until there is room for one more; cap: the operator's limit.
+--
+-- The range of names leaves out the starts of tasks, which are in these tables under other names, and is read by the
+-- indexes.
 CREATE OR REPLACE FUNCTION {schema}.rates(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, window_ms bigint, rate_limit bigint, used bigint, idle float, taken bigint, returned bigint,
                waits bigint, free_in float, cap bigint)
@@ -523,10 +525,14 @@ END
 $$;
 
 -- Take from a rate: at most rate_limit in any per_ms, by all clients together. Wait up to timeout_ms, in the order of
--- requests. more_limits, more_per_ms: further windows. rate_limit and per_ms NULL: the operator's limits. code:
---   0 taken at once   1 taken after waiting   -1 time is up   -2 its row in the queue was revoked by an operator
--- taken_ms: the moment of the take, for `adjust`. (This procedure commits, like acquire, so every name in it is
--- qualified.)
+-- requests. more_limits, more_per_ms: further windows. rate_limit and per_ms NULL: the operator's limits. taken_ms: the
+-- moment of the take, for `adjust`. Call it in autocommit. code:
+--   0 taken at once
+--   1 taken after waiting
+--   -1 not in time
+--   -2 an operator revoked its row in the queue
+--
+-- This procedure commits, like acquire, so every name in it is qualified.
 CREATE OR REPLACE PROCEDURE {schema}.take(
     rate text, rate_limit bigint, per_ms bigint, cost bigint DEFAULT 1, timeout_ms integer DEFAULT -1, burst bigint DEFAULT NULL,
     more_limits bigint[] DEFAULT '{}', more_per_ms bigint[] DEFAULT '{}', note text DEFAULT NULL, requesting_id text DEFAULT NULL,

@@ -1353,7 +1353,11 @@ RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varc
     LIMIT CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END OFFSET greatest(p_skip, 0)
 $$;
 
--- Return the first page of show_tasks.
+-- Return tasks: open ones first, in the order in which they will run (but for fair queueing), then ended ones, newest
+-- first. status: as in the table, or lost (its worker is dead, and the task will become pending). A login that may only
+-- put sees its own tasks.
+--
+-- The first page of show_tasks.
 CREATE OR REPLACE FUNCTION {schema}.list_tasks(p_queue varchar DEFAULT NULL, p_status varchar DEFAULT NULL, p_maximum integer DEFAULT 100)
 RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
                on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
@@ -1418,9 +1422,14 @@ $$;
 -- Operations of operators, and of the login that put a task --------------------------------------------------------
 
 -- Retry or cancel a task. 'retry': a failed or cancelled task becomes pending again, with all its attempts. 'cancel': a
--- pending or failed task is cancelled. The worker of a running task is tested first. A login that may only put may do
--- so with its own tasks. Return 0 done, 1 nothing done as it runs, -1 no such task, -2 its state does not allow that,
--- -3 another task with its key is open.
+-- pending or failed task is cancelled. A login that may only put may do so with its own tasks. Return:
+--   0 done
+--   1 nothing done, as it runs
+--   -1 no such task
+--   -2 its state does not allow that
+--   -3 another task with its key is open
+--
+-- The worker of a running task is tested first: if it is dead, the task becomes pending, and a retry does nothing more.
 CREATE OR REPLACE FUNCTION {schema}.set_task(p_task bigint, p_what varchar) RETURNS integer {plpgsql_definer}
 DECLARE
     v_task   record;
@@ -1465,8 +1474,11 @@ BEGIN
 END
 $$;
 
--- Cancel a task. Return 0: it was pending or had failed, and is cancelled; 1: it runs, and is cancelled as soon as its
--- worker has learned of that and ended it; -1 no such task; -2 its state does not allow that.
+-- Cancel a task. A login that may only put may do so with its own tasks. Return:
+--   0 it was pending or had failed, and is cancelled
+--   1 it runs, and is cancelled as soon as its worker has learned of that and ended it
+--   -1 no such task
+--   -2 its state does not allow that
 CREATE OR REPLACE FUNCTION {schema}.cancel_task(p_task bigint) RETURNS integer {plpgsql_definer}
 DECLARE
     v_code integer := {schema}.set_task(p_task, 'cancel');  -- and the task is locked from here on
