@@ -22,7 +22,10 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import routines
 
 import sqlsem
 import sqlsem.aio
@@ -135,11 +138,44 @@ class CommandHelp(SphinxDirective):
         return section
 
 
+class SqlRoutines(SphinxDirective):
+    """The public SQL routines of an engine: the signature, the comment and the roles of each (docs/routines.py)."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """Return a section for each routine."""
+        (engine,) = self.content
+        found = routines.installed(engine)
+        return [self.section(engine, found[name]) for name in routines.public()]
+
+    def section(self, engine: str, routine: routines.Routine) -> nodes.section:
+        """Return the section of one routine."""
+        title, name = nodes.title("", routine.name), f"{engine}-{routine.name}"
+        section = nodes.section("", title, ids=[nodes.make_id(name)], names=[name])
+        section += nodes.literal_block(routine.signature, routine.signature, language="sql")
+        for block in [*routine.comment, f"Roles: {', '.join(routine.roles)}."]:
+            section += self.paragraph(block) if isinstance(block, str) else self.items(block)
+        return section
+
+    def paragraph(self, text: str) -> nodes.paragraph:
+        """Return a paragraph, with the words in backticks as literals."""
+        parts = text.split("`")
+        return nodes.paragraph(
+            "", "", *(nodes.literal("", part) if n % 2 else nodes.Text(part) for n, part in enumerate(parts))
+        )
+
+    def items(self, texts: list[str]) -> nodes.bullet_list:
+        """Return a list of paragraphs."""
+        return nodes.bullet_list("", *(nodes.list_item("", self.paragraph(text)) for text in texts))
+
+
 public_names()
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.add_directive("command-help", CommandHelp)
+    app.add_directive("sql-routines", SqlRoutines)
     app.connect("missing-reference", plain)
     app.connect("autodoc-skip-member", internal)

@@ -3,7 +3,7 @@
 - hints of tables: pairs that SQL Server refuses (1047), NOLOCK on a written table (1065), READPAST without ROWLOCK and
   READCOMMITTEDLOCK, or under an isolation level that refuses it (650); indexes with page locks where READPAST is used;
 - reads without locks (NOLOCK, READ UNCOMMITTED) that decide something: see `decides`;
-- THROW, and `raise_error`: numbers as documented (docs/reference/protocol.md), messages that begin with
+- THROW, and `raise_error`: numbers as documented (docs/reference/errors.md), messages that begin with
   ``sqlsem: `` and have no formats, THROW alone in CATCH only (10704); no RAISERROR;
 - INSERT … EXEC of a procedure with INSERT … EXEC (8164) or a ROLLBACK (3915);
 - @@ROWCOUNT, @@ERROR and ERROR_NUMBER() where they report something else; @@IDENTITY;
@@ -201,7 +201,7 @@ def decides(name: str, routine: Node, dirty: set[str], acts: set[str]) -> Found:
 
 
 def documented() -> set[int]:
-    text = (ROOT / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
     return {int(number) for number in re.findall(r"\b(500\d\d)\b", text)}
 
 
@@ -242,7 +242,7 @@ def errors(root: Node, numbers: set[int]) -> Found:
 
 def _number(node: Node, numbers: set[int]) -> Found:
     if int(node.word("Value")) not in numbers:
-        yield node.line, f"error {node.word('Value')} is not in docs/reference/protocol.md"
+        yield node.line, f"error {node.word('Value')} is not in docs/reference/errors.md"
 
 
 def _message(node: Node) -> Found:

@@ -60,6 +60,7 @@ ELSEWHERE = {
     "": "what programs print",
     "{command-help}": "Sphinx",
     "{eval-rst}": "Sphinx",
+    "{sql-routines}": "Sphinx",
 }
 #: Commands of sqlsem that need no process of their own, as they start none and do not wait.
 HERE = (

@@ -112,7 +112,7 @@ GO
 -- expect: collation Latin1_General_100_BIN2_UTF8 is newer
 SELECT name FROM {schema}.setting ORDER BY name COLLATE Latin1_General_100_BIN2_UTF8;
 GO
--- expect: error 50099 is not in docs/reference/protocol.md
+-- expect: error 50099 is not in docs/reference/errors.md
 THROW 50099, N'sqlsem: this number is nobody''s', 1;
 GO
 -- expect: begins with 'sqlsem: '

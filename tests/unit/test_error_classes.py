@@ -1,6 +1,6 @@
 """The errors of the SQL routines have the same classes on PostgreSQL and SQL Server.
 
-docs/reference/protocol.md lists which SQLSTATE of PostgreSQL is which number of SQL Server. Every code that a script
+docs/reference/errors.md lists which SQLSTATE of PostgreSQL is which number of SQL Server. Every code that a script
 raises stands there, and the Python clients of both servers raise the same class for it.
 """
 
@@ -18,7 +18,7 @@ import sqlsem.sql
 from sqlsem.engines.mssql.engine import SqlServerSession
 from sqlsem.engines.postgresql.psycopg_connection import PsycopgConnection
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "errors.md"
 SCRIPTS = Path(sqlsem.sql.__file__).parent
 #: Scripts that no user's database has.
 OTHERS = {"simulated", "certify"}
@@ -27,11 +27,11 @@ TEXT = "sqlsem: what is wrong"
 
 def rows() -> list[tuple[str, list[int], list[str]]]:
     """Return each row of the table of errors: its words, its numbers and its SQLSTATEs."""
-    section = PAGE.read_text(encoding="utf-8").partition("\n## Errors\n")[2].partition("\n## ")[0]
+    section = PAGE.read_text(encoding="utf-8").partition("\n## Calls in SQL\n")[2].partition("\n## ")[0]
     found = re.findall(r"^\| (.+?) \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)[1:]  # without its head
     return [
         (words, [int(number) for number in re.findall(r"\b500\d\d\b", numbers)], re.findall(r"\b[0-9A-Z]{5}\b", states))
-        for words, numbers, states in found
+        for numbers, states, words in found
     ]
 
 

@@ -77,7 +77,7 @@ def sql_messages():
 def sql_codes():
     """Return the numbers and SQLSTATEs in the page's table of errors of routines."""
     table = PAGE[PAGE.index("## Calls in SQL") :]
-    rows = re.findall(r"^\| ([\d, ]*)\| ([\w, ]*)\|", table, re.MULTILINE)
+    rows = re.findall(r"^\| ([\w', ]*)\| ([\w, ]*)\|", table, re.MULTILINE)
     return {code for row in rows for cell in row for code in cell.replace(",", " ").split()}
 
 

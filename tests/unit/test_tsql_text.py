@@ -168,29 +168,6 @@ def test_every_created_role_is_dropped():
     assert created == set(re.findall(r"DROP ROLE IF EXISTS sqlsem_(\w+)", text_of("drop")))
 
 
-def test_the_table_of_roles_on_the_page():
-    page = Path(sql.__file__).parents[2] / "docs" / "reference" / "tables.md"
-    text = page.read_text(encoding="utf-8").partition("\n| routines | ")[2].partition("\n\n")[0].splitlines()
-    roles = [role.strip()[0] for role in text[0].strip("|").split("|")]
-    assert roles == list("upwor")
-    rights = granted()
-    other = {
-        "put_tasks": "put_task",
-        "put_tasks_once": "put_task",
-        "next_tasks": "claim_tasks",
-        "overview_rates": "overview",
-        "kept_locks": "overview",
-    }
-    routines_seen = 0
-    for line in text[2:]:
-        names, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        letters = "".join(role for role, cell in zip(roles, cells, strict=True) if cell)
-        for name in re.findall(r"`(\w+)`", names):
-            assert (name, rights[other.get(name, name)]) == (name, letters)
-            routines_seen += 1
-    assert routines_seen > 30
-
-
 def constraints_of(text: str) -> Iterator[tuple[str, str]]:
     """Each constraint of a script's tables: its table, and its name, empty where the server would make one up."""
     kinds = r"PRIMARY KEY|UNIQUE(?! CLUSTERED| INDEX)|CHECK \(|DEFAULT (?!VALUES)|REFERENCES"
