@@ -180,8 +180,11 @@ class ServerSession(Calling, SqliteSession):
         self._require_connection()
         return self._server.version, 0
 
-    def _check_files(self, compare: object) -> None:
-        pass  # (there are none)
+    def require_in_place(self) -> None:
+        pass  # (there are no files)
+
+    def compare_files(self) -> None:
+        pass
 
     def check_schema(self) -> dict[str, str]:
         return {}

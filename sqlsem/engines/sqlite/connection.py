@@ -6,7 +6,7 @@ import contextlib
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from sqlsem.engines.base import Busy, Disconnected, Replaced
@@ -91,28 +91,24 @@ class SqliteConnection(StatementSession):
     # no fork may begin between the test for an open connection and the comparison of its files.
 
     def require_in_place(self) -> None:
-        with fork.forks_blocked:
-            self._check_files(files.OpenFiles.require_in_place)
+        try:  # (not inside of the block: an interrupt at a `try` there would keep the lock)
+            with fork.forks_blocked:
+                if self._displaced is not None:
+                    raise Replaced(self._displaced)
+                if self.files is not None and self.connection is not None:
+                    self.files.require_in_place()
+                    if self.is_second and self.engine.files is not None:
+                        self.files.require_same(self.engine.files)
+        except Replaced as exc:
+            displace(self.engine, exc)
+            raise
 
     def compare_files(self) -> None:
         """Raise `Replaced` as `require_in_place` does, but compare file by file."""
         with fork.forks_blocked:
-            self._check_files(files.OpenFiles.compare)
-
-    def _check_files(self, compare: Callable[[files.OpenFiles], None]) -> None:
-        """Compare the files of an open connection. (A method of its own: an interrupt at a `try` inside a `with` block
-        would keep the lock of that block.)
-        """
-        if self._displaced is not None:
-            raise Replaced(self._displaced)
-        if self.files is not None and self.connection is not None:
-            try:
-                compare(self.files)
-                if self.is_second and self.engine.files is not None:
-                    self.files.require_same(self.engine.files)
-            except Replaced as exc:
-                displace(self.engine, exc)
-                raise
+            if self.files is not None:
+                self.files.forget_folder()
+            self.require_in_place()
 
     # -- statements ---------------------------------------------------------------------------------------------
 

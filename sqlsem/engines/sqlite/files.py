@@ -98,6 +98,10 @@ class OpenFiles:
         if self._folder_when_compared is None or _stamp(self._folder) != self._folder_when_compared:
             self.compare()
 
+    def forget_folder(self) -> None:
+        """Have the next `require_in_place` compare file by file, whatever the folder's times."""
+        self._folder_when_compared = None
+
     def compare(self) -> None:
         """Raise `Replaced` as `require_in_place` does, but compare file by file, and find truncated files, too."""
         self._folder_when_compared = stamp = None
