@@ -27,7 +27,7 @@ from sqlsem.aio.rates import Rate, RateGrant
 from sqlsem.client.client import DatabaseClient
 from sqlsem.client.defaults import Coordinated, client_of
 from sqlsem.client.factories import Factories, ModuleFactories
-from sqlsem.client.held.registry import GrantState, LostCallback
+from sqlsem.client.held.registry import LostCallback
 from sqlsem.client.leader import LeaderElection
 from sqlsem.client.operations.handover import Adoption
 from sqlsem.values.locks import Duration
@@ -75,9 +75,7 @@ async def _adopt(client: DatabaseClient, token: str, on_lost: LostCallback | Non
     driver = Driver.of(client)
     await driver.enter()
 
-    def make_grant(state: GrantState, waited: float) -> Grant:
-        return Grant(driver, state, waited, cancel_on_lost)
-
+    make_grant = partial(Grant, driver=driver, cancel_on_lost=cancel_on_lost)
     adopted = await driver.run_operation(Adoption(client, token, on_lost, this_caller(), make_grant))
     adopted.arm()
     return adopted

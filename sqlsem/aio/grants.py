@@ -8,6 +8,7 @@ import sys
 from typing import Any, TypeVar
 
 from sqlsem.aio.driver import Driver, Signal, awaited, run_generator, this_caller
+from sqlsem.client.client import DatabaseClient
 from sqlsem.client.effects import Effects
 from sqlsem.client.grants import asserting, checking
 from sqlsem.client.held.registry import BaseGrant, GrantState, ReleaseToken, release_later
@@ -26,8 +27,12 @@ T = TypeVar("T")
 class Grant(BaseGrant):
     """A grant that a task holds; see `sqlsem.Grant`. Calls to the database are awaited, in the loop of the task."""
 
-    def __init__(self, driver: Driver, state: GrantState, waited: float, cancel_on_lost: bool) -> None:
-        super().__init__(state, waited)
+    client: DatabaseClient
+
+    def __init__(
+        self, client: DatabaseClient, state: GrantState, waited: float, driver: Driver, cancel_on_lost: bool
+    ) -> None:
+        super().__init__(client, state, waited)
         self.driver = driver
         self._cancel_on_lost = cancel_on_lost
         self._task: asyncio.Task[Any] | None = None  # the task to cancel after a loss
@@ -44,7 +49,7 @@ class Grant(BaseGrant):
         Answered from memory, without a call of the database (which `check` makes). After a long pause of this process
         it is also True until the database has answered, unless only an operator could have removed the row (SQLite).
         """
-        state, member = self.state, self.driver.client.member
+        state, member = self.state, self.client.member
         if state.why_lost is None and not state.released and member.is_uncertain():
             member.wake_heartbeat()
             return member.trust > 0
@@ -68,13 +73,13 @@ class Grant(BaseGrant):
         if self._contended is None:
             self._contended = asyncio.Event()
             soon = functools.partial(self.driver.soon, self._contended.set)
-            self.driver.client.contention_monitor.add(self.state, self._contended.is_set, soon)
+            self.client.contention_monitor.add(self.state, self._contended.is_set, soon)
         return self._contended
 
     async def check(self) -> None:
         """Ask the database now if the lock is still held; raises `LockLost` or `NotHeld` if not."""
         self.driver.require_here(self)
-        await self._run(checking(self.driver.client, self.state))
+        await self._run(checking(self.client, self.state))
 
     async def assert_held(self, cursor: Any) -> None:
         """Check inside the caller's own transaction that the lock is held, as `sqlsem.Grant.assert_held`. The cursor
@@ -82,28 +87,28 @@ class Grant(BaseGrant):
         cursor block the loop.
         """
         self.driver.require_here(self)
-        await run_generator(asserting(self.driver.client, self.state, cursor), awaited)
+        await run_generator(asserting(self.client, self.state, cursor), awaited)
 
     async def release_on_commit(self, cursor: Any) -> None:
         """See `sqlsem.Grant.release_on_commit`; with a cursor as for `assert_held`."""
         self.driver.require_here(self)
-        await run_generator(releasing_on_commit(self.driver.client, self, cursor), awaited)
+        await run_generator(releasing_on_commit(self.client, self, cursor), awaited)
 
     async def upgrade(self, timeout: Duration | None = None) -> None:
         """See `sqlsem.Grant.upgrade`. If the task is cancelled meanwhile, the grant is still a read lock."""
         self.driver.require_here(self)
         driver = self.driver
-        await driver.run_operation(Upgrade(driver.client, self.state, timeout, Signal(driver)))
+        await driver.run_operation(Upgrade(self.client, self.state, timeout, Signal(driver)))
 
     async def downgrade(self) -> None:
         """See `sqlsem.Grant.downgrade`."""
         self.driver.require_here(self)
-        await self._run(downgrade(self.driver.client, self.state))
+        await self._run(downgrade(self.client, self.state))
 
     async def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
         """See `sqlsem.Grant.hand_over`."""
         self.driver.require_here(self)
-        token = await self._run(handing_over(self.driver.client, self, ttl, to))
+        token = await self._run(handing_over(self.client, self, ttl, to))
         self.disarm(None)
         return token
 
@@ -173,7 +178,7 @@ async def release_grant(grant: Grant, by: Permit) -> None:
     driver = grant.driver
     driver.require_here(grant)
     grant.disarm(None)
-    await run_generator(driver.client.release(grant, by), driver.execute_effect)
+    await run_generator(grant.client.release(grant, by), driver.execute_effect)
 
 
 def _cancelling(task: asyncio.Task[Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from sqlsem.aio.grants import Grant, release_grant
 from sqlsem.aio.rates import RateGrant
 from sqlsem.client.effects import RevertibleOperation
 from sqlsem.client.held.lock_grants import HeldGrants, UnownedGrants
-from sqlsem.client.held.registry import GrantState, HeldGrant, ReleaseToken, release_later
+from sqlsem.client.held.registry import HeldGrant, ReleaseToken, release_later
 from sqlsem.client.operations.acquire import locked
 from sqlsem.client.operations.acquire_by_priority import acquisition_class
 from sqlsem.client.operations.acquire_rate import RateAcquisition, RateGroupAcquisition, split
@@ -141,9 +142,7 @@ class Lock:
         driver = Driver.of(terms.client)
         await driver.enter()
 
-        def make_grant(state: GrantState, waited: float) -> Grant:
-            return Grant(driver, state, waited, terms.cancel_on_lost)
-
+        make_grant = functools.partial(Grant, driver=driver, cancel_on_lost=terms.cancel_on_lost)
         client, caller = driver.client, this_caller()
 
         def make_signal() -> Signal:

@@ -16,9 +16,9 @@ from sqlsem.api.rates import RateGrant
 from sqlsem.client import defaults
 from sqlsem.client.callers import require_no_event_loop, this_thread
 from sqlsem.client.effects import run_generator, run_operation
-from sqlsem.client.grants import Grant, release_grant
+from sqlsem.client.grants import Grant
 from sqlsem.client.held.lock_grants import HeldGrants, UnownedGrants
-from sqlsem.client.held.registry import GrantState, HeldGrant, LostCallback, ReleaseToken, release_later
+from sqlsem.client.held.registry import HeldGrant, LostCallback, ReleaseToken, release_later
 from sqlsem.client.operations.acquire import locked
 from sqlsem.client.operations.acquire_by_priority import acquisition_class
 from sqlsem.client.operations.acquire_rate import RateAcquisition, RateGroupAcquisition, split
@@ -81,14 +81,14 @@ class Lock:
             Unavailable: The database is out of reach.
         """
         seconds, stack = self.terms.seconds(blocking, timeout), self._stacks.get()
-        mark = stack.mark()
+        depth, blocks = len(stack), len(stack.blocks)
         try:
             grant = self._acquire(self.terms.requests, seconds, stack)
             if grant is not None and self.terms.semaphore:
                 self._unowned.add(grant)
             return grant is not None
         except BaseException:
-            self._unwind(stack, mark)
+            self._unwind(stack, depth, blocks)
             raise
 
     def locked(self) -> bool:
@@ -129,7 +129,8 @@ class Lock:
         try:
             is_ours = self._unowned.take(grant)
             if is_ours:
-                release_grant(grant, by)
+                client = grant.client
+                run_generator(client.release(grant, by), client.execute_effect)
             return is_ours
         except BaseException:
             release_later(grant, by)  # a signal handler may have raised before the release
@@ -138,9 +139,10 @@ class Lock:
             if stack and stack[-1].token is by:
                 del stack[-1]
 
-    def _unwind(self, stack: HeldGrants[Grant], mark: tuple[int, int]) -> None:
-        """Release the acquisitions above ``mark``, after an interrupt during acquire."""
-        depth, blocks = mark
+    def _unwind(self, stack: HeldGrants[Grant], depth: int, blocks: int) -> None:
+        """Remove the blocks after the first ``blocks``, and release the acquisitions after the first ``depth``. For an
+        interrupt during acquire.
+        """
         del stack.blocks[blocks:]
         while len(stack) > depth:
             if stack[-1].ended:
@@ -180,20 +182,19 @@ class Lock:
                 "cancel_on_lost=True is for tasks ('async with'); for a thread use on_lost=", code="asyncio"
             )
 
-        grant, caller = functools.partial(Grant, client), this_thread()
+        caller = this_thread()
         if not terms.has_rates:
-            acquisition = self._acquisition_class(client, terms, requests, timeout, caller, grant, stack)
+            acquisition = self._acquisition_class(client, terms, requests, timeout, caller, Grant, stack)
             return run_operation(acquisition, client.execute_effect)
 
         def taking(rate: RateRequest, left: float | None) -> RateAcquisition[RateGrant]:
             return RateAcquisition(client, rate, left, caller, RateGrant.made_by(client))
 
         locks, rates = split(requests)
-        acquisition = self._acquisition_class(client, terms, locks, timeout, caller, grant, stack)
+        acquisition = self._acquisition_class(client, terms, locks, timeout, caller, Grant, stack)
         return run_operation(RateGroupAcquisition(acquisition, taking, rates, timeout), client.execute_effect)
 
-    def _enter(self, requests: Sequence[AnyRequest], stack: HeldGrants[Grant]) -> Grant:
-        depth = len(stack)
+    def _enter(self, requests: Sequence[AnyRequest], stack: HeldGrants[Grant], depth: int) -> Grant:
         grant = self._acquire(requests, self.terms.timeout, stack)
         if grant is None:
             raise run_generator(self.terms.timeout_error(requests, this_thread()), self.terms.client.execute_effect)
@@ -202,22 +203,23 @@ class Lock:
 
     def __enter__(self) -> Grant:
         stack = self._stacks.get()
-        mark = stack.mark()
+        depth, blocks = len(stack), len(stack.blocks)
         try:
-            return self._enter(self.terms.requests, stack)
+            return self._enter(self.terms.requests, stack, depth)
         except BaseException:
-            self._unwind(stack, mark)
+            self._unwind(stack, depth, blocks)
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
         last = None
         try:
-            last, stack = self._last(), self._stacks.get()
+            stack = self._stacks.get()
+            last = self._unowned.last(stack)
             if stack.leave_block():
                 return
             if last is not None and last.grant.state.ended_early:
                 stack.pop()  # another thread has released it, or it was handed over
-            else:
+            elif last is None or not self._end(last.grant, last.token, stack):
                 self.release()
         except BaseException as failure:
             self._release_later(last)
@@ -296,11 +298,11 @@ class _Block:
 
     def __enter__(self) -> Grant:
         lock, stack = self._lock, self._lock._stacks.get()
-        mark = stack.mark()
+        depth, blocks = len(stack), len(stack.blocks)
         try:
-            return lock._enter(self._requests, stack)
+            return lock._enter(self._requests, stack, depth)
         except BaseException:
-            lock._unwind(stack, mark)
+            lock._unwind(stack, depth, blocks)
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
@@ -331,8 +333,4 @@ def adopt(token: str, *, on_lost: LostCallback | None = None, coordinator: Coord
 def adopt_in(client: DatabaseClient, token: str, on_lost: LostCallback | None) -> Grant:
     """Adopt a lock in one database, for `adopt`."""
     require_no_event_loop("adopt()", "use await sqlsem.aio.adopt(…)")
-
-    def grant(state: GrantState, waited: float) -> Grant:
-        return Grant(client, state, waited)
-
-    return run_operation(Adoption(client, token, on_lost, this_thread(), grant), client.execute_effect)
+    return run_operation(Adoption(client, token, on_lost, this_thread(), Grant), client.execute_effect)

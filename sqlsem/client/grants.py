@@ -27,10 +27,9 @@ from sqlsem.values.errors import Unavailable
 
 if TYPE_CHECKING:
     from sqlsem.client.client import DatabaseClient
-    from sqlsem.util.permits import Permit
     from sqlsem.values.locks import Duration
 
-__all__ = ["Grant", "asserting", "checking", "release_grant"]
+__all__ = ["Grant", "asserting", "checking"]
 
 log = safe_logger
 
@@ -81,12 +80,9 @@ class Grant(BaseGrant):
         waited: Seconds from the request to the grant.
     """
 
+    client: DatabaseClient
     _event: threading.Event | None = None
     _contended: threading.Event | None = None
-
-    def __init__(self, client: DatabaseClient, state: GrantState, waited: float) -> None:
-        super().__init__(state, waited)
-        self._client = client
 
     @property
     def lost(self) -> bool:
@@ -96,14 +92,14 @@ class Grant(BaseGrant):
         for the answer for a second at most.
         """
         if self.state.why_lost is None and not self.state.released:
-            self._client.member.verify()
+            self.client.member.verify()
         return self.state.why_lost is not None
 
     @property
     def lost_event(self) -> threading.Event:
         """An event that is set when the lock is lost, for threads that wait."""
         if self._event is None:
-            with self._client.state_lock:
+            with self.client.state_lock:
                 if self._event is None:
                     event = runtime.event()
                     self.state.loss_callbacks.append(event.set)
@@ -127,7 +123,7 @@ class Grant(BaseGrant):
         event = self._contended
         if event is None:
             event = self.__dict__.setdefault("_contended", runtime.event())  # one event, also for concurrent callers
-            self._client.contention_monitor.add(self.state, event.is_set, event.set)
+            self.client.contention_monitor.add(self.state, event.is_set, event.set)
         return event
 
     def check(self) -> None:
@@ -138,7 +134,7 @@ class Grant(BaseGrant):
         ...         grant.check()
         ...         load(part)
         """
-        run_generator(checking(self._client, self.state), self._client.execute_effect)
+        run_generator(checking(self.client, self.state), self.client.execute_effect)
 
     def assert_held(self, cursor: Any) -> None:
         """Check inside the caller's own transaction that the lock is held, and keep it held until the transaction ends.
@@ -149,7 +145,7 @@ class Grant(BaseGrant):
 
         Raises `LockLost`, and `ConfigurationError` for a cursor in autocommit mode, where the check protects nothing.
         """
-        run_generator(asserting(self._client, self.state, cursor), lambda answer: answer)
+        run_generator(asserting(self.client, self.state, cursor), lambda answer: answer)
 
     def release_on_commit(self, cursor: Any) -> None:
         """Release the lock when the transaction of ``cursor`` commits; keep it if the transaction rolls back (also to a
@@ -168,7 +164,7 @@ class Grant(BaseGrant):
         ...     cursor.execute("UPDATE ledger SET …")
         ...     grant.release_on_commit(cursor)
         """
-        run_generator(releasing_on_commit(self._client, self, cursor), lambda answer: answer)
+        run_generator(releasing_on_commit(self.client, self, cursor), lambda answer: answer)
 
     @contextlib.contextmanager
     def session(self, connection: Any) -> Iterator[None]:
@@ -186,7 +182,7 @@ class Grant(BaseGrant):
         >>> with sqlsem.mutex("ledger") as grant, grant.session(connection):  # doctest: +SKIP
         ...     book(connection)
         """
-        client, driver_connection = self._client, connection_of(connection)
+        client, driver_connection = self.client, connection_of(connection)
         note = run_generator(noting_grant(client, self.state, driver_connection), lambda answer: answer)
         try:
             yield
@@ -218,7 +214,7 @@ class Grant(BaseGrant):
         ...         grant.upgrade(timeout=60)
         ...         reload()
         """
-        run_operation(Upgrade(self._client, self.state, timeout, runtime.event()), self._client.execute_effect)
+        run_operation(Upgrade(self.client, self.state, timeout, runtime.event()), self.client.execute_effect)
 
     def downgrade(self) -> None:
         """Downgrade a write lock to a read lock, without releasing it. Readers that wait right behind it are granted,
@@ -227,7 +223,7 @@ class Grant(BaseGrant):
         Raises `LockLost`, and `ConfigurationError` if this is not a write lock, is of several resources, or is held
         several times.
         """
-        run_generator(downgrade(self._client, self.state), self._client.execute_effect)
+        run_generator(downgrade(self.client, self.state), self.client.execute_effect)
 
     def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
         """Hand the lock over: return a token with which another client adopts it (`sqlsem.adopt`, ``EXEC
@@ -255,7 +251,7 @@ class Grant(BaseGrant):
         >>> with sqlsem.mutex("nightly") as grant:  # doctest: +SKIP
         ...     start_job(token=grant.hand_over(ttl="5m"))
         """
-        return run_generator(handing_over(self._client, self, ttl, to), self._client.execute_effect)
+        return run_generator(handing_over(self.client, self, ttl, to), self.client.execute_effect)
 
     def __enter__(self) -> Grant:
         return self
@@ -265,7 +261,7 @@ class Grant(BaseGrant):
         try:
             token = ReleaseToken()
             if not self.state.ended_early:
-                release_grant(self, token)
+                run_generator(self.client.release(self, token), self.client.execute_effect)
         except BaseException as failure:
             release_later(self, token or ReleaseToken())
             if exc is None or not isinstance(failure, Exception):  # else the error of the block takes precedence
@@ -275,16 +271,12 @@ class Grant(BaseGrant):
         """Correct the cost of a rate that was taken with the lock (`sqlsem.all_of`); see `RateGrant.adjust`. ``rate``:
         the rate's name, if several were taken. Raises `ConfigurationError` if no rate of that name was taken.
         """
-        run_generator(adjusting(rate_of(self.rates, rate, self), actual), self._client.execute_effect)
+        run_generator(adjusting(rate_of(self.rates, rate, self), actual), self.client.execute_effect)
 
     def release(self) -> None:
         """Release the lock, from any thread. The end of its block then does nothing.
 
         Raises `NotHeld` if it was released before, `LockLost` if it was lost.
         """
-        release_grant(self, self.state.release_token_for(this_thread()))
-
-
-def release_grant(grant: Grant, by: Permit) -> None:
-    """End the acquisition identified by ``by`` (see `DatabaseClient.release`). Raises as `Grant.release` does."""
-    run_generator(grant._client.release(grant, by), grant._client.execute_effect)
+        token = self.state.release_token_for(this_thread())
+        run_generator(self.client.release(self, token), self.client.execute_effect)

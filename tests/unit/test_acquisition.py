@@ -7,7 +7,6 @@ left.
 
 import asyncio
 import contextlib
-import functools
 import itertools
 from unittest import mock
 
@@ -247,9 +246,8 @@ def test_rolled_back_acquire_holds_nothing():
     table, holds = Table([True]), []
     with coordinator_of(table) as coordinator:
         client = coordinator.client
-        make = functools.partial(Grant, client)
         acquisition = Acquisition(
-            client, coordinator.mutex("r0").terms, [Request("r0")], None, this_thread(), make, keep=holds
+            client, coordinator.mutex("r0").terms, [Request("r0")], None, this_thread(), Grant, keep=holds
         )
         grant = effects.run_generator(acquisition.run(), table.perform)
         assert [hold.grant for hold in holds] == client.registry.grants() == [grant]
@@ -266,9 +264,8 @@ def asked_of(table):
     """Yield a coordinator whose calls go to the table, and an acquisition of ``r0`` that the test runs by hand."""
     with coordinator_of(table) as coordinator:
         client = coordinator.client
-        make = functools.partial(Grant, client)
         terms = coordinator.mutex("r0").terms
-        yield coordinator, Acquisition(client, terms, [Request("r0")], None, this_thread(), make, keep=[])
+        yield coordinator, Acquisition(client, terms, [Request("r0")], None, this_thread(), Grant, keep=[])
 
 
 def test_rolled_back_acquire_publishes_its_end():

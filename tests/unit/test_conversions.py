@@ -94,7 +94,7 @@ def upgrade(world, timeout=None):
     client.clock = world.now
     client.member.tickets[TICKET.position] = TICKET
     state = GrantState(client.registry, [Request("prices", READ)], [TICKET], this_thread(), None, 0.0)
-    client.registry.add(BaseGrant(state, 0.0))
+    client.registry.add(BaseGrant(client, state, 0.0))
     try:
         effects.run_operation(Upgrade(client, state, timeout, threading.Event()), world.perform)
     except sqlsem.Timeout:

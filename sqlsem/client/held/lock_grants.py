@@ -26,10 +26,6 @@ class HeldGrants(list[HeldGrant[G]], Generic[G]):
         #: the acquisition of the block.
         self.blocks: list[tuple[int, HeldGrant[G]]] = []
 
-    def mark(self) -> tuple[int, int]:
-        """Return the number of acquisitions and the number of blocks."""
-        return len(self), len(self.blocks)
-
     def enter_block(self, depth: int) -> None:
         """Enter the block of the latest acquisition; ``depth``: the number of acquisitions before it."""
         self.blocks.append((depth, self[-1]))

@@ -207,8 +207,12 @@ class GrantState:
 class BaseGrant:
     """The base of the grants of both APIs; its attributes are those of `sqlsem.Grant`."""
 
-    def __init__(self, state: GrantState, waited: float) -> None:
-        #: For the package; programs have no use for it.
+    #: The `DatabaseClient`, whose class is of a higher layer.
+    client: Any
+
+    def __init__(self, client: Any, state: GrantState, waited: float) -> None:
+        #: For the package; programs have no use for these two.
+        self.client = client
         self.state = state
         first = state.tickets[0]
         self.resource = first.resource

@@ -48,7 +48,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         requests: The resources to acquire.
         timeout: Seconds to wait (None: for ever; 0: only try).
         caller: The thread or task that acquires.
-        make_grant: Makes the grant of the API in use, from its state and the seconds waited.
+        make_grant: Makes the grant of the API in use, from the client, its state and the seconds waited.
         keep: The caller's list of acquisitions. A successful acquisition is in it before `run` returns, so that the
             caller can release it after an interrupt.
         new_event: Makes the event that wakes a waiter.
@@ -61,7 +61,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         requests: Sequence[Request],
         timeout: float | None,
         caller: Caller,
-        make_grant: Callable[[GrantState, float], G],
+        make_grant: Callable[[DatabaseClient, GrantState, float], G],
         keep: list[HeldGrant[G]],
         new_event: Callable[[], threading.Event] = runtime.event,
     ) -> None:
@@ -116,10 +116,14 @@ class Acquisition(WaitingOperation, Generic[G]):
             self._publish(Deadlocked, why=str(exc))
             raise
         state.since = now = self.client.clock()
-        grant = self._make_grant(state, now - self.began)
+        grant = self._make_grant(self.client, state, now - self.began)
         self._held = held_grant = HeldGrant(grant, state.first_token)
         registry.add(grant)
-        yield from self._require_rows(state)
+        if self.member.is_uncertain():
+            yield VerifyGrants()
+        for ticket in self.tickets:  # the main connection may have been lost during the wait
+            if ticket.position not in self.member.tickets:
+                self._raise_lost(state)
         self._keep.append(held_grant)
         state.is_published = True
         if bus.subscribers["granted"] or log.isEnabledFor(logging.INFO if self.waiters else logging.DEBUG):
@@ -350,15 +354,11 @@ class Acquisition(WaitingOperation, Generic[G]):
             finally:
                 queues.end_poll()
 
-    def _require_rows(self, state: GrantState) -> Effects[None]:
-        """Raise `LockLost` if a row was removed: the main connection may have been lost during the wait."""
-        if self.member.is_uncertain():
-            yield VerifyGrants()
-        for ticket in self.tickets:
-            if ticket.position not in self.member.tickets:
-                missing = [other.position for other in self.tickets if not self.member.has_ticket(other)]
-                self.client.mark_lost_and_log(missing, "its row was removed before it could be used")
-                state.require_held()
+    def _raise_lost(self, state: GrantState) -> None:
+        """Mark the grant as lost, because rows were removed, and raise `LockLost`."""
+        missing = [ticket.position for ticket in self.tickets if not self.member.has_ticket(ticket)]
+        self.client.mark_lost_and_log(missing, "its row was removed before it could be used")
+        state.require_held()
 
     # -- events -------------------------------------------------------------------------------------------------
 

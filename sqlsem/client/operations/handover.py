@@ -172,7 +172,7 @@ class Adoption(Generic[G]):
         token: str,
         on_lost: LostCallback | None,
         caller: Caller,
-        make_grant: Callable[[GrantState, float], G],
+        make_grant: Callable[[DatabaseClient, GrantState, float], G],
     ) -> None:
         client.require_open()
         client.engine.require(Capability.HANDOVERS, "adopt()")
@@ -197,7 +197,7 @@ class Adoption(Generic[G]):
             raise LockLost("An operator revoked the lock at the moment of its adoption; acquire it again")
         client, registry = self._client, self._client.registry
         state = GrantState(registry, requests, self._tickets, self._caller, self._on_lost, monotonic())
-        self._grant = grant = self._make_grant(state, monotonic() - began)
+        self._grant = grant = self._make_grant(client, state, monotonic() - began)
         registry.add(grant)
         missing = [ticket.position for ticket in self._tickets if not self._member.has_ticket(ticket)]
         if missing:  # the main connection was lost meanwhile, and these rows with it
