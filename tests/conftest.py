@@ -159,6 +159,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     for kind, description in selection.KINDS.items():
         parser.addoption(f"--{kind}", dest="cases", action="store_const", const=kind, help=f"run {description}")
+    shards = {"type": selection.shard, "default": (1, 1), "metavar": "K/N"}
+    parser.addoption("--shard", **shards, help="run the part K of N of these cases; the default is 1/1")
     parser.addoption("--record", action="store_true", help="write the slow functions to tests/durations.txt")
 
 
@@ -188,7 +190,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= {item for item in items if item.get_closest_marker("soak")}
     cases = {item: selection.Case.of(item) for item in items if item not in left_out}
     chosen = selection.chosen(kind_of_run(config), list(cases.values()), selection.read_durations())
-    outside = {item for item, case in cases.items() if case.id not in chosen}
+    part = config.option.shard
+    outside = {item for item, case in cases.items() if case.id not in chosen or not selection.in_shard(case.id, part)}
     if is_worker(config):
         config.workeroutput["outside"] = len(outside)  # type: ignore[attr-defined]
     config.stash[OUTSIDE] = len(outside)

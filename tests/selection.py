@@ -7,6 +7,7 @@
     --rest      what the default run leaves out
     --all       both; also when tests are chosen by file, name (``file::test``, ``-k``) or marker (``-m``)
     --quick     while one edits: of each fast function one case, in this process's databases only
+    --shard 1/2 of these cases the first half, chosen by a hash of each case's id
 
 All choices are the same in each run and on each machine.
 """
@@ -128,6 +129,20 @@ def chosen(kind: str, cases: Sequence[Case], costs: Mapping[str, Cost]) -> set[s
         for case in _of_function(several, costs.get(function, Cost()))
     }
     return default if kind == "default" else {case.id for case in cases} - default
+
+
+def shard(text: str) -> tuple[int, int]:
+    """Return the number of a part of the cases, and the number of parts: (1, 2) for ``1/2``."""
+    number, parts = map(int, text.split("/"))
+    if not 1 <= number <= parts:
+        raise ValueError(f"{text}: the parts are 1/{parts} to {parts}/{parts}")
+    return number, parts
+
+
+def in_shard(id: str, part: tuple[int, int]) -> bool:
+    """Return True if a case belongs to this part of the cases."""
+    number, parts = part
+    return _number(id) % parts == number - 1
 
 
 def _of_function(cases: Sequence[Case], cost: Cost) -> Iterable[Case]:

@@ -4,10 +4,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import selection
 from hypothesis import given
 from hypothesis import strategies as st
-from selection import BUSIEST, BUSY, NIGHTLY, NOTICED, SLOW, Case, Cost, chosen
+from selection import BUSIEST, BUSY, NIGHTLY, NOTICED, SLOW, Case, Cost, chosen, in_shard, shard
 
 TESTS = Path(__file__).resolve().parents[1]
 #: The names of functions, classes and variables.
@@ -53,6 +54,17 @@ def test_default_run_and_the_rest_are_all_cases(table, data):
             assert taken == 1
         else:
             assert taken >= 1
+
+
+def test_shards_share_out_all_cases():
+    ids = [f"tests/a.py::test_{number}" for number in range(3000)]
+    assert all(in_shard(id, shard("1/1")) for id in ids)
+    taken = Counter(id for number in (1, 2, 3) for id in ids if in_shard(id, shard(f"{number}/3")))
+    assert taken == Counter(ids)
+    assert 900 < sum(in_shard(id, shard("1/3")) for id in ids) < 1100
+    for wrong in ("0/2", "3/2", "1/0", "2", "a/b"):
+        with pytest.raises(ValueError):
+            shard(wrong)
 
 
 def test_fast_function_runs_with_both_faces_and_on_each_server():
