@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import time
 from importlib import resources
@@ -60,8 +61,8 @@ Examples:
     help="Another host name that scrapes may use, besides its address and this host's names; may be repeated.",
 )
 @click.option("--once", is_flag=True, help="Print them once, and end.")
-@click.option("--dashboard", "shown", flag_value="grafana.json", help="Print a dashboard for Grafana, and end.")
-@click.option("--alerts", "shown", flag_value="alerts.yaml", help="Print alert rules for Prometheus, and end.")
+@click.option("--dashboard", "shown", flag_value="dashboard", help="Print a dashboard for Grafana, and end.")
+@click.option("--alerts", "shown", flag_value="alerts", help="Print alert rules for Prometheus, and end.")
 @click.option(
     "-o",
     "--output",
@@ -100,8 +101,13 @@ def metrics(
     Each scrape takes a few statements, on a connection of its own; the role sqlsem_reader is enough. With --once, the
     exit code is 69 if the database is out of reach; otherwise sqlsem_up is 0 until it is back.
     """
-    if shown is not None:
-        text = resources.files("sqlsem.ops.metrics").joinpath(shown).read_text(encoding="utf-8")
+    if shown == "dashboard":
+        from sqlsem.ops.metrics import grafana  # which other commands do not need
+
+        output.echo(*json.dumps(grafana.dashboard(), indent=1).split("\n"))
+        return
+    if shown == "alerts":
+        text = resources.files("sqlsem.ops.metrics").joinpath("alerts.yaml").read_text(encoding="utf-8")
         output.echo(*text.removesuffix("\n").split("\n"))
         return
     from sqlsem.ops.metrics.exporter import Exporter  # needs prometheus_client, which other commands do not
