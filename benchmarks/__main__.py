@@ -33,7 +33,7 @@ MEASUREMENTS: dict[str, Callable[[str, str, dict[str, Any]], Any]] = {
 #: The measurements for SQL Server. (Its peers have no queues.)
 LOCKS = ("uncontended", "handoff", "limit", "aio", "waiters", "connections", "throughput")
 #: The measurements that are not taken on MariaDB.
-NOT_MYSQL = ("claim", "growth", "estimates", "guards", "rates")
+NOT_MYSQL = ("claim", "estimates", "guards", "rates")
 #: The measurements that run by default. (The slopes take long; estimates need no database, and guards are
 #: PostgreSQL's.)
 USUAL = [name for name in MEASUREMENTS if name not in ("growth", "estimates", "guards", "rates", "startup")]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import sqlsem
-from benchmarks import queues
+from benchmarks import mysql_queues, queues
 from sqlsem import cli
 from sqlsem.engines.base import Session
 
@@ -24,8 +24,8 @@ TIMES = 5
 #: {n} rows of one resource: the first holds, the others wait. {m}: the member.
 _QUEUE = """
 INSERT INTO {queue}
-    (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)
-SELECT 'looked at', 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'bench.' || i, CASE WHEN i = 1 THEN {now} END
+    ({position}resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)
+SELECT {next}'looked at', 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'bench.' || i, CASE WHEN i = 1 THEN {now} END
 FROM {numbers}
 """
 #: {n} finished requests of a hundred resources, one a second until now; each tenth timed out.
@@ -39,20 +39,20 @@ FROM {numbers}
 #: {n} owners, each of which holds one resource and waits for that of the next one: a chain without a cycle.
 _CHAIN = """
 INSERT INTO {queue}
-    (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)
-SELECT 'chain ' || i, 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'held.' || i, {now} FROM {numbers};
+    ({position}resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)
+SELECT {next}'chain ' || i, 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'held.' || i, {now} FROM {numbers};
 INSERT INTO {queue}
-    (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid)
-SELECT 'chain ' || (i + 1), 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'wanted.' || i FROM {numbers}
+    ({position}resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid)
+SELECT {next}'chain ' || (i + 1), 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'wanted.' || i FROM {numbers}
 """
 #: {n} owners, each of which holds a resource of its own and waits for the same one.
 _STAR = """
 INSERT INTO {queue}
-    (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)
-SELECT 'star ' || i, 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'held.' || i, {now} FROM {numbers};
+    ({position}resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)
+SELECT {next}'star ' || i, 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'held.' || i, {now} FROM {numbers};
 INSERT INTO {queue}
-    (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid)
-SELECT 'star', 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'wanted.' || i FROM {numbers}
+    ({position}resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid)
+SELECT {next}'star', 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'wanted.' || i FROM {numbers}
 """
 _WORDS = {
     "postgresql": {
@@ -69,16 +69,32 @@ _WORDS = {
         "ago": "(julianday('now') - 2440587.5) * 86400.0 - ({n} - i)",
         "numbers": "(WITH RECURSIVE r (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r WHERE i < {n}) SELECT i FROM r)",
     },
+    "mysql": {
+        "queue": "ProcessControl",
+        "position": "queue_position, ",  # (a plain INSERT of a member gets none)
+        "next": "(SELECT coalesce(max(queue_position), 0) FROM ProcessControl) + i, ",
+        "history": "sqlsem_history",
+        "now": "UNIX_TIMESTAMP(NOW(6))",
+        "ago": "UNIX_TIMESTAMP(NOW(6)) - ({n} - i)",
+        "numbers": "(SELECT seq AS i FROM seq_1_to_{n}) AS numbers",
+    },
 }
 
 
 def _insert(engine: str, url: str, text: str, number: int, member: int | None = None) -> None:
-    words = {name: word.format(n=number) for name, word in _WORDS[engine].items()}
+    words = {"position": "", "next": "", **{name: word.format(n=number) for name, word in _WORDS[engine].items()}}
     statements = text.format(m=member, **words).split(";")
     if engine == "sqlite":
         with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)) as connection, connection:
             for statement in statements:
                 connection.execute(statement)
+    elif engine == "mysql":
+        import pymysql
+
+        session = {"init_command": "SET sql_mode = 'PIPES_AS_CONCAT'", "autocommit": True}
+        with contextlib.closing(pymysql.connect(**session, **mysql_queues.connection_parameters(url))) as connection:
+            for statement in statements:
+                connection.cursor().execute(statement)
     else:
         # Autovacuum would do the last one.
         for statement in (*statements, "VACUUM ANALYZE"):

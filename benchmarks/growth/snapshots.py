@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any
 
 import sqlsem
-from benchmarks import queues, servers
+from benchmarks import mysql_queues, queues, servers
 
 #: Timed steps after a checkpoint; steps before the snapshot is opened.
 WINDOW, WARM = 200, 100
@@ -124,9 +124,24 @@ def reader(url: str) -> Iterator[None]:
         connection.execute("ROLLBACK")
 
 
+@contextlib.contextmanager
+def consistent_snapshot(url: str) -> Iterator[None]:
+    """Keep a transaction of MariaDB open that has read something, as a dump does: the server purges nothing newer."""
+    import pymysql
+
+    with contextlib.closing(pymysql.connect(**mysql_queues.connection_parameters(url))) as connection:
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+            cursor.execute("SELECT count(*) FROM ProcessControl")
+        yield
+        connection.rollback()
+
+
 SNAPSHOTS: dict[str, dict[str, Snapshot]] = {
     "postgresql": {"repeatable read": repeatable_read, "prepared": prepared, "standby": standby},
     "sqlite": {"reader": reader},
+    "mysql": {"repeatable read": consistent_snapshot},
 }
 
 
@@ -254,6 +269,7 @@ WORK: dict[str, dict[str, Work]] = {
         "PgQueuer": pgqueuer_tasks,
     },
     "sqlite": {"sqlsem": tasks},
+    "mysql": {"sqlsem": tasks},
 }
 PACKAGES = {"Procrastinate": "procrastinate", "PgQueuer": "pgqueuer"}
 

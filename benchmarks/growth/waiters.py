@@ -103,7 +103,8 @@ def _in_queue(url: str) -> int:
         with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)) as connection:
             number: int = connection.execute("SELECT count(*) FROM ProcessControl").fetchone()[0]
             return number
-    return int(rows(url, "SELECT count(*) FROM sqlsem.ProcessControl")[0][0])
+    table = "ProcessControl" if url.startswith("mysql") else "sqlsem.ProcessControl"
+    return int(rows(url, f"SELECT count(*) FROM {table}")[0][0])
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ def test_every_measurement_runs(tmp_path):
 @pytest.mark.skipif(bool(mariadb_lacks()), reason="needs MariaDB")
 def test_measurements_run_on_mariadb(tmp_path):
     figures = tmp_path / "figures.json"
-    measurements = ["uncontended", "handoff", "limit", "waiters", "tasks", "puts"]
+    measurements = ["uncontended", "handoff", "limit", "waiters", "tasks", "puts", "growth"]
     # (Each commit waits for the disk.)
     words = [*measurements, *SMALL.split(), "--seconds", "5", "--engine", "mysql", "--json", str(figures)]
     done = subprocess.run(
@@ -50,3 +50,4 @@ def test_measurements_run_on_mariadb(tmp_path):
     assert {"sqlsem", "least durable row", "GET_LOCK"} <= set(results["uncontended"])
     assert results["handoff"]["sqlsem"]["overlaps"] == results["handoff"]["GET_LOCK"]["overlaps"] == 0
     assert {"sqlsem", "SKIP LOCKED"} <= set(results["tasks"]["rates"])
+    assert [figure["rate"] > 0 for figure in results["growth"]["waiters"]] == [True, True]

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlsem.engines.answers import already_upgrading
 from sqlsem.engines.statements.locks import LONGEST, SHARE, SHORTEST, TEST_EVERY, LockStatements
+from sqlsem.insight.totals import QueueTotals
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import READ, UPGRADE, WRITE, Ticket, Upgrading, monotonic
 
@@ -35,16 +36,16 @@ class ConversionStatements(LockStatements):
                 if other["lives"]:
                     raise already_upgrading(self.entries(ticket.resource), ticket)
                 return Upgrading.NOT_YET  # the row of the dead reader is removed soon
-            free = self.rows("free_readers", key)
+            free = self._free_readers(ticket)
             if not free and not self.rows("others_inside", key):
                 self._convert(key, WRITE, "upgraded")
                 return Upgrading.DONE
             # Readers that only an operator's pause or cap blocks may not be granted; nor may they be blocked, because
             # they may be about to be granted.
-            if only_if_free or any(reader["held_up"] for reader in free):
+            if only_if_free or not all(free.values()):
                 return Upgrading.NOT_YET
-            for reader in free:
-                self.run("grant", {"resource": ticket.resource, "position": reader["queue_position"]})
+            for position in free:
+                self.run("grant", {"resource": ticket.resource, "position": position})
             self.run("set_access", {**key, "access": UPGRADE})
         return Upgrading.BEGUN
 
@@ -85,6 +86,25 @@ class ConversionStatements(LockStatements):
                     continue
             pause = min(max(SHORTEST, (now - changed) * SHARE), LONGEST)
             wakeup.wait(min(pause * random.uniform(0.8, 1.2), deadline - now))
+
+    def _free_readers(self, ticket: Ticket) -> dict[int, bool]:
+        """Return the positions of the waiting readers behind a row for which the declared limits leave room; False for
+        a reader that an operator's pause or cap blocks.
+        """
+        free: dict[int, bool] = {}
+        proxies = {row["member_id"] for row in self.rows("proxies")}
+        declared, allowed = QueueTotals(None, False), None
+        for row in self.rows_in_order(ticket.resource):
+            allowed = allowed or QueueTotals(row["cap"], bool(row["paused"]))
+            shape = row["access"], row["limit"], row["weight"]
+            waits = row["access"] == READ and not (row["granted"] or row["revoked"] or row["member_id"] in proxies)
+            if waits and row["position"] > ticket.position and declared.fits(*shape):
+                free[row["position"]] = allowed.fits(*shape)
+            for totals in (declared, allowed):
+                totals.add(*shape)
+            if declared.closed:
+                break
+        return free
 
     def _check_other_holders(self, ticket: Ticket, mine: int) -> bool:
         """Check whether the other holders are alive; return True if rows were removed."""

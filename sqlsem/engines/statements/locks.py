@@ -12,7 +12,7 @@ import math
 import random
 import threading
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlsem.engines.base import Conflict
@@ -328,24 +328,29 @@ class LockStatements(MemberStatements):
         """
         ready: list[Any] = []
         scan: QueueTotals | None = None
-        last, position, step = LAST if positions is None else max(positions), 0, min(FIRST_STEP, limit)
-        while position < last:
-            rows = self.rows("pass", {"resource": resource, "position": position, "without": without, "maximum": step})
-            for row in rows:
-                scan = scan or QueueTotals(row["cap"], bool(row["paused"]))
-                if scan.closed or position >= last:
-                    return ready
-                position = row["position"]
-                shape = row["access"], row["limit"], row["weight"]
-                waits = not (row["granted"] or row["revoked"]) and (positions is None or position in positions)
-                if waits and scan.fits(*shape):
-                    ready.append(row)
-                scan.add(*shape)
-            limit -= len(rows)
-            if len(rows) < step or limit <= 0 or (scan is not None and scan.closed):
+        last = LAST if positions is None else max(positions)
+        for row in self.rows_in_order(resource, limit, without):
+            scan = scan or QueueTotals(row["cap"], bool(row["paused"]))
+            shape = row["access"], row["limit"], row["weight"]
+            waits = not (row["granted"] or row["revoked"]) and (positions is None or row["position"] in positions)
+            if waits and scan.fits(*shape):
+                ready.append(row)
+            scan.add(*shape)
+            if scan.closed or row["position"] >= last:
                 break
-            step = min(step * 4, STEP, limit)
         return None if scan is None else ready
+
+    def rows_in_order(self, resource: str, limit: int = LAST, without: int = 0) -> Iterator[Any]:
+        """Yield the first rows of a queue, without one of them. A caller that stops early reads only a few more."""
+        position, step = 0, min(FIRST_STEP, limit)
+        while step > 0:
+            values = {"resource": resource, "position": position, "without": without, "maximum": step}
+            rows = self.rows("pass", values)
+            yield from rows
+            if len(rows) < step:
+                return
+            limit -= len(rows)
+            position, step = rows[-1]["position"], min(step * 4, STEP, limit)
 
     def server_limit(self, resource: str) -> int | None:
         """Return the limit that an operator has set for a resource, if any."""
@@ -377,11 +382,13 @@ class LockStatements(MemberStatements):
             return None
         rows = self.rows("deadlock_candidates")
         waiting = [deadlocks.Row(**{name: row[name] for name in _WAITING}) for row in rows]
-        caps = (
-            {resource.resource: resource.cap for resource in self.resources() if resource.cap is not None}
-            if rows
-            else {}
+        names = sorted({row["resource"] for row in rows})
+        resources = with_settings(
+            [Resource(name, None, False, None, 0, 0) for name in names],
+            {row[0]: row for row in self.settings_of_resources()} if names else {},
+            {},
         )
+        caps = {resource.resource: resource.cap for resource in resources if resource.cap is not None}
         processes = {row["member"]: (row["host"], row["pid"], None) for row in rows}
         for cycle in deadlocks.find(waiting, caps):
             members = {node[0] for node in cycle.nodes}

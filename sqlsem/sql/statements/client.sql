@@ -227,20 +227,9 @@ SELECT queue_position, member_id FROM {table}
 WHERE resource_id = :resource AND queue_position <> :position AND (queue_position < :position OR granted_at IS NOT NULL)
 ORDER BY queue_position LIMIT 32
 
--- name: free_readers
--- The waiting readers behind a position for which there is room. (Not blocked tasks, which must hold nothing.) held_up:
--- only an operator's pause or cap blocks the reader.
-SELECT queue_position, paused OR taken + weight > cap AS held_up
-FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight, member_id,
-             coalesce(sum(CASE WHEN access_type <> 'read' THEN weight END) OVER ahead, 0) AS taken,
-             {least}(coalesce(concurrency_limit, 9223372036854775807),
-                 coalesce(min(CASE WHEN access_type <> 'read' THEN concurrency_limit END) OVER ahead, 9223372036854775807)) AS declared
-      FROM {table} WHERE resource_id = :resource
-      WINDOW ahead AS (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS q,
-     (SELECT coalesce({cap}, 9223372036854775807) AS cap, count(paused_at) > 0 AS paused
-      FROM {schema}_resource WHERE resource_id = :resource) AS s
-WHERE queue_position > :position AND access_type = 'read' AND granted_at IS NULL AND revoked_at IS NULL
-  AND taken + weight <= declared AND member_id NOT IN (SELECT member_id FROM {schema}_queue_proxy WHERE member_id IS NOT NULL)
+-- name: proxies
+-- The members of blocked tasks, which must hold nothing.
+SELECT member_id FROM {schema}_queue_proxy WHERE member_id IS NOT NULL
 
 -- name: set_access
 UPDATE {table} SET access_type = :access WHERE resource_id = :resource AND queue_position = :position
@@ -382,21 +371,22 @@ LIMIT 1
 
 -- name: deadlock_candidates
 -- The rows of owners that wait and have two rows, and the rows that wait ahead of them: without these there is no
--- deadlock.
+-- deadlock. (Sums and counts, as MariaDB reads the whole partition for each row to find a maximum.)
 WITH q AS (
     SELECT *, granted_at IS NULL OR access_type = 'upgrade' AS waits,
-           owner IS NOT NULL AND max(granted_at IS NULL OR access_type = 'upgrade') OVER one
+           owner IS NOT NULL AND sum(granted_at IS NULL OR access_type = 'upgrade') OVER one > 0
            AND (count(*) OVER one > 1 OR access_type = 'upgrade') AS busy
     FROM {table} WHERE member_id IS NOT NULL AND revoked_at IS NULL
     WINDOW one AS (PARTITION BY member_id, owner)
 ), r AS (
-    SELECT *, max(CASE WHEN busy AND waits THEN queue_position END) OVER (PARTITION BY resource_id) AS last FROM q
+    SELECT *, count(CASE WHEN busy AND waits THEN 1 END) OVER (PARTITION BY resource_id ORDER BY queue_position DESC) AS busy_behind
+    FROM q
 )
 SELECT r.queue_position AS position, r.resource_id AS resource, r.member_id AS member, r.owner, r.access_type AS access,
        CAST(r.concurrency_limit AS {integer}) AS "limit", CAST(r.weight AS {integer}) AS weight,
        r.granted_at IS NOT NULL AS granted, m.host, m.pid
 FROM r LEFT JOIN {schema}_member AS m ON m.member_id = r.member_id
-WHERE r.busy OR r.waits AND r.queue_position < r.last
+WHERE r.busy OR r.waits AND r.busy_behind > 0
 
 -- name: entries
 -- The last columns are for the liveness check of members. (Bare participants are always shown as waiting.)
