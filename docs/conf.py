@@ -25,7 +25,7 @@ from sphinx.util.docutils import SphinxDirective
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import routines
+import scripts
 
 import sqlsem
 import sqlsem.aio
@@ -138,22 +138,35 @@ class CommandHelp(SphinxDirective):
         return section
 
 
+def sql_section(title: str, name: str, text: str) -> nodes.section:
+    """Return a section with a definition of SQL."""
+    section = nodes.section("", nodes.title("", title), ids=[nodes.make_id(name)], names=[name])
+    section += nodes.literal_block(text, text, language="sql")
+    return section
+
+
+class SqlTables(SphinxDirective):
+    """The tables that a page names, as the script of the schema defines them."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return a section for each table."""
+        return [sql_section(name, f"table-{name}", text) for name, text in scripts.tables().items()]
+
+
 class SqlRoutines(SphinxDirective):
-    """The public SQL routines of an engine: the signature, the comment and the roles of each (docs/routines.py)."""
+    """The public SQL routines of an engine: the signature, the comment and the roles of each (docs/scripts.py)."""
 
     has_content = True
 
     def run(self) -> list[nodes.Node]:
         """Return a section for each routine."""
         (engine,) = self.content
-        found = routines.installed(engine)
-        return [self.section(engine, found[name]) for name in routines.public()]
+        found = scripts.installed(engine)
+        return [self.section(engine, found[name]) for name in scripts.public()]
 
-    def section(self, engine: str, routine: routines.Routine) -> nodes.section:
+    def section(self, engine: str, routine: scripts.Routine) -> nodes.section:
         """Return the section of one routine."""
-        title, name = nodes.title("", routine.name), f"{engine}-{routine.name}"
-        section = nodes.section("", title, ids=[nodes.make_id(name)], names=[name])
-        section += nodes.literal_block(routine.signature, routine.signature, language="sql")
+        section = sql_section(routine.name, f"{engine}-{routine.name}", routine.signature)
         for block in [*routine.comment, f"Roles: {', '.join(routine.roles)}."]:
             section += self.paragraph(block) if isinstance(block, str) else self.items(block)
         return section
@@ -177,5 +190,6 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.add_directive("command-help", CommandHelp)
     app.add_directive("sql-routines", SqlRoutines)
+    app.add_directive("sql-tables", SqlTables)
     app.connect("missing-reference", plain)
     app.connect("autodoc-skip-member", internal)

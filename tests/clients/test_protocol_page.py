@@ -4,7 +4,7 @@ import re
 
 import psycopg
 import pytest
-from support.pages import DOCS, routines
+from support.pages import DOCS, scripts
 
 pytestmark = pytest.mark.engines("postgresql")
 
@@ -12,8 +12,8 @@ PAGE = DOCS / "reference" / "protocol.md"
 
 
 def test_shown_roles_are_the_installed_ones(database):
-    shown = routines.installed("postgresql")
-    for name in routines.public():
+    shown = scripts.installed("postgresql")
+    for name in scripts.public():
         rows = database.rows(
             "SELECT substr(r.rolname::text, 8) FROM pg_roles AS r WHERE r.rolname IN "
             "('sqlsem_user', 'sqlsem_putter', 'sqlsem_worker', 'sqlsem_operator', 'sqlsem_reader') AND "

@@ -61,6 +61,7 @@ ELSEWHERE = {
     "{command-help}": "Sphinx",
     "{eval-rst}": "Sphinx",
     "{sql-routines}": "Sphinx",
+    "{sql-tables}": "Sphinx",
 }
 #: Commands of sqlsem that need no process of their own, as they start none and do not wait.
 HERE = (

@@ -21,4 +21,4 @@ def load(name: str) -> ModuleType:
     return module
 
 
-routines = load("routines")
+scripts = load("scripts")

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from support.pages import DOCS, routines
+from support.pages import DOCS, scripts
 
 pytestmark = pytest.mark.engines("mssql")
 
@@ -11,8 +11,8 @@ PAGE = DOCS / "reference" / "protocol.md"
 
 
 def test_shown_parameters_are_the_installed_ones(database):
-    for name in routines.public():
-        shown = re.findall(r"@\w+(?= \w+)", routines.installed("mssql")[name].signature)
+    for name in scripts.public():
+        shown = re.findall(r"@\w+(?= \w+)", scripts.installed("mssql")[name].signature)
         rows = database.rows(
             "SELECT p.name FROM sys.all_parameters AS p WHERE p.object_id = OBJECT_ID(?) AND p.name <> '' "
             "ORDER BY p.parameter_id",

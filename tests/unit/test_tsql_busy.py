@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.pages import routines
+from support.pages import scripts
 from support.procedures import PROCEDURES, granted
 
 from sqlsem import sql
@@ -101,7 +101,7 @@ def for_sessions() -> set[str]:
         for page in DOCS.rglob("*.md")
         for name in re.findall(r"EXEC (?:@\w+ = )?sqlsem\.\[?(\w+)", page.read_text(encoding="utf-8"))
     }
-    return (called | set(routines.public())) & set(PROCEDURES) & set(granted())
+    return (called | set(scripts.public())) & set(PROCEDURES) & set(granted())
 
 
 def reads_outside(name: str, visited: frozenset[str] = frozenset()) -> list[str]:

@@ -1,7 +1,8 @@
-"""Reads the SQL routines from the scripts: their signatures, comments and roles.
+"""Reads the scripts of SQL for the reference: the signatures, comments and roles of routines, and the tables.
 
 The table "Routines" of docs/reference/protocol.md names the public routines; the directive ``sql-routines`` renders
-them. All other routines are internal, or for clients (docs/contributing/write-a-client.md).
+them. All other routines are internal, or for clients (docs/contributing/write-a-client.md). The table "Tables" of
+docs/reference/tables.md names the tables that the directive ``sql-tables`` renders.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from sqlsem import sql
 
-PAGE = Path(__file__).resolve().parent / "reference" / "protocol.md"
+REFERENCE = Path(__file__).resolve().parent / "reference"
 ROLES = {"u": "user", "p": "putter", "w": "worker", "o": "operator", "r": "reader"}
 #: The comment of a routine, and its definition up to its options or its body.
 _ROUTINE = re.compile(
@@ -21,6 +22,7 @@ _ROUTINE = re.compile(
     r"(?=\s+(?:LANGUAGE|AS|WITH EXECUTE)\b)",
     re.MULTILINE,
 )
+_TABLE = re.compile(r"^CREATE TABLE sqlsem\.(\w+) \(\n.*?^\)", re.MULTILINE | re.DOTALL)
 _RIGHTS = {
     "postgresql": re.compile(r"jsonb_build_array\('([upwor]+)', ARRAY\[([^]]*)\]"),
     "mssql": re.compile(r"\(N'(?P<name>\w+)', N'([upwor]+)'\)"),
@@ -40,10 +42,17 @@ class Routine(NamedTuple):
 
 
 def public() -> list[str]:
-    """Return the names in the table of the page."""
-    table = PAGE.read_text(encoding="utf-8").partition("\n## Routines\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| .*? \| (.*) \|$", table, re.MULTILINE)
+    """Return the names of the public routines."""
+    text = (REFERENCE / "protocol.md").read_text(encoding="utf-8").partition("\n## Routines\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| .*? \| (.*) \|$", text, re.MULTILINE)
     return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+
+
+def tables() -> dict[str, str]:
+    """Return the definitions of the tables that the page names, for PostgreSQL; other engines have the same columns."""
+    text = (REFERENCE / "tables.md").read_text(encoding="utf-8").partition("\n## Tables\n")[2].partition("\n## ")[0]
+    found = {match[1]: match[0] for match in _TABLE.finditer(sql.script("postgresql", "schema"))}
+    return {name: found[name] for name in re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)}
 
 
 def installed(engine: str) -> dict[str, Routine]:
