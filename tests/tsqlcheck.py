@@ -164,7 +164,6 @@ def place(root: Path, file: str, line: int) -> str:
 def sent(text: str) -> str:
     """Return the text as the server gets it: without the marks of drivers, of the client and of Agent."""
     text = re.sub(r"\$\((?:ESCAPE_\w+\()?\w+\)?\)", "0", text)
-    text = re.sub(r"\{\s*(\? *= *)?call ([\w.\[\]]+)\s*\((.*?)\)\s*\}", r"EXEC \1\2 \3", text)
     text = re.sub(r"(?<=LOCK_TIMEOUT ):\w+", "0", text)
     marks = iter(range(1, 10_000))
     return re.sub(r"'(?:[^']|'')*'|--[^\n]*|\?", lambda m: f"@p{next(marks)}" if m[0] == "?" else m[0], text)
