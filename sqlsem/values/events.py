@@ -79,8 +79,9 @@ class Event:
 
     #: The kind, as in `sqlsem.on`.
     name: ClassVar[str] = ""
-    #: The text of the log line, and its level.
+    #: The text of the log line, the attributes that it shows, and its level.
     template: ClassVar[str] = ""
+    shown: ClassVar[tuple[str, ...]] = ("described",)
     level: ClassVar[int] = logging.INFO
 
     resource: str
@@ -95,7 +96,7 @@ class Event:
     @property
     def words(self) -> tuple[object, ...]:
         """The values of the template."""
-        return (self.described,)
+        return tuple(getattr(self, name) for name in self.shown)
 
     @property
     def described(self) -> str:
@@ -121,13 +122,14 @@ class Waiting(Event):
 
     name: ClassVar[str] = "waiting"
     template: ClassVar[str] = "Waiting for %r at %d%s"
+    shown: ClassVar[tuple[str, ...]] = ("resource", "position", "behind_words")
 
     behind: Behind | None  # None: not known (the blocker has just left), or a pause or a cap
 
     @property
-    def words(self) -> tuple[object, ...]:
-        """The values of the template."""
-        return self.resource, self.position, "" if self.behind is None else f", behind {self.behind}"
+    def behind_words(self) -> str:
+        """The blocker, as the end of the log line."""
+        return "" if self.behind is None else f", behind {self.behind}"
 
 
 @record
@@ -136,15 +138,11 @@ class Granted(Event):
 
     name: ClassVar[str] = "granted"
     template: ClassVar[str] = "Granted %s at %d, after %.1f s"
+    shown: ClassVar[tuple[str, ...]] = ("described", "position", "waited")
 
     waited: float  # seconds
     at_once: bool  # it did not wait
     behind: Behind | None = None  # the blocker when the wait began
-
-    @property
-    def words(self) -> tuple[object, ...]:
-        """The values of the template."""
-        return self.described, self.position, self.waited
 
     @property
     def log_level(self) -> int:
@@ -158,14 +156,10 @@ class Released(Event):
 
     name: ClassVar[str] = "released"
     template: ClassVar[str] = "Released %r at %d, held for %.1f s"
+    shown: ClassVar[tuple[str, ...]] = ("resource", "position", "held")
     level: ClassVar[int] = logging.DEBUG
 
     held: float  # seconds
-
-    @property
-    def words(self) -> tuple[object, ...]:
-        """The values of the template."""
-        return self.resource, self.position, self.held
 
 
 @record
@@ -174,15 +168,11 @@ class Lost(Event):
 
     name: ClassVar[str] = "lost"
     template: ClassVar[str] = "Lost the lock on %r at %d: %s"
+    shown: ClassVar[tuple[str, ...]] = ("resource", "position", "why")
     level: ClassVar[int] = logging.ERROR
 
     held: float | None  # seconds; None: its row was lost while it waited
     why: str
-
-    @property
-    def words(self) -> tuple[object, ...]:
-        """The values of the template."""
-        return self.resource, self.position, self.why
 
     @property
     def log_level(self) -> int:
@@ -196,14 +186,10 @@ class Deadlocked(Event):
 
     name: ClassVar[str] = "deadlock"
     template: ClassVar[str] = "Gave up %s: %s"
+    shown: ClassVar[tuple[str, ...]] = ("described", "why")
 
     waited: float  # seconds
     why: str
-
-    @property
-    def words(self) -> tuple[object, ...]:
-        """The values of the template."""
-        return self.described, self.why
 
 
 @record
@@ -212,15 +198,11 @@ class TimedOut(Event):
 
     name: ClassVar[str] = "timeout"
     template: ClassVar[str] = "Not granted within %g s: %s"
+    shown: ClassVar[tuple[str, ...]] = ("timeout", "described")
 
     waited: float  # seconds
     timeout: float  # seconds; 0: the request did not wait
     behind: Behind | None = None  # the blocker when the wait began
-
-    @property
-    def words(self) -> tuple[object, ...]:
-        """The values of the template."""
-        return self.timeout, self.described
 
 
 #: The classes of events, by the kinds that `sqlsem.on` takes.
