@@ -21,7 +21,7 @@ from typing import Any
 
 from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.rule import Kind, Queue, QueuedRequest
-from sqlsem.util.record import record
+from sqlsem.util.record import AsDict, plain, record
 from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Operation, Past, Resource
 
 __all__ = ["Audit", "Finding", "Ruling", "audit", "rulings"]
@@ -38,7 +38,7 @@ CONVERTED = ("upgraded", "downgraded", "handed_over")
 
 
 @record
-class Finding:
+class Finding(AsDict):
     """A violation of the rule.
 
     ``kind`` is 'limit' (more weight held than a limit allows; a writer, or a stage, not alone), 'order' (granted past a
@@ -54,20 +54,9 @@ class Finding:
     words: str
     rows: tuple[Past | Entry, ...]  # first the offender, then the rows that blocked it
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return {
-            "kind": self.kind,
-            "resource": self.resource,
-            "position": self.position,
-            "at": self.at.isoformat(),
-            "words": self.words,
-            "rows": [row.as_dict() for row in self.rows],
-        }
-
 
 @record
-class Audit:
+class Audit(AsDict):
     """The result of an audit. ``first_end`` and ``last_end`` are those of the finished rows. Rows that ended before
     ``first_end`` are unknown, so earlier grants are checked only in part: ``partly`` is their number.
     """
@@ -89,18 +78,7 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values."""
-        return {
-            "ok": self.ok,
-            "finished": self.finished,
-            "present": self.present,
-            "resources": self.resources,
-            "grants": self.grants,
-            "partly": self.partly,
-            "first_end": None if self.first_end is None else self.first_end.isoformat(),
-            "last_end": None if self.last_end is None else self.last_end.isoformat(),
-            "found": self.found,
-            "findings": [finding.as_dict() for finding in self.findings],
-        }
+        return {"ok": self.ok, **plain(self)}
 
 
 @record

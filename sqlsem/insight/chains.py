@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.totals import QueueTotals, number
-from sqlsem.util.record import plain, record
+from sqlsem.util.record import AsDict, record
 from sqlsem.values.locks import UPGRADE, WRITE, Entry, Resource
 
 __all__ = ["Chain", "QueueWalk", "RootBlocker", "WaitGraph", "is_upgrading", "is_waiting", "root_blockers"]
@@ -118,16 +118,12 @@ class Chain:
 
 
 @record
-class RootBlocker:
+class RootBlocker(AsDict):
     """A row that blocks others and waits for none."""
 
     entry: Entry
     waiters: int  # the requests that wait for it, directly or through others
     waiting_seconds: float  # the sum over these waiters
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return {**plain(self), "entry": self.entry.as_dict()}
 
 
 class WaitGraph:

@@ -20,7 +20,7 @@ from typing import Any
 from sqlsem.insight.overview import HoldTimes, Overview, percentile
 from sqlsem.insight.totals import number
 from sqlsem.insight.words import clock, span_in_words
-from sqlsem.util.record import plain, record
+from sqlsem.util.record import AsDict, plain, record
 from sqlsem.values.locks import WRITE, Entry, Resource
 
 __all__ = ["MIN_HOLDS", "MIN_OF_KIND", "Durations", "Estimate", "estimates", "run_count", "without_numbers"]
@@ -40,7 +40,7 @@ MAX_ROWS, MAX_OF_QUEUE = 1000, 100
 
 
 @record
-class Estimate:
+class Estimate(AsDict):
     """The estimated time of a grant, or of a task's start, in seconds from the time of the overview. In eight of ten
     cases the time is between ``low`` and ``high``. ``held_low`` and ``held_high``: the range in which eight of ten such
     locks are held, or such tasks run.

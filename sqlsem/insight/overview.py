@@ -87,7 +87,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True)
-class HoldTimes:
+class HoldTimes(AsDict):
     """The recent times for which a resource was held and waited for: its newest holds that were released."""
 
     holds: tuple[Hold, ...]  # at least one, the newest first
@@ -108,7 +108,7 @@ class HoldTimes:
 
 
 @record
-class Overview:
+class Overview(AsDict):
     """All queues, members, work queues, open batches and rates at one instant (`sqlsem.Admin.overview`).
 
     ``holds`` has the resources that are held or waited for, the most contended ones if they are many. ``rates`` has the
@@ -171,17 +171,6 @@ class Overview:
             holds={name: times for name, times in self.holds.items() if name == resource},
             rates=[rate for rate in self.rates if rate.resource == resource],
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return {
-            "taken_at": self.taken_at.isoformat(),
-            **{
-                name: [value.as_dict() for value in getattr(self, name)]
-                for name in ("resources", "entries", "members", "queues", "batches", "rates")
-            },
-            "holds": {resource: times.as_dict() for resource, times in self.holds.items()},
-        }
 
 
 def _resources(entries: Iterable[Entry], settings: Iterable[Sequence[Any]]) -> list[Resource]:

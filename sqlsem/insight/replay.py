@@ -15,10 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 from sqlsem.insight.rule import Kind, Queue
-from sqlsem.util.record import record
+from sqlsem.util.record import AsDict, record
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Past
 
@@ -56,7 +55,7 @@ class ReplaySettings:
 
 
 @record
-class Night:
+class Night(AsDict):
     """The totals of a history, of one resource or of all. Durations in seconds."""
 
     requests: int
@@ -69,26 +68,17 @@ class Night:
     #: The share of the lowest limit that was in use from the first request to the end; None for readers and stages.
     use: float | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        names = ("requests", "let_in", "gave_up", "wait_p50", "wait_p99", "wait_total", "use")
-        return {name: getattr(self, name) for name in names} | {"end": self.end and self.end.isoformat()}
-
 
 @record
-class Comparison:
+class Comparison(AsDict):
     """The totals of the history as it was, and as it would have been."""
 
     was: Night
     would: Night
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return {"was": self.was.as_dict(), "would": self.would.as_dict()}
-
 
 @record
-class Replay:
+class Replay(AsDict):
     """The result of a replay."""
 
     everything: Comparison
@@ -97,17 +87,6 @@ class Replay:
     guessed: int  # requests that gave up, but would be granted: they hold for the median time of their resource
     stuck: int  # requests that would wait for each other for ever; sqlsem would raise `Deadlock` in the youngest
     refused: int  # upgrades that would fail because of another upgrade
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return {
-            "everything": self.everything.as_dict(),
-            "resources": {name: resource.as_dict() for name, resource in self.resources.items()},
-            "unfinished": self.unfinished,
-            "guessed": self.guessed,
-            "stuck": self.stuck,
-            "refused": self.refused,
-        }
 
 
 def replay(past: Iterable[Past], entries: Iterable[Entry] = (), settings: ReplaySettings | None = None) -> Replay:

@@ -135,11 +135,20 @@ def _set_state(self: Any, state: list[Any]) -> None:
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """Return the fields of a record, ready for JSON."""
-    return {
-        name: item.isoformat() if isinstance(item, datetime) else item
-        for name, item in dataclasses.asdict(value).items()
-    }
+    """Return the fields of a record, ready for JSON; a record inside it by its own `AsDict.as_dict`, if it has one."""
+    return {field.name: _json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def _json_value(item: Any) -> Any:
+    if isinstance(item, datetime):
+        return item.isoformat()
+    if isinstance(item, AsDict):
+        return item.as_dict()
+    if dataclasses.is_dataclass(item):
+        return plain(item)
+    if isinstance(item, dict):
+        return {name: _json_value(inner) for name, inner in item.items()}
+    return [_json_value(inner) for inner in item] if isinstance(item, list | tuple) else item
 
 
 class AsDict:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlsem.util.record import plain, record
+from sqlsem.util.record import AsDict, plain, record
 
 __all__ = ["BatchEntry", "Callback", "PartEnd", "PartEntry", "PartStart"]
 
@@ -67,7 +67,7 @@ class PartEntry:
 
 
 @record
-class BatchEntry:
+class BatchEntry(AsDict):
     """One batch, for displays (``sqlsem batch``). Durations are in seconds, by the database's clock."""
 
     batch_id: int
@@ -115,4 +115,4 @@ class BatchEntry:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values."""
-        return {**plain(self), "overdue": self.overdue, "parts": [plain(part) for part in self.parts]}
+        return {**plain(self), "overdue": self.overdue}

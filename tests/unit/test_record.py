@@ -6,11 +6,12 @@ import copy
 import dataclasses
 import inspect
 import pickle
-from typing import ClassVar
+from datetime import datetime, timezone
+from typing import Any, ClassVar
 
 import pytest
 
-from sqlsem.util.record import record
+from sqlsem.util.record import AsDict, plain, record
 from sqlsem.values import batches, events, locks, rates, tasks
 
 
@@ -145,3 +146,28 @@ def test_values_are_records(module: object) -> None:
     slow = [value for value in made if value.__dataclass_params__.frozen]  # type: ignore[union-attr]
     assert made
     assert slow == ([rates.Window] if module is rates else [])
+
+
+def test_nested_records_become_json_values() -> None:
+    """In lists, tuples and dictionaries, too; a record inside by its own method."""
+
+    @record
+    class Inner(AsDict):
+        at: datetime
+
+        def as_dict(self) -> dict[str, Any]:
+            return {**plain(self), "own": True}
+
+    @record
+    class Outer(AsDict):
+        one: Inner
+        several: tuple[Inner, ...]
+        named: dict[str, list[Inner]]
+        none: None = None
+
+    inner, expected = (
+        Inner(datetime(2026, 1, 31, tzinfo=timezone.utc)),
+        {"at": "2026-01-31T00:00:00+00:00", "own": True},
+    )
+    outer = {"one": expected, "several": [expected], "named": {"a": [expected]}, "none": None}
+    assert Outer(inner, (inner,), {"a": [inner]}).as_dict() == outer
