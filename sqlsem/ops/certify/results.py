@@ -11,7 +11,7 @@ from sqlsem.util.printable import clean
 
 __all__ = ["FORMAT", "STATES", "Failed", "NotPossible", "Notes", "Report", "Result"]
 
-#: The version of the document's schema (docs/howto/certify.md); a change of the meaning of a field makes a new one.
+#: The version of the document's schema; a change of the meaning of a field makes a new one.
 FORMAT = 1
 #: The states in which a check can end.
 STATES = ("ok", "failed", "not possible")
