@@ -193,7 +193,7 @@ def recompiles(bench: Bench, notes: Notes) -> None:
     notes.require(number <= MAX_RECOMPILES, f"{number:.0f} recompilations for 1,000 pairs")
 
 
-@check(23, "what a pair and a hand-off cost")
+@check(23, "the cost of a pair and of a hand-off")
 def costs(bench: Bench, notes: Notes) -> None:
     """Measure pairs and hand-offs, and the same with the server's own locks: time, flushes and bytes of the log."""
     _costs(bench, notes, "")
