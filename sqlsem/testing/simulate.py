@@ -149,10 +149,10 @@ def simulate(
         processes: The number of processes that run the program.
         threads: The number of threads of each process that run the program.
         faults: The faults that may happen: some of `FAULTS`; none if it is empty. A process is killed (``crash``) or
-            stopped for a while (``pause``). A connection breaks during a call (``cut``). One call (``slow``) or all calls
-            (``stall``) take seconds. All sessions end (``restart``); a standby lacks the last releases (``failover``).
-            The server's clock is set (``clock``). An operator revokes a lock (``revoke``), pauses a resource
-            (``hold``), caps it (``cap``) or removes dead members (``reap``).
+            stopped for a while (``pause``). A connection breaks during a call (``cut``). One call (``slow``) or all
+            calls (``stall``) take seconds. All sessions end (``restart``); a standby lacks the last releases
+            (``failover``). The server's clock is set (``clock``). An operator revokes a lock (``revoke``), pauses a
+            resource (``hold``), caps it (``cap``) or removes dead members (``reap``).
         most_faults: The greatest number of faults of a schedule.
         schedules: The number of schedules to try.
         seconds: The time after which the search ends in any case, in real time.
