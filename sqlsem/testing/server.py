@@ -180,11 +180,8 @@ class ServerSession(Calling, SqliteSession):
         self._require_connection()
         return self._server.version, 0
 
-    def require_in_place(self) -> None:
+    def require_in_place(self, *, file_by_file: bool = False) -> None:
         pass  # (there are no files)
-
-    def compare_files(self) -> None:
-        pass
 
     def check_schema(self) -> dict[str, str]:
         return {}

@@ -454,6 +454,21 @@ def test_a_change_of_a_settled_folder_is_seen(tmp_path, way):
             grant.release()
 
 
+def test_comparison_of_files_keeps_the_times_of_a_settled_folder(tmp_path):
+    """A busy process compares file by file each time that it writes the log back, and else by the folder's times."""
+    with sqlsem.connect(f"sqlite:///{tmp_path}/a.db", **AMPLE) as coordinator:
+        with coordinator.mutex("a"):
+            pass
+        session = coordinator.client.member.main.session
+        until(lambda: session.files.compare() or session.files._folder_when_compared is not None)
+        settled = session.files._folder_when_compared
+        session.require_in_place(file_by_file=True)
+        assert session.files._folder_when_compared == settled
+        (tmp_path / "other").touch()
+        session.require_in_place(file_by_file=True)
+        assert session.files._folder_when_compared is None
+
+
 def test_a_busy_folder_is_looked_at_file_by_file(tmp_path, monkeypatch):
     compared = []
     compare = files.OpenFiles.compare

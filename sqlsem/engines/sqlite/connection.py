@@ -90,25 +90,22 @@ class SqliteConnection(StatementSession):
     # A fork in another thread closes the connections, and the last process that closes the database deletes the log. So
     # no fork may begin between the test for an open connection and the comparison of its files.
 
-    def require_in_place(self) -> None:
+    def require_in_place(self, *, file_by_file: bool = False) -> None:
+        """Raise `Replaced` unless the open files are those of the database; see `OpenFiles`."""
         try:  # (not inside of the block: an interrupt at a `try` there would keep the lock)
             with fork.forks_blocked:
                 if self._displaced is not None:
                     raise Replaced(self._displaced)
                 if self.files is not None and self.connection is not None:
-                    self.files.require_in_place()
+                    if file_by_file:
+                        self.files.compare()
+                    else:
+                        self.files.require_in_place()
                     if self.is_second and self.engine.files is not None:
                         self.files.require_same(self.engine.files)
         except Replaced as exc:
             displace(self.engine, exc)
             raise
-
-    def compare_files(self) -> None:
-        """Raise `Replaced` as `require_in_place` does, but compare file by file."""
-        with fork.forks_blocked:
-            if self.files is not None:
-                self.files.forget_folder()
-            self.require_in_place()
 
     # -- statements ---------------------------------------------------------------------------------------------
 
@@ -213,7 +210,7 @@ class SqliteConnection(StatementSession):
             if connection is None or connection.in_transaction:
                 return
             self._changed = connection.total_changes
-            self.compare_files()  # (Afterwards a truncated file would no longer be empty.)
+            self.require_in_place(file_by_file=True)  # (Afterwards a truncated file would no longer be empty.)
             if wal.MUST_BE_ALONE:
                 self._write_back_alone(connection)
             else:
@@ -243,7 +240,7 @@ class SqliteConnection(StatementSession):
     def translate(self, exc: Exception) -> Exception:
         text, where = str(exc), self.engine.label
         try:
-            self.compare_files()
+            self.require_in_place(file_by_file=True)
         except Replaced as replaced:
             return replaced
         if self.interrupted or (isinstance(exc, sqlite3.ProgrammingError) and "closed" in text):

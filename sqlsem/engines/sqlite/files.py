@@ -98,15 +98,12 @@ class OpenFiles:
         if self._folder_when_compared is None or _stamp(self._folder) != self._folder_when_compared:
             self.compare()
 
-    def forget_folder(self) -> None:
-        """Have the next `require_in_place` compare file by file, whatever the folder's times."""
-        self._folder_when_compared = None
-
     def compare(self) -> None:
         """Raise `Replaced` as `require_in_place` does, but compare file by file, and find truncated files, too."""
-        self._folder_when_compared = stamp = None
+        stamp, was_settled, self._folder_when_compared = None, self._folder_when_compared is not None, None
         now = time.monotonic()
-        if now - self._folder_asked > _SETTLED_NS / 2e9 and not self._is_link:  # seldom, if the folder changes often
+        # (Seldom, if the folder changes often.)
+        if (was_settled or now - self._folder_asked > _SETTLED_NS / 2e9) and not self._is_link:
             self._folder_asked = now
             stamp = _settled(self._folder)
         name = ""

@@ -34,7 +34,7 @@ class SqliteMembers(SqliteConnection, MemberStatements):
         return self.beacon.name
 
     def keep_beacon(self, member_id: int) -> bool:
-        self.compare_files()
+        self.require_in_place(file_by_file=True)
         # If the beacon's file was removed, create a new one: other processes cannot test a missing beacon.
         if self.beacon is None:
             return True
