@@ -88,24 +88,8 @@ class Queue:
         check_options("put()", options, PutOptions.__optional_keys__)
         return self.put_many([body], cursor=cursor, **options)[0]
 
-    def put_many(
-        self,
-        bodies: Iterable[Any],
-        *,
-        order: int = 0,
-        after: Duration = 0.0,
-        max_attempts: int = 1,
-        backoff: Duration = 1.0,
-        on_failure: str | None = None,
-        note: str | None = None,
-        time_limit: Duration | None = None,
-        unique: str | None = None,
-        replace: str | None = None,
-        key: str | None = None,
-        priority: int = 0,
-        locks: Iterable[AnyLock] = (),
-        cursor: Any = None,
-    ) -> list[int]:
+    @shows_options(PutOptions)
+    def put_many(self, bodies: Iterable[Any], *, cursor: Any = None, **options: Unpack[PutOptions]) -> list[int]:
         """Put many tasks; return their numbers.
 
         All arguments are checked before any task is put. One statement puts up to 500 tasks (fewer if they are large):
@@ -139,16 +123,11 @@ class Queue:
 
         >>> sqlsem.queue("nightly").put_many([sqlsem.Call("etl:load", n) for n in range(20)])  # doctest: +SKIP
         """
+        check_options("put_many()", options, PutOptions.__optional_keys__)
         bodies = _encoded(bodies)
-        locks = _listed(locks)
-        on_failure = self._on_failure if on_failure is None else on_failure
-        template = check_put(
-            *(order, after, max_attempts, backoff, on_failure, note, time_limit, unique, replace, key, priority, locks),
-        )
-        if len(bodies) > 1 and (unique is not None or replace is not None):
+        template = self._checked(options)
+        if len(bodies) > 1 and (template.unique is not None or template.replace is not None):
             raise ConfigurationError(f"A key is for one task, and these are {len(bodies)}; put each with its own")
-        if template.locks:
-            _check_database(locks, self.claiming.client)
         task_ids: list[int] = []
         if cursor is not None:
             engine = self.claiming.client.engine
@@ -168,6 +147,16 @@ class Queue:
             )
             self.claiming.client.queue_changes.notify()
         return task_ids
+
+    def _checked(self, options: PutOptions) -> NewTask:
+        """Check the options of tasks, and return them as a task without a body."""
+        if options.get("on_failure") is None:
+            options["on_failure"] = self._on_failure
+        options["locks"] = _listed(options.get("locks", ()))
+        template = check_put(**options)
+        if template.locks:
+            _check_database(options["locks"], self.claiming.client)
+        return template
 
     @shows_options(PutOptions)
     def schedule(
@@ -198,13 +187,8 @@ class Queue:
         >>> sqlsem.queue("nightly").schedule("0 2 * * *", sqlsem.Sql("CALL load()"))  # doctest: +SKIP
         """
         check_options("schedule()", options, PutOptions.__optional_keys__)
-        options.setdefault("on_failure", self._on_failure)
-        if "locks" in options:
-            options["locks"] = _listed(options["locks"])
         kind, text = encode(body)
-        task_options = {**check_put(**options).as_options(), "missed": missed}
-        if "locks" in options:
-            _check_database(options["locks"], self.claiming.client)
+        task_options = {**self._checked(options).as_options(), "missed": missed}
         if missed not in MISSED:
             raise ConfigurationError(f"missed is 'one' or 'skip', not {missed!r}")
         if name is None:

@@ -65,6 +65,16 @@ def test_due_task_is_put_once_by_many_processes(database, connect, queue, name, 
     assert after.last_due < after.taken_at
 
 
+@pytest.mark.parametrize("given", [{}, {"on_failure": None}, {"on_failure": "stop"}])
+def test_on_failure_left_out_is_the_default_of_the_queue(connect, name, given):
+    """Also as None; alike for schedules and tasks."""
+    queue = connect().queue(name, on_failure="continue")
+    queue.put({}, **given)
+    (task,) = queue.tasks()
+    schedule = queue.schedule("0 2 * * *", {}, **given)
+    assert task.on_failure == schedule.options.get("on_failure", "stop") == (given.get("on_failure") or "continue")
+
+
 @pytest.mark.parametrize(("missed", "ago", "count"), [("one", 86400 * 3, 1), ("skip", 86400 * 3, 0), ("skip", 5, 1)])
 def test_missed_runs_are_put_once_or_skipped(database, queue, name, missed, ago, count):
     """Missed runs give one task or none; a run that is only a little late is not missed."""

@@ -11,6 +11,7 @@ import sqlsem.testing
 from sqlsem.client import options
 from sqlsem.client.options import DEFAULTS, OTHER_DEFAULTS
 from sqlsem.client.options import __all__ as option_names
+from sqlsem.tasks import check_put
 
 MODULES = (sqlsem, sqlsem.aio, sqlsem.testing)
 
@@ -67,9 +68,8 @@ def test_signature_defaults_match_the_call():
     }
     constructor = inspect.signature(sqlsem.Coordinator.__init__).parameters
     assert defaults == {name: constructor[name].default for name in defaults}
-    put, put_many = (inspect.signature(call).parameters for call in (sqlsem.Queue.put, sqlsem.Queue.put_many))
-    names = options.PutOptions.__annotations__
-    assert {name: put[name].default for name in names} == {name: put_many[name].default for name in names}
+    shown, checked = (inspect.signature(call).parameters for call in (sqlsem.Queue.put, check_put))
+    assert {name: shown[name].default for name in checked} == {name: checked[name].default for name in checked}
 
 
 def test_defaults_are_of_options():
