@@ -101,7 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "locks: run in the memory engine, too, but for what needs SQL or other roles")
     config.addinivalue_line("markers", "faces(*names): run with these faces: 'sync' (if left out), 'aio'")
     config.addinivalue_line("markers", "sampled(number): the default run has one in number of the cases (selection.py)")
-    config.addinivalue_line("markers", "kept: the default run has all cases, however slow they are")
+    config.addinivalue_line("markers", "kept: the default run has all cases, however slow they are (but MariaDB's)")
     config.addinivalue_line("markers", "timing(scale, **times): the clients of the test poll by these times")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
     config.addinivalue_line("markers", "quiet: normal running, nothing logged at WARNING (False: may be)")

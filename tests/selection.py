@@ -55,7 +55,7 @@ class Case:
         engine, face: The parameters of these names, if it has them.
         variant: All other parameters, as pytest writes them.
         sample: The number of `sampled`, if the function has that marker.
-        kept: True for a function with the marker `kept`.
+        kept: True for a function with the marker `kept`: the default run has all cases, but for an engine's sibling's.
     """
 
     id: str
@@ -154,7 +154,7 @@ def _of_function(cases: Sequence[Case], cost: Cost) -> Iterable[Case]:
     """
     first = cases[0]
     if first.kept:
-        return cases
+        return [case for case in cases if case.engine not in SIBLINGS] or cases
     if cost.is_nightly:
         return []
     if cost.is_slow and first.sample is None:

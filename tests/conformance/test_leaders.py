@@ -126,6 +126,7 @@ def test_leaders_are_listed_with_their_candidates(pair, name, threads):
 
 
 @revoking
+@pytest.mark.timing(0.1)
 def test_operator_makes_the_leader_step_down(pair, name):
     first, other = pair
     with pytest.raises(NotHeld, match="There is no leader"):

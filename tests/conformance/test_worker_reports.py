@@ -126,6 +126,7 @@ FAULTS = [
 
 
 @pytest.mark.kept
+@pytest.mark.timing(0.1)
 @pytest.mark.parametrize("group", [True, False])
 @pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda value: "nothing" if value is None else value.__name__)
 def test_worker_tells_outcomes_as_recorded(queue, monkeypatch, caplog, fault, group):
