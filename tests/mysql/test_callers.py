@@ -131,7 +131,7 @@ def test_commit_releases_the_lock_in_any_session(connect, cursor, name):
 
 def test_assert_held_pins_the_row_until_the_commit(connect, cursor, name):
     """A revoked holder's row stays while a transaction counts on it."""
-    coordinator, other = connect(), connect(retry=PATIENCE)
+    coordinator, other = connect(grace=3), connect(retry=PATIENCE)
     with coordinator.mutex(name) as grant:
         grant.assert_held(cursor)
         late = Attempt(other.mutex(name))
