@@ -23,6 +23,16 @@ class Calling:
     _server: _Server
     _caller: Fiber | None = None  # the fiber that is in a call
 
+    def require_connection(self) -> None:
+        """Raise the engine's error if the connection is broken, unless the run has ended."""
+        raise NotImplementedError
+
+    def step(self, what: str) -> None:
+        """Let other actors run before the call goes on. The connection may break before that, and meanwhile."""
+        self.require_connection()
+        self.yield_to_others(what)
+        self.require_connection()
+
     def yield_to_others(self, what: str) -> None:
         """Let other actors run before the call goes on; wait while the server is stalled."""
         with self.calling():

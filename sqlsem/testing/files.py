@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from sqlsem.engines.base import Busy, Disconnected, Engine, Options, Session
+from sqlsem.engines.base import Busy, Disconnected, Engine, Options
 from sqlsem.engines.sqlite.connection import is_busy
 from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
 from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
@@ -59,7 +59,7 @@ class FileSession(Calling, SqliteSession):
             if inside and not fetch:
                 self._doing = _described(statement, parameters)
             return super()._execute(statement, parameters, fetch)
-        self._step(f"COMMIT of: {self._doing}" if inside else _described(statement, parameters))
+        self.step(f"COMMIT of: {self._doing}" if inside else _described(statement, parameters))
         self._doing = ""
         before = self._server.written
         result = super()._execute(statement, parameters, fetch)
@@ -67,15 +67,10 @@ class FileSession(Calling, SqliteSession):
         if self.connection is not None and not self.connection.in_transaction and self._server.has_been_written():
             self._server.wake()
         if before != self._server.written:
-            self._step("the answer")
+            self.step("the answer")
         return result
 
-    def _step(self, what: str) -> None:
-        self._require()
-        self.yield_to_others(what)
-        self._require()
-
-    def _require(self) -> None:
+    def require_connection(self) -> None:
         if (self.cut or self.interrupted) and not self._fibers.ended:
             raise Disconnected(f"The connection to {self.engine.label} is broken")
 
@@ -225,7 +220,7 @@ class FileServer(VirtualSqlite):
         self.written = 0  # the number of writes that were noticed
         self._seen: Any = None
         self._noticed = -1
-        self._own = FileEngine(self, Options(), OURS).connect("look")
+        self.own = FileEngine(self, Options(), OURS).connect("look")
 
     def engine(self, options: Options, owner: str) -> FileEngine:
         return FileEngine(self, options, owner)
@@ -241,10 +236,6 @@ class FileServer(VirtualSqlite):
         finally:
             session.close()
 
-    @property
-    def own(self) -> Session:
-        return self._own
-
     def has_been_written(self) -> bool:
         """Return True if any session has written since the last call."""
         version = self.reader.execute("PRAGMA data_version").fetchone()
@@ -257,11 +248,8 @@ class FileServer(VirtualSqlite):
         changed, self._noticed = self.written != self._noticed, self.written
         return changed
 
-    def set_clock(self, seconds: float) -> None:
-        if seconds > 0:
-            raise Trouble("it would count as time that has passed")
-        self.skew += seconds
-        self._stepped = True
+    def stall(self, seconds: float) -> None:
+        raise Trouble("there is no server")
 
     def close(self) -> None:
         for session in list(self.sessions):

@@ -34,7 +34,7 @@ from sqlsem.engines.postgresql.engine import PostgresEngine, PostgresSession
 from sqlsem.engines.postgresql.psycopg_connection import Connection
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.fibers import Fiber, Fibers
-from sqlsem.testing.real import RealServer, Row, Trouble
+from sqlsem.testing.real import RealServer, Row
 from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["PostgresServer", "servers"]
@@ -147,21 +147,21 @@ class SimulatedSession(Calling, PostgresSession):
             self._inside = False
 
     def _in_steps(self, name: str, what: str, call: Callable[[], T]) -> T:
-        self._step(what)
+        self.step(what)
         if name in LOOKS or self._rng.random() < 0.5:
             answer = self._timed(call)
         else:
             self._run("BEGIN")
             try:
                 answer = self._timed(call)
-                self._step(f"COMMIT of: {what}")
+                self.step(f"COMMIT of: {what}")
             except BaseException:
                 if not self.pg_connection.closed and not self._fibers.ended:
                     self._run("ROLLBACK")
                 raise
             self._run("COMMIT")
         if name not in LOOKS:
-            self._step("the answer")
+            self.step("the answer")
         return answer
 
     def _timed(self, call: Callable[[], T]) -> T:
@@ -173,7 +173,7 @@ class SimulatedSession(Calling, PostgresSession):
 
     def run_for_program(self, what: str, call: Callable[[], object]) -> None:
         """Run a statement of the program, on its own connection."""
-        self._step(what)
+        self.step(what)
         with self.translated():
             self._timed(call)
 
@@ -181,18 +181,12 @@ class SimulatedSession(Calling, PostgresSession):
         with self.translated():
             self.pg_connection.execute(words.encode())
 
-    def _step(self, what: str) -> None:
-        self._require_connection()
-        self.yield_to_others(what)
-        self._require_connection()
-
-    def _require_connection(self) -> None:
+    def require_connection(self) -> None:
         if not self._fibers.ended:
             with self.translated():
-                self.require_connection()
+                self._require_uncut()
 
-    def require_connection(self) -> None:
-        """Raise psycopg's error if the connection is broken."""
+    def _require_uncut(self) -> None:
         if self.cut:
             raise psycopg.OperationalError("the connection is broken")
 
@@ -208,7 +202,7 @@ class SimulatedSession(Calling, PostgresSession):
             with self.calling():
                 call.advance(None)
                 for _ in self._server.run_call(self, call):
-                    self.require_connection()
+                    self._require_uncut()
         finally:
             if self.abandoned_fiber is None:
                 self.running_call = None
@@ -323,7 +317,7 @@ class PostgresServer(RealServer):
     def __init__(self, fibers: Fibers, url: str, control: psycopg.Connection[Any], own: Session) -> None:
         super().__init__(fibers)
         self.url = url
-        self._control, self._own = control, own
+        self._control, self.own = control, own
         self._numbers = itertools.count()
         self._blocked: dict[SimulatedSession, Fiber] = {}
         self._changed = True
@@ -359,10 +353,6 @@ class PostgresServer(RealServer):
         finally:
             session.close()
 
-    @property
-    def own(self) -> Session:
-        return self._own
-
     # -- time --------------------------------------------------------------------------------------------------------
 
     def set_time(self, forward: bool = True) -> None:
@@ -373,14 +363,8 @@ class PostgresServer(RealServer):
             self._time = now
 
     def set_clock(self, seconds: float) -> None:
-        if seconds > 0:
-            raise Trouble("it would count as time that has passed")
-        self.skew += seconds
-        self._stepped = True
+        super().set_clock(seconds)
         self.set_time(forward=False)
-
-    def stall(self, seconds: float) -> None:
-        self.stalled_until = self.fibers.now + seconds
 
     # -- calls under way ----------------------------------------------------------------------------------------------
 

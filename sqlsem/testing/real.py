@@ -85,6 +85,8 @@ class RealServer(abc.ABC):
     faults: ClassVar[tuple[str, ...]]
     #: The time at which the simulation begins, by the clock of the database.
     beginning = datetime(2000, 1, 1, tzinfo=timezone.utc)
+    #: The session with which the simulation reads the tables.
+    own: Session
 
     def __init__(self, fibers: Fibers) -> None:
         self.fibers = fibers
@@ -112,11 +114,6 @@ class RealServer(abc.ABC):
     @abc.abstractmethod
     def transaction(self, engine: Engine) -> contextlib.AbstractContextManager[Any]:
         """See `sqlsem.testing.world.Actor.transaction`."""
-
-    @property
-    @abc.abstractmethod
-    def own(self) -> Session:
-        """Return the session with which the simulation reads the tables."""
 
     @abc.abstractmethod
     def has_changed(self) -> bool:
@@ -207,12 +204,19 @@ class RealServer(abc.ABC):
         self.operate(lambda session: session.reap())
 
     def set_clock(self, seconds: float) -> None:
-        """Set the clock."""
-        raise Trouble("this database's clock is the host's")
+        """Set the clock forward or back."""
+        if seconds > 0 and self.counts_time():
+            raise Trouble("it would count as time that has passed")
+        self.skew += seconds
+        self._stepped = True
+
+    def counts_time(self) -> bool:
+        """Return True if some decision depends on the time that has passed."""
+        return True
 
     def stall(self, seconds: float) -> None:
         """Stop the server for so many seconds."""
-        raise Trouble("there is no server")
+        self.stalled_until = self.fibers.now + seconds
 
     def moves(self) -> bool:
         """Return True if a fiber can go on without an event of the simulation. (Called when no event is left.)"""

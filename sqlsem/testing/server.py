@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from sqlsem import sql
-from sqlsem.engines.base import Disconnected, Engine, Options, Session
+from sqlsem.engines.base import Disconnected, Engine, Options
 from sqlsem.engines.protocol import Capability, LockSession
 from sqlsem.engines.sqlite.beacons import Beacons
 from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
@@ -30,7 +30,7 @@ from sqlsem.engines.statements.session import Probe
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.faults import FAULTS
 from sqlsem.testing.fibers import Fibers
-from sqlsem.testing.real import OURS, Row, Trouble
+from sqlsem.testing.real import OURS, Row
 from sqlsem.testing.virtual_sqlite import VirtualClock, VirtualSqlite, VirtualWakeup
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Request, Ticket
@@ -95,9 +95,9 @@ class ServerSession(Calling, SqliteSession):
             return call()
         traced = self._fibers.traced
         what = f"{name} {_named(arguments)}".rstrip() if traced else name
-        self._step(what)
+        self.step(what)
         answer = self._at_once(name, call)
-        self._step(f"{what}: {_described(answer)}" if traced else name)
+        self.step(f"{what}: {_described(answer)}" if traced else name)
         return answer
 
     def _at_once(self, name: str, call: Callable[[], T]) -> T:
@@ -115,29 +115,24 @@ class ServerSession(Calling, SqliteSession):
                     self._server.wake()
             self._inside = self.is_undoable = False
 
-    def _step(self, what: str) -> None:
-        self._require_connection()
-        self.yield_to_others(what)
-        self._require_connection()
-
-    def _require_connection(self) -> None:
+    def require_connection(self) -> None:
         if self.interrupted and not self._fibers.ended:
             raise Disconnected("The connection is broken")
 
     def wait(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         deadline = self._fibers.now + timeout
         what = f"wait {ticket.position}"
-        self._step(what)
+        self.step(what)
         poll = functools.partial(self._poll_once, ticket)
         while True:
             wakeup.clear()  # before the poll, so that later changes are seen
-            self._require_connection()
+            self.require_connection()
             granted = self._at_once("wait", poll)
             remaining = deadline - self._fibers.now
             if granted is not False or remaining <= 0:
                 break
             self._server.wait_for(min(remaining, self._server.seconds_until_check(ticket.resource)), wakeup)
-        self._step(f"{what}: {_described(granted)}")
+        self.step(f"{what}: {_described(granted)}")
         return granted
 
     def _poll_once(self, ticket: Ticket) -> bool | None:
@@ -153,10 +148,10 @@ class ServerSession(Calling, SqliteSession):
 
     def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
         what = f"upgrade {ticket.position}"
-        self._step(what)
+        self.step(what)
         waiting = VirtualWakeup(self._server, wakeup, UPGRADE_SECONDS)
         upgraded = super().upgrade(ticket, timeout, cast("threading.Event", waiting))
-        self._step(f"{what}: {_described(upgraded)}")
+        self.step(f"{what}: {_described(upgraded)}")
         return upgraded
 
     # -- its transactions, and the connection that it shares ----------------------------------------------------------
@@ -177,7 +172,7 @@ class ServerSession(Calling, SqliteSession):
         pass  # (the run is one transaction)
 
     def version(self) -> tuple[int, int]:
-        self._require_connection()
+        self.require_connection()
         return self._server.version, 0
 
     def require_in_place(self, *, file_by_file: bool = False) -> None:
@@ -264,7 +259,7 @@ class _Change:
         self._connection = session._server.connection
 
     def __enter__(self) -> None:
-        self._session._require_connection()
+        self._session.require_connection()
         self._connection.execute("SAVEPOINT change")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -343,11 +338,7 @@ class Server(VirtualSqlite):
         if connection.in_transaction:  # a run could not end
             connection.execute("ROLLBACK")
         connection.execute("BEGIN")
-        self._own = self.engine(Options(), OURS).connect("look")
-
-    @property
-    def own(self) -> Session:
-        return self._own
+        self.own = self.engine(Options(), OURS).connect("look")
 
     def engine(self, options: Options, owner: str) -> ServerEngine:
         return ServerEngine(self, options, owner)
@@ -407,14 +398,8 @@ class Server(VirtualSqlite):
 
     # -- operators and faults -----------------------------------------------------------------------------------------
 
-    def set_clock(self, seconds: float) -> None:
-        if seconds > 0 and self.connection.execute(TIMED).fetchone()[0]:
-            raise Trouble("it would count as time that has passed")
-        self.skew += seconds
-        self._stepped = True
-
-    def stall(self, seconds: float) -> None:
-        self.stalled_until = self.fibers.now + seconds
+    def counts_time(self) -> bool:
+        return bool(self.connection.execute(TIMED).fetchone()[0])
 
     def mark_durable(self) -> None:
         """Mark all changes so far as received by the standby. (The server answers a client only after that.)"""
