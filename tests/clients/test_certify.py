@@ -80,6 +80,7 @@ def remains(database, schema):
 # -- what is right passes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", sorted(CHECKS))
 def test_check_passes_on_an_installed_schema(bench, database, number):
     report = certify(bench(**WISHES_OF.get(number, {})), [number])
@@ -455,6 +456,7 @@ def test_every_check_has_a_fault_on_every_engine():
         assert {engine for fault in FAULTS[number] for engine in fault.engines} >= applies, number
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("number", "fault"),
     [pytest.param(number, fault, id=f"{number}-{at}") for number in FAULTS for at, fault in enumerate(FAULTS[number])],
