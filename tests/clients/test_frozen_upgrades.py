@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "1250ae37fe23179d007019725938f4affbd8d2585ab56ec3c4f2b17de83de536"}
+DIGESTS = {"0.1.0": "b0ce01ecc73c20607b19ef92ada257d8ab8f85fe6d438bb14cd9b2a6b439252a"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

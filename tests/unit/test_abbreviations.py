@@ -102,3 +102,11 @@ def test_abbreviation_of_postgresql_says_its_properties(name: str, lines: str) -
     assert re.findall(r" (VOLATILE|STABLE|IMMUTABLE) ", words) == expected
     assert (" SET enable_seqscan = off " in words) == bool({"indexed", "generic"} & set(properties))
     assert (" SET plan_cache_mode = force_generic_plan " in words) == ("generic" in properties)
+
+
+@pytest.mark.parametrize("file", sorted((FOLDER / "postgresql").glob("*.sql")), ids=lambda file: file.stem)
+def test_routine_that_avoids_scans_is_not_compiled(file: Path) -> None:
+    """A scan that cannot be avoided counts as very expensive there, and expensive plans are compiled, for seconds."""
+    text = file.read_text(encoding="utf-8")
+    assert re.findall(r"SET enable_seqscan = off SET enable_bitmapscan = off(?! SET jit = off)", text) == []
+    assert len(re.findall(r"SET enable_\w+ = off SET jit", text)) == len(re.findall("SET enable_seqscan", text))

@@ -104,7 +104,7 @@ $$;
 -- p_claim: the beginning of the uids of the rows that a claim has granted; NULL: the task is in the lock queues.
 CREATE OR REPLACE FUNCTION {schema}.end_task_rows(p_task bigint, p_member bigint, p_claim text, p_outcome text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     v_row   record;
@@ -339,7 +339,7 @@ $$;
 -- but that may not start leave the lock queues.
 CREATE OR REPLACE FUNCTION {schema}.next_blocked_task(p_queue varchar, p_proxy bigint, p_order integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     v_task   record;
@@ -390,7 +390,7 @@ CREATE OR REPLACE FUNCTION {schema}.claim_blocked(
     OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar, OUT attempt integer,
     OUT failures integer, OUT max_attempts integer, OUT locks text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     v_proxy bigint;

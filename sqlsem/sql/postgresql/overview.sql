@@ -90,7 +90,8 @@ $$;
 -- read from the index.)
 CREATE OR REPLACE FUNCTION {schema}.recent_holds(p_resource varchar)
 RETURNS TABLE (held float, waited float, note varchar, program varchar)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 #variable_conflict use_column
 BEGIN

@@ -1719,7 +1719,7 @@ RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, 
                waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
                program varchar, login name, ended_by name)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_custom_plan SET enable_seqscan = off SET enable_bitmapscan = off
+    SET plan_cache_mode = force_custom_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 #variable_conflict use_column
 BEGIN

@@ -360,7 +360,7 @@ $$;
 -- Return the task_hash of the next keys after p_beyond that have pending tasks; at most p_maximum.
 CREATE OR REPLACE FUNCTION {schema}.next_key_hashes(p_queue varchar, p_order integer, p_beyond varchar, p_maximum integer) RETURNS varchar[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 BEGIN
     RETURN ARRAY(
@@ -384,7 +384,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.first_task_of_key(p_queue varchar, p_order integer, p_key varchar, p_from bigint, p_lock boolean)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_turn  constant varchar := {schema}.key_hash(p_key);
@@ -429,7 +429,7 @@ $$;
 -- Pick the next task by fair queueing, lock it, and count its start; task_id is NULL if there is none.
 CREATE OR REPLACE FUNCTION {schema}.pick_fair_task(p_queue varchar, p_maximum integer, OUT task_id bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET enable_hashjoin = off SET enable_mergejoin = off
     SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
@@ -996,7 +996,7 @@ CREATE OR REPLACE FUNCTION {schema}.next_tasks(
     p_member bigint, p_ends json, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean, p_maximum integer,
     OUT ended text, OUT claimed text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET enable_hashjoin = off SET enable_mergejoin = off
     SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
