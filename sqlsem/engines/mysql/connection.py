@@ -44,7 +44,7 @@ IDLE_SECONDS_WITHOUT_BEACON = 86400
 START_SECONDS = 3.0
 #: The length of a text of several statements, in characters. (The server's max_allowed_packet is at least 1 MB.)
 TEXT_SIZE = 200_000
-#: Each lease in a cluster counts for this many seconds longer than its member relies on it: clocks of nodes differ.
+#: Seconds by which the clocks of a cluster's nodes may differ.
 CLUSTER_MARGIN = 2.0
 
 
@@ -134,7 +134,7 @@ class MysqlConnection(StatementSession):
                 code="session",
             )
         self.in_cluster = True
-        self.lease_margin = CLUSTER_MARGIN
+        self.clock_margin = CLUSTER_MARGIN
         self.origin, self.started = identity, 0.0  # (Members outlive a node.)
         self.run("wait_for_cluster")
 

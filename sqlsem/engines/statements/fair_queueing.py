@@ -128,7 +128,7 @@ class FairQueueingStatements(RateUsageStatements):
         """Return True if the rates of a queue and of this key allow one more start, after ``after`` others of the queue
         and ``after_of_key`` of the key. ``start``: count the start in the current transaction, or record the wait.
         """
-        now_us, used = self.now_us(), []
+        used = []
         for rate in self.rows("start_rates", {"queue": queue, "key": key}):
             ahead = after_of_key if rate["task_key"] else after
             waits = {"queue": queue, "key": rate["task_key"]}
@@ -136,6 +136,7 @@ class FairQueueingStatements(RateUsageStatements):
                 return False
             rate_name = hashlib.sha256(f"{queue}\x1f{rate['task_key']}".encode()).hexdigest()
             state = self.rate_state(TASKS_PREFIX + rate_name)
+            now_us = self.now_us(state)
             before = {ms: known.copy() for ms, known in state.windows.items()}
             wait_ms = state.take(
                 RateRequest(rate_name, (Window(rate["ms"], rate["maximum"]),), 1 + ahead), now_us, declares=False

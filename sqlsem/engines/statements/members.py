@@ -10,6 +10,10 @@ from sqlsem.engines.base import Disconnected, program_name
 from sqlsem.engines.statements.session import StatementSession
 from sqlsem.values.locks import Heartbeat
 
+#: A lease is fresh for this share of the time that its member relies on; a fresh lease is not renewed. (The member
+#: takes it into account: see `sqlsem.client.connection.membership`.)
+FRESH = 1 / 8
+
 
 class MemberStatements(StatementSession):
     """The members of one database. All capabilities are based on this class."""
@@ -23,7 +27,7 @@ class MemberStatements(StatementSession):
             "program": program,
             "login": self.login(),
             "grace": int(self.options.grace * 1000),
-            "lease": None if lease is None else int((lease + self.lease_margin) * 1000),
+            "lease": None if lease is None else int((lease + self.clock_margin) * 1000),
         }
         with self.forks_blocked, self.transaction():
             number = self.run("register_member", values).lastrowid
@@ -90,7 +94,7 @@ class MemberStatements(StatementSession):
             self.touch_beacon()
             if known:
                 return
-        elif self.run("renew_old", (member_id,)).rowcount == 1:
+        elif self.run("renew_old", {"member": member_id, "fresh": self.options.lease * FRESH}).rowcount == 1:
             return
         self.require_member(member_id)
 
@@ -127,7 +131,7 @@ class MemberStatements(StatementSession):
                 return self.end_all_rows(member_id, "reaped") > 0
         row = self.row("row", key)
         revoked_at = None if row is None else row["revoked_at"]
-        if revoked_at is not None and revoked_at + member["grace_ms"] / 1000 <= member["now"]:
+        if revoked_at is not None and revoked_at + member["grace_ms"] / 1000 + self.clock_margin <= member["now"]:
             with self.forks_blocked, self.transaction():
                 return self.remove(resource, position, None, "revoked")
         return self.check_member(member_id)

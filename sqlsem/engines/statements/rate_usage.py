@@ -14,9 +14,16 @@ from sqlsem.values.rates import RateEntry
 class RateUsageStatements(MemberStatements):
     """Reads and writes the windows of a rate."""
 
-    def now_us(self) -> int:
-        """Return the database's time in microseconds since 1970."""
-        return math.floor(float(self.row("clock")["now"]) * 1_000_000)
+    def now_us(self, state: RateState | None = None) -> int:
+        """Return the database's time in microseconds since 1970. For a rate of a cluster: no earlier than its last use,
+        which a node whose clock is ahead may have recorded.
+        """
+        now_us = math.floor(float(self.row("clock")["now"]) * 1_000_000)
+        if state is not None and self.clock_margin:
+            seen_us = max((known.seen_ms * 1000 for known in state.windows.values()), default=now_us)
+            if now_us < seen_us <= now_us + self.clock_margin * 1_000_000:  # (else the clock was set back)
+                return seen_us
+        return now_us
 
     def rate_state(self, resource: str) -> RateState:
         """Return the stored windows of a rate."""

@@ -34,7 +34,8 @@ class RateStatements(LockStatements, RateUsageStatements):
             return RateAnswer(RateStatus.GONE)
         if self.rows("first_in_line", key):
             return RateAnswer(RateStatus.OTHERS_FIRST)
-        state, now_us = self.rate_state(request.resource), self.now_us()
+        state = self.rate_state(request.resource)
+        now_us = self.now_us(state)
         before = {ms: known.copy() for ms, known in state.windows.items()}
         wait_ms = state.take(request, now_us, waited=ticket is not None)
         self.write_rate(request.resource, before, state)
@@ -56,7 +57,7 @@ class RateStatements(LockStatements, RateUsageStatements):
         with self.forks_blocked, self.transaction():
             state = self.rate_state(resource)
             before = {ms: known.copy() for ms, known in state.windows.items()}
-            cap = state.set_cap(window_ms, limit, self.now_us() // 1000)
+            cap = state.set_cap(window_ms, limit, self.now_us(state) // 1000)
             self.write_rate(resource, before, state)
             if cap != limit:
                 old, new = (None if number is None else f"{number} in {window_ms} ms" for number in (cap, limit))
@@ -65,7 +66,8 @@ class RateStatements(LockStatements, RateUsageStatements):
 
     def adjust_rate(self, resource: str, taken_ms: int, more: int) -> None:
         with self.forks_blocked, self.transaction():
-            state, now_us = self.rate_state(resource), self.now_us()
+            state = self.rate_state(resource)
+            now_us = self.now_us(state)
             before = {ms: known.copy() for ms, known in state.windows.items()}
             state.begin((), now_us // 1000)
             state.use(more, now_us, taken_ms)

@@ -108,8 +108,9 @@ class StatementSession(TableSession):
     #: True if each heartbeat is written. Then the grace of a member without its beacon begins at the last one, and else
     #: when the beacon is first missed.
     writes_heartbeats = False
-    #: Seconds for which the database counts a lease longer than its member relies on it.
-    lease_margin = 0.0
+    #: Seconds by which the clocks of the database's nodes may differ. A lease counts for so much longer than its member
+    #: relies on it.
+    clock_margin = 0.0
     given_up = False  # True after the member was found removed: no further call can succeed
 
     def __init__(self, engine: StatementEngine) -> None:

@@ -40,11 +40,11 @@ SET missing_since = NULL, heartbeat_at = {clock},
 WHERE member_id = ?
 
 -- name: renew_old
--- Before a grant, claim or start: renew the lease, but not if less than an eighth of it has passed.
+-- Before a grant, claim or start: renew the lease, but not within :fresh seconds after it was renewed.
 UPDATE {schema}_member
 SET heartbeat_at = {clock},
     lease_until = {clock} + lease_ms / 1000.0
-WHERE member_id = ? AND lease_until < {clock} + lease_ms / 1000.0 * 0.875
+WHERE member_id = :member AND lease_until < {clock} + lease_ms / 1000.0 - :fresh
 
 -- name: positions
 SELECT queue_position, revoked_at IS NOT NULL AS revoked FROM {table} WHERE member_id = ?
