@@ -14,7 +14,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 __all__ = [
@@ -39,7 +38,7 @@ log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 
 
-class Lock(Protocol):
+class Lock(contextlib.AbstractContextManager[bool], Protocol):
     """A lock with the interface of `threading.Lock`."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -48,13 +47,8 @@ class Lock(Protocol):
     def release(self) -> None:
         """Release the lock."""
 
-    def __enter__(self) -> bool: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None, /
-    ) -> None: ...
 
-
-class Condition(Protocol):
+class Condition(contextlib.AbstractContextManager[bool], Protocol):
     """The part of `threading.Condition` that sqlsem uses."""
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -62,11 +56,6 @@ class Condition(Protocol):
 
     def notify_all(self) -> None:
         """Wake all waiters."""
-
-    def __enter__(self) -> bool: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None, /
-    ) -> None: ...
 
 
 class Thread(Protocol):
