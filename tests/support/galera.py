@@ -36,6 +36,12 @@ def galera_lacks() -> str | None:
     return f"{', '.join(missing)} (Debian's mariadb-server, rsync and lsof)" if missing else None
 
 
+def url_of(nodes: Sequence[GaleraNode], database: str) -> str:
+    """Return the URL of a database on these nodes, in this order."""
+    user = nodes[0].url(database).partition("://")[2].partition("@")[0]
+    return f"mysql://{user}@{','.join(f'127.0.0.1:{node.port}' for node in nodes)}/{database}"
+
+
 class GaleraNode(MariaDBServer):
     """A node of a cluster.
 
