@@ -63,6 +63,7 @@ html_copy_source = False
 html_show_sourcelink = False
 
 default_role = "any"  # docstrings name things in single backticks
+smartquotes = False  # they would join the hyphens of --help, and change the quotes of SQL
 nitpicky = True
 autodoc_mock_imports = ["airflow"]  # takes minutes to install
 nitpick_ignore_regex = [("py:.*", r"airflow\..*")]
