@@ -37,7 +37,7 @@ from sqlsem.client.monitors.deadlocks import DeadlockMonitor
 from sqlsem.client.monitors.notifications import NotificationListener
 from sqlsem.client.waiters.priority_queues import PriorityWaiters
 from sqlsem.client.waiters.queues import WaiterQueues
-from sqlsem.engines.failures import AdaptiveTimeout, Busy, Disconnected, time_limited
+from sqlsem.engines.failures import AdaptiveTimeout, Busy, Conflict, Disconnected, time_limited
 from sqlsem.util import runtime, shutdown
 from sqlsem.util.process import host_name
 from sqlsem.util.threads import Pool, call_and_log, flush_log, safe_logger, spawn, spawn_in_handler, when_all
@@ -332,7 +332,8 @@ class DatabaseClient:
             if not existed:
                 state.mark_lost("its row was removed before it was released")
         except Busy as exc:
-            log.warning("%r stays locked until the transaction that asserted it ends (%s)", ticket.resource, exc)
+            until = "the next heartbeat" if isinstance(exc, Conflict) else "the transaction that asserted it ends"
+            log.warning("%r stays locked until %s (%s)", ticket.resource, until, exc)
             member.defer_release(ticket, delete_row)
         except Unavailable as exc:
             member.discard([ticket])  # the next heartbeat removes the row

@@ -17,6 +17,8 @@ log = safe_logger
 
 #: The longest first pause, and the longest pause. Each pause is a random part of its bound, which doubles.
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
+#: The longest pause after a conflict: the other transaction has ended, but the next attempt may meet one more.
+LONGEST_AFTER_CONFLICT = 0.1
 
 
 class Retries:
@@ -65,7 +67,8 @@ class Retries:
             return None
         level = logging.DEBUG if isinstance(failure, Conflict) else logging.WARNING
         log.log(level, "%s failed, retrying: %s", self._what, failure)
-        longest = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(self._attempts - 1, 30))
+        most = LONGEST_AFTER_CONFLICT if isinstance(failure, Conflict) else LONGEST_SECONDS
+        longest = min(most, FIRST_SECONDS * 2.0 ** min(self._attempts - 1, 30))
         self._attempts += 1
         return random.uniform(0, longest)
 

@@ -6,12 +6,13 @@ deadlock monitor may choose a waiting operation as the victim, which then raises
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
 from sqlsem.client.effects import NO_CONNECTION, Call, Effects, WaitFor
 from sqlsem.client.waiters.state import Facts, Step, next_step
-from sqlsem.engines.failures import Busy, Disconnected
+from sqlsem.engines.failures import Busy, Conflict, Disconnected
 from sqlsem.util.threads import safe_logger
 from sqlsem.values import deadlocks
 from sqlsem.values.errors import Deadlock
@@ -82,7 +83,8 @@ class WaitingOperation:
         except (Disconnected, Busy) as exc:
             self.client.require_open()
             kind = "upgrade of" if self.upgrade else "wait for"
-            log.warning("The %s %r was interrupted; polling instead: %s", kind, waiter.ticket.resource, exc)
+            level = logging.DEBUG if isinstance(exc, Conflict) else logging.WARNING
+            log.log(level, "The %s %r was interrupted; polling instead: %s", kind, waiter.ticket.resource, exc)
             return NO_CONNECTION
         return self.check_answer(answer) if answer is None else answer
 
