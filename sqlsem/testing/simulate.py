@@ -175,15 +175,12 @@ def simulate(
     >>> simulate(mixed, processes=2, schedules=20, seed=7).schedules
     20
     """
-    for fault in faults:
-        if fault not in FAULTS:
-            raise ConfigurationError(f"There is no fault {fault!r}; there are {', '.join(FAULTS)}")
     possible, databases = _database(database)
     settings = Settings(
         program,
         check_count("The number of processes", processes, maximum=100),
         check_count("The number of threads", threads, maximum=100),
-        tuple(fault for fault in faults if fault in possible),
+        tuple(fault for fault in _known(faults) if fault in possible),
         check_count("The number of faults", most_faults, minimum=0),
         check_count("The number of steps", steps, minimum=11),
         check_duration("grace", grace),
@@ -198,9 +195,16 @@ def simulate(
     if replay is not None:
         return _replay(settings, *_read(replay))
     limit = None if seconds is None else check_duration("seconds", seconds)
-    return _search(
-        settings, range(seed, seed + schedules), limit, check_count("The number of jobs", jobs, maximum=1000)
-    )
+    check_count("The number of jobs", jobs, maximum=1000)
+    return _search(settings, range(seed, seed + schedules), limit, jobs)
+
+
+def _known(faults: Sequence[str]) -> Sequence[str]:
+    """Return the faults, or raise `ConfigurationError` for an unknown one."""
+    for fault in faults:
+        if fault not in FAULTS:
+            raise ConfigurationError(f"There is no fault {fault!r}; there are {', '.join(FAULTS)}")
+    return faults
 
 
 def _database(name: str) -> tuple[Sequence[str], Callable[[], contextlib.AbstractContextManager[MakeServer]]]:

@@ -503,6 +503,7 @@ def test_dashboard_is_a_single_document():
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
         for target in panel["targets"]:
             assert target["expr"].count("(") == target["expr"].count(")")
+            assert not re.search(r"\b[A-Z]{2,}\b", target["expr"])  # an abbreviation that was not replaced
 
 
 def test_alert_rules_have_the_required_fields(tmp_path):

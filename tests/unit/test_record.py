@@ -160,7 +160,7 @@ def test_nested_records_become_json_values() -> None:
 
     @record
     class Outer(AsDict):
-        one: Inner
+        single: Inner
         several: tuple[Inner, ...]
         named: dict[str, list[Inner]]
         none: None = None
@@ -169,5 +169,5 @@ def test_nested_records_become_json_values() -> None:
         Inner(datetime(2026, 1, 31, tzinfo=timezone.utc)),
         {"at": "2026-01-31T00:00:00+00:00", "own": True},
     )
-    outer = {"one": expected, "several": [expected], "named": {"a": [expected]}, "none": None}
+    outer = {"single": expected, "several": [expected], "named": {"a": [expected]}, "none": None}
     assert Outer(inner, (inner,), {"a": [inner]}).as_dict() == outer

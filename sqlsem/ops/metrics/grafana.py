@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from typing import Any
 
 __all__ = ["dashboard"]
@@ -68,7 +69,7 @@ def _targets(queries: dict[str, str]) -> list[Json]:
             "expr": re.sub("|".join(WORDS), lambda word: WORDS[word[0]], query),
             "legendFormat": legend,
         }
-        for letter, (legend, query) in zip("ABC", queries.items(), strict=False)
+        for letter, (legend, query) in zip(string.ascii_uppercase, queries.items(), strict=False)
     ]
 
 
@@ -76,188 +77,186 @@ def _row(title: str) -> Json:
     return {"type": "row", "title": title, "collapsed": False, "gridPos": {"h": 1, "w": COLUMNS}, "panels": []}
 
 
-def _panels() -> list[Json]:
-    return [
-        _row("Now"),
-        _number("Waiting", "Requests that wait.", "sum(sqlsem_waiting{AT,OF})", red=50),
-        _number(
-            "Longest wait",
-            "For how long the oldest request has waited.",
-            "max(sqlsem_longest_wait_seconds{AT,OF})",
-            unit="s",
-            red=3600,
-        ),
-        _number(
-            "Dead or missing",
-            "Rows whose owner is dead, or cannot be found.",
-            "sum(sqlsem_dead{AT,OF}) + sum(sqlsem_missing{AT,OF})",
-        ),
-        _number("Failed tasks", "Of all work queues.", 'sum(sqlsem_tasks{AT,state="failed"})'),
-        _number("Paused", "Resources that an operator has paused.", "sum(sqlsem_paused{AT,OF})"),
-        _number("Exporter", "1 while an exporter cannot read its database.", "1 - min(sqlsem_up{AT})"),
-        _row("Waiters and holders"),
-        _graph(
-            "Waiting",
-            {"{{resource}}": "sum by (resource) (sqlsem_waiting{AT,OF})"},
-            12,
-            "Requests that wait, by resource.",
-            stacked=True,
-        ),
-        _graph(
-            "Holding",
-            {"{{resource}}": "sum by (resource) (sqlsem_holding{AT,OF})"},
-            12,
-            "Requests that hold, by resource.",
-            stacked=True,
-        ),
-        _graph(
-            "Wait caused by holders",
-            {
-                "{{resource}} {{holder_program}} {{holder_note}}": (
-                    "topk(10, sum by (resource, holder_program, holder_note)"
-                    " (rate(sqlsem_blamed_seconds_total{AT,OF}[INTERVAL])))"
-                )
-            },
-            12,
-            "Waiters' seconds a second, by the holder for which they wait in the end.",
-        ),
-        _graph(
-            "Blocked now",
-            {
-                "{{resource}} {{holder_program}} {{holder_note}}": (
-                    "topk(10, sum by (resource, holder_program, holder_note) (sqlsem_blocked{AT,OF}))"
-                )
-            },
-            12,
-            "Requests that wait for this holder, also behind other requests.",
-        ),
-        _graph(
-            "Longest wait",
-            {"{{resource}}": "max by (resource) (sqlsem_longest_wait_seconds{AT,OF})"},
-            8,
-            unit="s",
-        ),
-        _graph(
-            "Longest hold",
-            {"{{resource}}": "max by (resource) (sqlsem_longest_hold_seconds{AT,OF})"},
-            8,
-            unit="s",
-        ),
-        _graph(
-            "Bad ends",
-            {"{{resource}} {{outcome}}": "sum by (resource, outcome) (increase(sqlsem_ended_total{AT,OF}[1h])) > 0"},
-            8,
-            "Requests that died, were revoked or were lost within the hour before.",
-        ),
-        _row("Recent times, of resources in use"),
-        _graph(
-            "Waits, 90th percentile",
-            {"{{resource}}": 'max by (resource) (sqlsem_recent_wait_seconds{AT,OF,quantile="0.9"})'},
-            12,
-            unit="s",
-        ),
-        _graph(
-            "Holds, 90th percentile",
-            {"{{resource}}": 'max by (resource) (sqlsem_recent_hold_seconds{AT,OF,quantile="0.9"})'},
-            12,
-            unit="s",
-        ),
-        _row("Work queues and batches"),
-        _graph(
-            "Pending tasks",
-            {"{{queue}}": 'sum by (queue) (sqlsem_tasks{AT,state="pending"})'},
-            6,
-            stacked=True,
-        ),
-        _graph(
-            "Oldest pending task",
-            {"{{queue}}": "max by (queue) (sqlsem_oldest_pending_seconds{AT})"},
-            6,
-            unit="s",
-        ),
-        _graph("Attempts a minute", {"{{queue}}": "sum by (queue) (sqlsem_task_rate{AT})"}, 6),
-        _graph(
-            "Batches",
-            {
-                "{{status}}": "sum by (status) (sqlsem_batches{AT})",
-                "overdue": "sum(sqlsem_batches_overdue{AT})",
-            },
-            6,
-            "Open and failed ones.",
-        ),
-        _row("Rates"),
-        _graph(
-            "Used, of the limit",
-            {
-                "{{resource}} in {{window}} s": (
-                    "sum by (resource, window) (sqlsem_rate_used{AT,OF})"
-                    " / sum by (resource, window) (sqlsem_rate_limit{AT,OF})"
-                )
-            },
-            8,
-            "What counts now of what may be used in the window.",
-            unit="percentunit",
-        ),
-        _graph(
-            "Waiters, and debt",
-            {
-                "waiting {{resource}}": 'sum by (resource) (sqlsem_waiting{AT,OF,resource=~"rate:.*"})',
-                "debt {{resource}} in {{window}} s": "sum by (resource, window) (sqlsem_rate_debt{AT,OF})",
-            },
-            8,
-            "Requests in the queue of a rate; costs adjusted beyond the limit.",
-        ),
-        _graph(
-            "Acquired from rates, a second",
-            {
-                "{{resource}}": "sum by (resource) (rate(sqlsem_rate_taken_total{AT,OF}[INTERVAL]))",
-                "waited {{resource}}": "sum by (resource) (rate(sqlsem_rate_waits_total{AT,OF}[INTERVAL]))",
-                "timeout {{resource}}": "sum by (resource) (rate(sqlsem_rate_timeouts_total{AT,OF}[INTERVAL]))",
-            },
-            8,
-            "The cost of all grants; how many requests waited, and how many timed out. Requests that are refused at"
-            " once are counted by programs only.",
-        ),
-        _row("Programs that register sqlsem.metrics"),
-        _graph(
-            "Grants a second",
-            {"{{resource}}": "sum by (resource) (rate(sqlsem_client_grants_total{OF}[INTERVAL]))"},
-            6,
-            unit="ops",
-        ),
-        _graph(
-            "Wait, 90th percentile",
-            {
-                "{{resource}}": (
-                    "histogram_quantile(0.9, sum by (le, resource)"
-                    " (rate(sqlsem_client_wait_seconds_bucket{OF}[INTERVAL])))"
-                )
-            },
-            6,
-            unit="s",
-        ),
-        _graph(
-            "Hold, 90th percentile",
-            {
-                "{{resource}}": (
-                    "histogram_quantile(0.9, sum by (le, resource)"
-                    " (rate(sqlsem_client_hold_seconds_bucket{OF}[INTERVAL])))"
-                )
-            },
-            6,
-            unit="s",
-        ),
-        _graph(
-            "Lost, deadlocks, timeouts",
-            {
-                "lost {{resource}}": "sum by (resource) (rate(sqlsem_client_lost_total{OF}[INTERVAL]))",
-                "deadlock {{resource}}": "sum by (resource) (rate(sqlsem_client_deadlocks_total{OF}[INTERVAL]))",
-                "timeout {{resource}}": "sum by (resource) (rate(sqlsem_client_timeouts_total{OF}[INTERVAL]))",
-            },
-            6,
-            unit="ops",
-        ),
-    ]
+#: The panels, which follow each other from left to right, in rows.
+PANELS = [
+    _row("Now"),
+    _number("Waiting", "Requests that wait.", "sum(sqlsem_waiting{AT,OF})", red=50),
+    _number(
+        "Longest wait",
+        "For how long the oldest request has waited.",
+        "max(sqlsem_longest_wait_seconds{AT,OF})",
+        unit="s",
+        red=3600,
+    ),
+    _number(
+        "Dead or missing",
+        "Rows whose owner is dead, or cannot be found.",
+        "sum(sqlsem_dead{AT,OF}) + sum(sqlsem_missing{AT,OF})",
+    ),
+    _number("Failed tasks", "Of all work queues.", 'sum(sqlsem_tasks{AT,state="failed"})'),
+    _number("Paused", "Resources that an operator has paused.", "sum(sqlsem_paused{AT,OF})"),
+    _number("Exporter", "1 while an exporter cannot read its database.", "1 - min(sqlsem_up{AT})"),
+    _row("Waiters and holders"),
+    _graph(
+        "Waiting",
+        {"{{resource}}": "sum by (resource) (sqlsem_waiting{AT,OF})"},
+        12,
+        "Requests that wait, by resource.",
+        stacked=True,
+    ),
+    _graph(
+        "Holding",
+        {"{{resource}}": "sum by (resource) (sqlsem_holding{AT,OF})"},
+        12,
+        "Requests that hold, by resource.",
+        stacked=True,
+    ),
+    _graph(
+        "Wait caused by holders",
+        {
+            "{{resource}} {{holder_program}} {{holder_note}}": (
+                "topk(10, sum by (resource, holder_program, holder_note)"
+                " (rate(sqlsem_blamed_seconds_total{AT,OF}[INTERVAL])))"
+            )
+        },
+        12,
+        "Waiters' seconds a second, by the holder for which they wait in the end.",
+    ),
+    _graph(
+        "Blocked now",
+        {
+            "{{resource}} {{holder_program}} {{holder_note}}": (
+                "topk(10, sum by (resource, holder_program, holder_note) (sqlsem_blocked{AT,OF}))"
+            )
+        },
+        12,
+        "Requests that wait for this holder, also behind other requests.",
+    ),
+    _graph(
+        "Longest wait",
+        {"{{resource}}": "max by (resource) (sqlsem_longest_wait_seconds{AT,OF})"},
+        8,
+        unit="s",
+    ),
+    _graph(
+        "Longest hold",
+        {"{{resource}}": "max by (resource) (sqlsem_longest_hold_seconds{AT,OF})"},
+        8,
+        unit="s",
+    ),
+    _graph(
+        "Bad ends",
+        {"{{resource}} {{outcome}}": "sum by (resource, outcome) (increase(sqlsem_ended_total{AT,OF}[1h])) > 0"},
+        8,
+        "Requests that died, were revoked or were lost within the hour before.",
+    ),
+    _row("Recent times, of resources in use"),
+    _graph(
+        "Waits, 90th percentile",
+        {"{{resource}}": 'max by (resource) (sqlsem_recent_wait_seconds{AT,OF,quantile="0.9"})'},
+        12,
+        unit="s",
+    ),
+    _graph(
+        "Holds, 90th percentile",
+        {"{{resource}}": 'max by (resource) (sqlsem_recent_hold_seconds{AT,OF,quantile="0.9"})'},
+        12,
+        unit="s",
+    ),
+    _row("Work queues and batches"),
+    _graph(
+        "Pending tasks",
+        {"{{queue}}": 'sum by (queue) (sqlsem_tasks{AT,state="pending"})'},
+        6,
+        stacked=True,
+    ),
+    _graph(
+        "Oldest pending task",
+        {"{{queue}}": "max by (queue) (sqlsem_oldest_pending_seconds{AT})"},
+        6,
+        unit="s",
+    ),
+    _graph("Attempts a minute", {"{{queue}}": "sum by (queue) (sqlsem_task_rate{AT})"}, 6),
+    _graph(
+        "Batches",
+        {
+            "{{status}}": "sum by (status) (sqlsem_batches{AT})",
+            "overdue": "sum(sqlsem_batches_overdue{AT})",
+        },
+        6,
+        "Open and failed ones.",
+    ),
+    _row("Rates"),
+    _graph(
+        "Used, of the limit",
+        {
+            "{{resource}} in {{window}} s": (
+                "sum by (resource, window) (sqlsem_rate_used{AT,OF})"
+                " / sum by (resource, window) (sqlsem_rate_limit{AT,OF})"
+            )
+        },
+        8,
+        "What counts now of what may be used in the window.",
+        unit="percentunit",
+    ),
+    _graph(
+        "Waiters, and debt",
+        {
+            "waiting {{resource}}": 'sum by (resource) (sqlsem_waiting{AT,OF,resource=~"rate:.*"})',
+            "debt {{resource}} in {{window}} s": "sum by (resource, window) (sqlsem_rate_debt{AT,OF})",
+        },
+        8,
+        "Requests in the queue of a rate; costs adjusted beyond the limit.",
+    ),
+    _graph(
+        "Acquired from rates, a second",
+        {
+            "{{resource}}": "sum by (resource) (rate(sqlsem_rate_taken_total{AT,OF}[INTERVAL]))",
+            "waited {{resource}}": "sum by (resource) (rate(sqlsem_rate_waits_total{AT,OF}[INTERVAL]))",
+            "timeout {{resource}}": "sum by (resource) (rate(sqlsem_rate_timeouts_total{AT,OF}[INTERVAL]))",
+        },
+        8,
+        "The cost of all grants; how many requests waited, and how many timed out. Requests that are refused at"
+        " once are counted by programs only.",
+    ),
+    _row("Programs that register sqlsem.metrics"),
+    _graph(
+        "Grants a second",
+        {"{{resource}}": "sum by (resource) (rate(sqlsem_client_grants_total{OF}[INTERVAL]))"},
+        6,
+        unit="ops",
+    ),
+    _graph(
+        "Wait, 90th percentile",
+        {
+            "{{resource}}": (
+                "histogram_quantile(0.9, sum by (le, resource) (rate(sqlsem_client_wait_seconds_bucket{OF}[INTERVAL])))"
+            )
+        },
+        6,
+        unit="s",
+    ),
+    _graph(
+        "Hold, 90th percentile",
+        {
+            "{{resource}}": (
+                "histogram_quantile(0.9, sum by (le, resource) (rate(sqlsem_client_hold_seconds_bucket{OF}[INTERVAL])))"
+            )
+        },
+        6,
+        unit="s",
+    ),
+    _graph(
+        "Lost, deadlocks, timeouts",
+        {
+            "lost {{resource}}": "sum by (resource) (rate(sqlsem_client_lost_total{OF}[INTERVAL]))",
+            "deadlock {{resource}}": "sum by (resource) (rate(sqlsem_client_deadlocks_total{OF}[INTERVAL]))",
+            "timeout {{resource}}": "sum by (resource) (rate(sqlsem_client_timeouts_total{OF}[INTERVAL]))",
+        },
+        6,
+        unit="ops",
+    ),
+]
 
 
 def _variable(name: str, text: str, metric: str) -> Json:
@@ -278,15 +277,14 @@ def _variable(name: str, text: str, metric: str) -> Json:
 
 
 def dashboard() -> Json:
-    """Return the dashboard, ready for JSON. Its panels follow each other from left to right, in rows."""
-    panels, x, y = _panels(), 0, 0
-    for number, panel in enumerate(panels, 1):
-        place = panel["gridPos"]
-        panel["id"] = number
-        place["x"], place["y"] = x, y
-        x += place["w"]
+    """Return the dashboard, ready for JSON."""
+    panels, x, y = [], 0, 0
+    for number, panel in enumerate(PANELS, 1):
+        size = panel["gridPos"]
+        panels.append({**panel, "id": number, "gridPos": {**size, "x": x, "y": y}})
+        x += size["w"]
         if x == COLUMNS:
-            x, y = 0, y + place["h"]
+            x, y = 0, y + size["h"]
     return {
         "title": "sqlsem",
         "uid": "sqlsem",
