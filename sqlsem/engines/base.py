@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -59,6 +60,8 @@ __all__ = [
     "time_limited",
 ]
 
+#: The most seconds of silence before probes: the default of many systems. (Linux takes no more than nine hours.)
+LONGEST_KEEPALIVE = 7200
 #: The type of ``creator=``: returns a new DB-API connection.
 Creator = Callable[[], Any]
 
@@ -77,6 +80,13 @@ class Options:
     connect_timeout: float = 10.0
     #: The times by which the client polls.
     timing: Timing = field(default_factory=current_timing)
+
+    @property
+    def keepalive(self) -> int:
+        """Seconds of silence after which a connection is probed, so that this client notices within about a grace that
+        the server has vanished.
+        """
+        return min(max(1, math.ceil(self.grace)), LONGEST_KEEPALIVE)
 
 
 #: The features that `sqlsem init` installs without an option: the features that the database has; in a new one, all.

@@ -191,3 +191,10 @@ def test_json_is_nested_as_deep_everywhere(database, queue, pair):
     with pytest.raises(sqlsem.ConfigurationError, match=r"nested deeper|cannot be kept as JSON"):
         queue.put(nested(100_000, pair=pair))
     assert len(queue.tasks()) == 3
+
+
+@pytest.mark.parametrize("option", ["grace", "lease", "retry"])
+def test_coordinator_connects_with_long_durations(connect, name, option):
+    """A day, which is the greatest grace that PostgreSQL's settings allow."""
+    with connect(**{option: "1d"}).mutex(name) as grant:
+        grant.check()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import re
 import socket
 import urllib.parse
@@ -136,7 +135,7 @@ class MysqlDatabase(StatementEngine):
             sock.connect(path)
         else:
             sock = socket.create_connection((host, port), self.options.connect_timeout)
-            alive = max(1, math.ceil(self.options.grace))
+            alive = self.options.keepalive
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             times = {"TCP_KEEPIDLE": alive, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": alive * 1000}

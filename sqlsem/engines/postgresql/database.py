@@ -85,7 +85,7 @@ class PostgresDatabase(Engine):
 
     def connect_parameters(self, purpose: str) -> dict[str, Any]:
         """Return the parameters of a connection for libpq."""
-        alive = max(1, math.ceil(self.options.grace))
+        alive = self.options.keepalive
         return {
             "connect_timeout": math.ceil(self.options.connect_timeout),
             "application_name": f"sqlsem {purpose}",

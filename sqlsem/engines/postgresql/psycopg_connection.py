@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import re
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -61,13 +60,16 @@ class PsycopgConnection(EngineConnection):
 
     def setup(self, purpose: str) -> dict[str, str]:
         """Return the parameters of the statement that prepares a new connection."""
-        alive = max(1, math.ceil(self.options.grace))
         # (The author of a task's SQL decides how long it waits for locks.)
         lock_timeout = 0 if purpose == "work" else int(self.options.gate_timeout * 1000)
         # sqlsem's statements need no search_path; a fixed one cannot be tampered with. The SQL of tasks uses the
         # login's own, and behind a pooler (a lease) other clients would get the fixed one, too.
         own = purpose != "work" and self.options.lease is None
-        return {"lock_timeout": str(lock_timeout), "keepalive": str(alive), "own": "true" if own else "false"}
+        return {
+            "lock_timeout": str(lock_timeout),
+            "keepalive": str(self.options.keepalive),
+            "own": "true" if own else "false",
+        }
 
     def translate(self, exc: psycopg.Error) -> Exception:
         """Return sqlsem's error for an error of psycopg."""
