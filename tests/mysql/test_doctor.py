@@ -95,6 +95,18 @@ def test_a_replica_is_refused(place: Database) -> None:
     assert "read-only" in found.detail
 
 
+def test_probes_of_silent_connections_are_counted(place: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check(place, "keepalive").mend == "", "no host can vanish"
+    monkeypatch.setattr(MysqlDatabase, "is_local", False)
+    found = check(place, "keepalive")
+    assert found.ok
+    assert "tcp_keepalive_time = 10" in found.mend
+    with variables(place.server, tcp_keepalive_time=10, tcp_keepalive_interval=5, tcp_keepalive_probes=3):
+        found = check(place, "keepalive")
+    assert found.detail.endswith("and those of a vanished host after 25 s")
+    assert found.mend == ""
+
+
 def test_a_server_that_is_nearly_full_is_named(place: Database) -> None:
     with variables(place.server, max_connections=10), contextlib.ExitStack() as stack:
         for _ in range(6):

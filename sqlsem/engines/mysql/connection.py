@@ -35,9 +35,9 @@ NOT_READY = 1047
 LOCKED = (ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, NAMES_DEADLOCK, *TOO_LONG, ER.QUERY_INTERRUPTED)
 LOST = (CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, ER.SERVER_SHUTDOWN, KILLED, NOT_READY, 0)
 DENIED = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, 1227, 1370)
-#: How long an idle session lives, in heartbeats of an idle member, and at least in seconds: the server ends the session
-#: of a host that has vanished.
-IDLE_HEARTBEATS, IDLE_SECONDS = 4, 60
+#: How long an idle session lives, in heartbeats of its member, and in seconds at least and at most (what each server
+#: takes): the server ends the session of a host that has vanished.
+IDLE_HEARTBEATS, IDLE_SECONDS, LONGEST_IDLE_SECONDS = 4, 60, 2_000_000
 #: The same in seconds for a session without a beacon: a day.
 IDLE_SECONDS_WITHOUT_BEACON = 86400
 #: Two sessions may compute times of the server's start that differ by this many seconds.
@@ -107,7 +107,9 @@ class MysqlConnection(StatementSession):
     def prepare(self, purpose: str) -> None:
         gate = max(1, math.ceil(self.options.gate_timeout))
         if purpose == "main":
-            self.idle = max(IDLE_SECONDS, math.ceil(IDLE_HEARTBEATS * self.engine.idle_heartbeat))
+            life = self.options.grace if self.options.lease is None else self.options.lease
+            interval = max(self.engine.idle_heartbeat, life * self.options.timing.heartbeat_share)
+            self.idle = min(max(IDLE_SECONDS, math.ceil(IDLE_HEARTBEATS * interval)), LONGEST_IDLE_SECONDS)
         self.run("session", {"gate": gate, "metadata": max(5, gate), "idle": self.idle})
         login, database, version, place, now, read_only = self.row("facts")
         if read_only and purpose != "look":  # (A login with SUPER could write there.)

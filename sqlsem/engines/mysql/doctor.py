@@ -92,8 +92,18 @@ class MysqlDoctor(Doctor):
         return Check("tls", True, "not encrypted", "Notes can be read on the way: add ?ssl_ca=… to the URL.")
 
     def keepalive(self) -> Check:
-        """Report when the server ends the session of a client that is gone."""
-        return Check("keepalive", True, f"the server ends our sessions that are idle for {self._session.idle} s")
+        """Report when the server ends the session of a client whose host has vanished."""
+        idle = f"the server ends our sessions that are idle for {self._session.idle} s"
+        probes = {str(name): int(number) for name, number in self._session.execute_text(self.texts["keepalive"]).rows}
+        if self._engine.is_local or not probes:
+            return Check("keepalive", True, idle)
+        if not all(probes.values()):
+            mend = (
+                "For a vanished host set tcp_keepalive_time = 10, tcp_keepalive_interval = 5, tcp_keepalive_probes = 3."
+            )
+            return Check("keepalive", True, idle, mend)
+        silent = probes["tcp_keepalive_time"] + probes["tcp_keepalive_interval"] * probes["tcp_keepalive_probes"]
+        return Check("keepalive", True, f"{idle}, and those of a vanished host after {silent} s")
 
     def clock(self) -> Check:
         """Compare the server's clock with this host's clock."""

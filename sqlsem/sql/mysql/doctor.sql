@@ -4,6 +4,10 @@
 SELECT VERSION(), @@global.read_only, @@innodb_flush_log_at_trx_commit, @@sync_binlog, @@log_bin, @@binlog_format,
        @@global.wait_timeout, @@max_connections
 
+-- name: keepalive
+-- When the server probes a silent connection, in seconds, and how often. (MySQL has none of these, and 0 is the system's.)
+SHOW GLOBAL VARIABLES WHERE variable_name IN ('tcp_keepalive_time', 'tcp_keepalive_interval', 'tcp_keepalive_probes')
+
 -- name: clock
 SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6
 
