@@ -1,4 +1,4 @@
-"""What the pages and the checks of docs/ share with the tests."""
+"""Loads modules of docs/, for tests."""
 
 from __future__ import annotations
 
