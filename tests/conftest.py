@@ -33,9 +33,11 @@ ADO.NET string of the same server), ``SQLSEM_TEST_ENGINES`` (only these, comma-s
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import gc
+import inspect
 import itertools
 import logging
 import os
@@ -244,7 +246,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    """Skip a case if the memory engine refuses it because it lacks the feature."""
+    """Run a coroutine function, by the fixture ``run`` if the test has it. Skip a case if the memory engine refuses it
+    because it lacks the feature.
+    """
+    test = pyfuncitem.obj
+    if inspect.iscoroutinefunction(test):
+        run = pyfuncitem.funcargs.get("run", asyncio.run)
+        pyfuncitem.obj = lambda **arguments: run(test(**arguments))
     try:
         return (yield)
     except sqlsem.ConfigurationError as exc:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -67,54 +68,30 @@ class Loop:
         self._thread.join()
 
 
-class Grant:
-    """`sqlsem.aio.Grant`, blocking."""
+class Blocking:
+    """An object of the asyncio API for the calls of threads: its coroutine functions block; its results do the same."""
 
-    def __init__(self, loop: Loop, grant: aio.Grant) -> None:
+    def __init__(self, loop: Loop, inner: Any) -> None:
         self._loop = loop
-        self.inner = grant
+        self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+        value = getattr(self.inner, name)
+        if inspect.iscoroutinefunction(value):
+            return lambda *args, **kwargs: self._call(lambda: value(*args, **kwargs))
+        return blocking(self._loop, value)
 
-    def check(self) -> None:
-        self._loop.call(self.inner.check)
+    def _call(self, make: Callable[[], Awaitable[Any]]) -> Any:
+        return blocking(self._loop, self._loop.call(make))
 
-    def release(self) -> None:
-        self._loop.call(self.inner.release)
-
-    def hand_over(self, **options: Any) -> str:
-        token: str = self._loop.call(lambda: self.inner.hand_over(**options))
-        return token
-
-    def upgrade(self, **options: Any) -> None:
-        self._loop.call(lambda: self.inner.upgrade(**options))
-
-    def downgrade(self) -> None:
-        self._loop.call(self.inner.downgrade)
-
-    def adjust(self, actual: int, **options: Any) -> None:
-        self._loop.call(lambda: self.inner.adjust(actual, **options))
-
-    def __enter__(self) -> Grant:
-        self._loop.call(self.inner.__aenter__)
-        return self
+    def __enter__(self) -> Any:
+        return self._call(self.inner.__aenter__)
 
     def __exit__(self, *exc: Any) -> None:
-        self._loop.call(lambda: self.inner.__aexit__(*exc))
-
-    def assert_held(self, cursor: Any) -> None:
-        self._loop.call(lambda: self.inner.assert_held(cursor))
-
-    def release_on_commit(self, cursor: Any) -> None:
-        self._loop.call(lambda: self.inner.release_on_commit(cursor))
-
-    @property
-    def lost_event(self) -> Event:
-        return Event(self._loop, self.inner.lost_event)
+        self._call(lambda: self.inner.__aexit__(*exc))
 
     def __eq__(self, other: object) -> bool:
-        return (other.inner if isinstance(other, Grant) else other) is self.inner
+        return (other.inner if isinstance(other, Blocking) else other) is self.inner
 
     def __hash__(self) -> int:
         return hash(self.inner)
@@ -123,187 +100,58 @@ class Grant:
         return repr(self.inner)
 
 
-class Event:
+class Event(Blocking):
     """An `asyncio.Event`, blocking."""
-
-    def __init__(self, loop: Loop, event: asyncio.Event) -> None:
-        self._loop = loop
-        self._event = event
-        self.is_set = event.is_set
 
     def wait(self, timeout: float) -> bool:
         with contextlib.suppress(asyncio.TimeoutError):
-            self._loop.run(asyncio.wait_for(self._event.wait(), timeout))
-        return self._event.is_set()
+            self._loop.run(asyncio.wait_for(self.inner.wait(), timeout))
+        is_set: bool = self.inner.is_set()
+        return is_set
 
 
-class Lock:
+class Lock(Blocking):
     """`sqlsem.aio.Lock`, blocking."""
 
-    def __init__(self, loop: Loop, lock: aio.Lock) -> None:
-        self._loop = loop
-        self.inner = lock
-
-    def acquire(self, *args: Any, **kwargs: Any) -> bool:
-        granted: bool = self._loop.call(lambda: self.inner.acquire(*args, **kwargs))
-        return granted
-
-    def release(self) -> None:
-        self._loop.call(self.inner.release)
-
-    def locked(self) -> bool:
-        locked: bool = self._loop.call(self.inner.locked)
-        return locked
-
     @property
-    def grant(self) -> Grant:
-        async def grant() -> Grant:
-            return Grant(self._loop, self.inner.grant)
+    def grant(self) -> Any:
+        async def grant() -> aio.Grant:  # in the task: each task has its own
+            return self.inner.grant
 
-        result: Grant = self._loop.call(grant)
-        return result
-
-    def __enter__(self) -> Grant:
-        return Grant(self._loop, self._loop.call(self.inner.__aenter__))
-
-    def __exit__(self, *exc: Any) -> None:
-        self._loop.call(lambda: self.inner.__aexit__(*exc))
-
-    def __repr__(self) -> str:
-        return repr(self.inner)
+        return self._call(grant)
 
 
-class Term:
-    """`sqlsem.aio.Term`, blocking."""
-
-    def __init__(self, loop: Loop, term: aio.Term) -> None:
-        self._loop = loop
-        self.inner = term
-        self.ending = Event(loop, term.ending)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def check(self) -> None:
-        self._loop.call(self.inner.check)
-
-    def assert_held(self, cursor: Any) -> None:
-        self._loop.call(lambda: self.inner.assert_held(cursor))
-
-    def step_down(self) -> None:
-        self._loop.call(self.inner.step_down)
-
-    def __repr__(self) -> str:
-        return repr(self.inner)
-
-
-class Leader:
+class Leader(Blocking):
     """`sqlsem.aio.Leader`, blocking."""
 
-    def __init__(self, loop: Loop, leader: aio.Leader) -> None:
-        self._loop = loop
-        self.inner = leader
-
-    def current(self) -> Any:
-        return self._loop.call(self.inner.current)
-
-    def run(self, function: Callable[[Term], Any]) -> Any:
+    def run(self, function: Callable[[Any], Any]) -> Any:
         async def in_a_thread(term: aio.Term) -> Any:
-            return await asyncio.to_thread(function, Term(self._loop, term))
+            return await asyncio.to_thread(function, blocking(self._loop, term))
 
-        return self._loop.call(lambda: self.inner.run(in_a_thread))
-
-    def __enter__(self) -> Term:
-        return Term(self._loop, self._loop.call(self.inner.__aenter__))
-
-    def __exit__(self, *exc: Any) -> None:
-        self._loop.call(lambda: self.inner.__aexit__(*exc))
-
-    def __repr__(self) -> str:
-        return repr(self.inner)
+        return self._call(lambda: self.inner.run(in_a_thread))
 
 
-class Run:
-    """`sqlsem.aio.Run`, blocking."""
-
-    def __init__(self, loop: Loop, run: aio.Run) -> None:
-        self._loop = loop
-        self.inner = run
-        self.grant = Grant(loop, run.grant)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def finish(self) -> None:
-        self._loop.call(self.inner.finish)
-
-    def fail(self) -> None:
-        self._loop.call(self.inner.fail)
-
-
-class Once:
+class Once(Blocking):
     """`sqlsem.aio.Once`, blocking."""
-
-    def __init__(self, loop: Loop, once: aio.Once) -> None:
-        self._loop = loop
-        self.inner = once
-
-    def _run(self, run: aio.Run | None) -> Run | None:
-        return None if run is None else Run(self._loop, run)
-
-    def begin(self, *args: Any, **kwargs: Any) -> Run | None:
-        return self._run(self._loop.call(lambda: self.inner.begin(*args, **kwargs)))
-
-    def last(self) -> Any:
-        return self._loop.call(self.inner.last)
-
-    def forget(self) -> Any:
-        return self._loop.call(self.inner.forget)
-
-    def __enter__(self) -> Run | None:
-        return self._run(self._loop.call(self.inner.__aenter__))
-
-    def __exit__(self, *exc: Any) -> None:
-        self._loop.call(lambda: self.inner.__aexit__(*exc))
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def awaited(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 
         decorated = self.inner(awaited)
-        return lambda *args, **kwargs: self._loop.call(lambda: decorated(*args, **kwargs))
+        return lambda *args, **kwargs: self._call(lambda: decorated(*args, **kwargs))
 
 
-class RateGrant:
-    """`sqlsem.aio.RateGrant`, blocking."""
-
-    def __init__(self, loop: Loop, grant: aio.RateGrant) -> None:
-        self._loop = loop
-        self.inner = grant
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def adjust(self, actual: int) -> None:
-        self._loop.call(lambda: self.inner.adjust(actual))
+KINDS: dict[type, type[Blocking]] = {
+    **dict.fromkeys((aio.Grant, aio.Rate, aio.RateGrant, aio.Run, aio.Term), Blocking),
+    **{asyncio.Event: Event, aio.Lock: Lock, aio.Leader: Leader, aio.Once: Once},
+}
 
 
-class Rate:
-    """`sqlsem.aio.Rate`, blocking."""
-
-    def __init__(self, loop: Loop, rate: aio.Rate) -> None:
-        self._loop = loop
-        self.inner = rate
-
-    def take(self, *args: Any, **kwargs: Any) -> RateGrant | None:
-        grant = self._loop.call(lambda: self.inner.take(*args, **kwargs))
-        return None if grant is None else RateGrant(self._loop, grant)
-
-    def __enter__(self) -> RateGrant:
-        return RateGrant(self._loop, self._loop.call(self.inner.__aenter__))
-
-    def __exit__(self, *exc: Any) -> None:
-        self._loop.call(lambda: self.inner.__aexit__(*exc))
+def blocking(loop: Loop, value: Any) -> Any:
+    """Return a value of the asyncio API as threads use it."""
+    kind = KINDS.get(type(value))
+    return value if kind is None else kind(loop, value)
 
 
 class Face:
@@ -315,20 +163,15 @@ class Face:
 
     def __getattr__(self, name: str) -> Any:
         if name == "adopt":
-            return lambda *args, **kwargs: Grant(
+            return lambda *args, **kwargs: blocking(
                 self._loop, self._loop.call(lambda: self._coordinator.aio.adopt(*args, **kwargs))
             )
-        if name == "leader":  # a cancellation ends the task that serves the test, not the test
-            return lambda *args, **kwargs: Leader(
-                self._loop, self._coordinator.aio.leader(*args, cancel_on_lost=False, **kwargs)
-            )
-        if name == "rate":
-            return lambda *args, **kwargs: Rate(self._loop, self._coordinator.aio.rate(*args, **kwargs))
-        if name == "once":
-            return lambda *args, **kwargs: Once(self._loop, self._coordinator.aio.once(*args, **kwargs))
-        if name not in ("mutex", "limit", "read", "write", "stage"):
+        if name not in ("mutex", "limit", "read", "write", "stage", "leader", "rate", "once"):
             return getattr(self._coordinator, name)
-        return lambda *args, **kwargs: Lock(self._loop, getattr(self._coordinator.aio, name)(*args, **kwargs))
+        # A cancellation would end the task that serves the test, not the test.
+        options = {"cancel_on_lost": False} if name == "leader" else {}
+        make = getattr(self._coordinator.aio, name)
+        return lambda *args, **kwargs: blocking(self._loop, make(*args, **options, **kwargs))
 
     def __enter__(self) -> Face:
         return self
@@ -337,7 +180,7 @@ class Face:
         self._coordinator.close()
 
 
-def all_of(*locks: Lock | Rate, **options: Any) -> Lock:
+def all_of(*locks: Blocking, **options: Any) -> Any:
     """Return `sqlsem.aio.all_of` of these."""
     lock = aio.all_of(*(lock.inner for lock in locks), **options)
-    return Lock(locks[0]._loop, lock)
+    return blocking(locks[0]._loop, lock)

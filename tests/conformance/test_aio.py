@@ -30,7 +30,7 @@ except ImportError:
 
 @pytest.fixture(params=["asyncio", pytest.param("uvloop", marks=pytest.mark.skipif(uvloop is None, reason="uvloop"))])
 def run(request):
-    """``run(coroutine)`` runs it in a new loop, for a minute at most, and closes the loop."""
+    """Run a coroutine in a new loop, for a minute at most, and close the loop; also a test that is one."""
 
     def run(coroutine):
         async def bounded():
@@ -65,44 +65,36 @@ def rows(database, name, number):
 # -- using them
 
 
-def test_async_blocks_hold_and_release(run, connect, database, name):
+async def test_async_blocks_hold_and_release(run, connect, database, name):
     coordinator = connect()
-
-    async def main():
-        async with coordinator.limit(name, 3) as grant:
-            assert grant.resource == name
-            assert [row[0] for row in database.queue(name)] == [grant.position]
-            await grant.check()
-        assert database.queue(name) == []
-        async with coordinator.aio.mutex(name, timeout=60):
-            pass
-        async with sqlsem.all_of(coordinator.read(name("a")), coordinator.mutex(name("b"))) as grant:
-            assert set(grant.positions) == {name("a"), name("b")}
-        async with sqlsem.aio.all_of(coordinator.aio.stage(name("a"), 1), coordinator.write(name("b"))) as grant:
-            assert set(grant.positions) == {name("a"), name("b")}
-
-    run(main())
+    async with coordinator.limit(name, 3) as grant:
+        assert grant.resource == name
+        assert [row[0] for row in database.queue(name)] == [grant.position]
+        await grant.check()
+    assert database.queue(name) == []
+    async with coordinator.aio.mutex(name, timeout=60):
+        pass
+    async with sqlsem.all_of(coordinator.read(name("a")), coordinator.mutex(name("b"))) as grant:
+        assert set(grant.positions) == {name("a"), name("b")}
+    async with sqlsem.aio.all_of(coordinator.aio.stage(name("a"), 1), coordinator.write(name("b"))) as grant:
+        assert set(grant.positions) == {name("a"), name("b")}
 
 
-def test_acquire_times_out(run, connect, database, name):
+async def test_acquire_times_out(run, connect, database, name):
     coordinator = connect()
-
-    async def main():
-        async with coordinator.mutex(name):
-            with pytest.raises(sqlsem.Timeout) as caught:
-                await asyncio.create_task(enter(coordinator.mutex(name, timeout=0.1)))
-            assert caught.value.resource == name
-            lock = coordinator.aio.mutex(name)
-            for options in ({"timeout": 0.1}, {"timeout": 0}, {"blocking": False}):
-                assert await asyncio.create_task(lock.acquire(**options)) is False
-            assert len(database.queue(name)) == 1
-        assert await lock.acquire(blocking=False) is True
-        assert lock.grant.position
+    async with coordinator.mutex(name):
+        with pytest.raises(sqlsem.Timeout) as caught:
+            await asyncio.create_task(enter(coordinator.mutex(name, timeout=0.1)))
+        assert caught.value.resource == name
+        lock = coordinator.aio.mutex(name)
+        for options in ({"timeout": 0.1}, {"timeout": 0}, {"blocking": False}):
+            assert await asyncio.create_task(lock.acquire(**options)) is False
+        assert len(database.queue(name)) == 1
+    assert await lock.acquire(blocking=False) is True
+    assert lock.grant.position
+    await lock.release()
+    with pytest.raises(sqlsem.NotHeld, match="this task"):
         await lock.release()
-        with pytest.raises(sqlsem.NotHeld, match="this task"):
-            await lock.release()
-
-    run(main())
 
 
 async def enter(lock):
@@ -110,30 +102,27 @@ async def enter(lock):
         pass
 
 
-def test_asyncio_timeout_and_wait_for(run, connect, database, name):
+async def test_asyncio_timeout_and_wait_for(run, connect, database, name):
     coordinator = connect()
 
     async def waited():
         await asyncio.wait_for(coordinator.aio.mutex(name).acquire(), 0.05)
 
-    async def main():
-        async with coordinator.mutex(name):
-            for _ in range(3):
-                with pytest.raises(asyncio.TimeoutError):  # (before 3.12, `wait_for` runs the acquire in another task)
-                    await asyncio.create_task(waited())
-                if sys.version_info >= (3, 11):
+    async with coordinator.mutex(name):
+        for _ in range(3):
+            with pytest.raises(asyncio.TimeoutError):  # (before 3.12, `wait_for` runs the acquire in another task)
+                await asyncio.create_task(waited())
+            if sys.version_info >= (3, 11):
 
-                    async def limited():
-                        async with asyncio.timeout(0.05):
-                            await coordinator.aio.mutex(name).acquire()
+                async def limited():
+                    async with asyncio.timeout(0.05):
+                        await coordinator.aio.mutex(name).acquire()
 
-                    with pytest.raises(TimeoutError):
-                        await asyncio.create_task(limited())
-                await rows(database, name, 1)
-        async with coordinator.mutex(name, timeout=60):
-            pass
-
-    run(main())
+                with pytest.raises(TimeoutError):
+                    await asyncio.create_task(limited())
+            await rows(database, name, 1)
+    async with coordinator.mutex(name, timeout=60):
+        pass
 
 
 def test_decorated_coroutines(run, connect, database, name):
@@ -242,20 +231,16 @@ def test_outside_of_a_task(connect, name):
         step.send(None)
 
 
-def test_waiter_is_cancelled_beside_another_with_a_lease(run, connect, database, name):
+async def test_waiter_is_cancelled_beside_another_with_a_lease(run, connect, database, name):
     """A waiter can be cancelled beside another one, also with a driver that cannot prepare statements."""
     first, other = connect(lease=30), connect(lease=30)
-
-    async def main():
-        async with first.mutex(name):
-            waiting = asyncio.create_task(enter(other.mutex(name)))
-            await rows(database, name, 2)
-            cancelled = asyncio.create_task(enter(other.mutex(name)))
-            await rows(database, name, 3)
-            cancelled.cancel()
-        await waiting
-
-    run(main())
+    async with first.mutex(name):
+        waiting = asyncio.create_task(enter(other.mutex(name)))
+        await rows(database, name, 2)
+        cancelled = asyncio.create_task(enter(other.mutex(name)))
+        await rows(database, name, 3)
+        cancelled.cancel()
+    await waiting
 
 
 @pytest.mark.engines("postgresql")
@@ -397,98 +382,82 @@ def test_cancelled_at_every_step_of_an_acquire(run, connect, database, name, fre
     assert (False, True) in outcomes
 
 
-def test_cancelled_in_a_block_and_on_the_way_out(run, connect, database, name):
+async def test_cancelled_in_a_block_and_on_the_way_out(run, connect, database, name):
     coordinator = connect()
 
     async def block():
         async with coordinator.mutex(name):
             await asyncio.sleep(0)
 
-    async def main():
-        for number in itertools.count():
-            task = asyncio.create_task(block())
-            if not await cancel_after(task, number):
-                break
-            await asyncio.wait({task})
-            assert task.cancelled() or task.exception() is None
-        await rows(database, name, 0)
-        assert not coordinator.client.registry.grants()
-
-    run(main())
+    for number in itertools.count():
+        task = asyncio.create_task(block())
+        if not await cancel_after(task, number):
+            break
+        await asyncio.wait({task})
+        assert task.cancelled() or task.exception() is None
+    await rows(database, name, 0)
+    assert not coordinator.client.registry.grants()
 
 
-def test_cancelled_twice(run, connect, database, name):
+async def test_cancelled_twice(run, connect, database, name):
     coordinator = connect()
-
-    async def main():
-        async with coordinator.mutex(name):
-            for number in range(20):
-                task = asyncio.create_task(coordinator.aio.mutex(name).acquire())
-                await rows(database, name, 2)
-                task.cancel()
-                for _ in range(number):
-                    await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.wait({task})
-                assert task.cancelled()
-                await rows(database, name, 1)
-
-    run(main())
-
-
-def test_cancelled_task_unblocks_the_next_waiter(run, connect, database, name):
-    coordinator = connect()
-
-    async def main():
-        async with coordinator.read(name):
-            writer = asyncio.create_task(coordinator.aio.write(name).acquire())
+    async with coordinator.mutex(name):
+        for number in range(20):
+            task = asyncio.create_task(coordinator.aio.mutex(name).acquire())
             await rows(database, name, 2)
-            reader = asyncio.create_task(enter(coordinator.read(name)))
-            await rows(database, name, 3)
-            writer.cancel()
-            await reader
+            task.cancel()
+            for _ in range(number):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task})
+            assert task.cancelled()
+            await rows(database, name, 1)
 
-    run(main())
+
+async def test_cancelled_task_unblocks_the_next_waiter(run, connect, database, name):
+    coordinator = connect()
+    async with coordinator.read(name):
+        writer = asyncio.create_task(coordinator.aio.write(name).acquire())
+        await rows(database, name, 2)
+        reader = asyncio.create_task(enter(coordinator.read(name)))
+        await rows(database, name, 3)
+        writer.cancel()
+        await reader
 
 
-def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, database, name, monkeypatch):
+async def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, database, name, monkeypatch):
     """The registration takes longer than a cancelled task waits for it; its row must not stay."""
     monkeypatch.setattr(driver, "CANCEL_WAIT_SECONDS", 0.05)
     coordinator = connect(grace=10)  # long enough for a slow engine to keep its member
     begun, go_on = threading.Event(), threading.Event()
     first = True
+    async with coordinator.mutex(name("other")):
+        session = coordinator.client.member.main.session
+        register = session.register
 
-    async def main():
-        nonlocal first
-        async with coordinator.mutex(name("other")):
-            session = coordinator.client.member.main.session
-            register = session.register
+        def slow(*arguments):
+            nonlocal first
+            if not first:
+                return register(*arguments)
+            first = False
+            tickets = register(*arguments)
+            begun.set()
+            assert go_on.wait(PATIENCE)
+            return tickets
 
-            def slow(*arguments):
-                nonlocal first
-                if not first:
-                    return register(*arguments)
-                first = False
-                tickets = register(*arguments)
-                begun.set()
-                assert go_on.wait(PATIENCE)
-                return tickets
-
-            monkeypatch.setattr(session, "register", slow, raising=False)
-            task = asyncio.create_task(coordinator.aio.mutex(name("slow")).acquire())
-            line = asyncio.create_task(coordinator.aio.mutex(name("line")).acquire())
-            await eventually(begun.is_set)
-            # After repeated cancellation the tasks do not even wait for the removal of their rows.
-            while not (task.done() and line.done()):
-                task.cancel()
-                line.cancel()
-                await asyncio.sleep(0.02)
-            go_on.set()
-            assert task.cancelled()
-            assert line.cancelled()
-            await rows(database, name, 1)
-
-    run(main())
+        monkeypatch.setattr(session, "register", slow, raising=False)
+        task = asyncio.create_task(coordinator.aio.mutex(name("slow")).acquire())
+        line = asyncio.create_task(coordinator.aio.mutex(name("line")).acquire())
+        await eventually(begun.is_set)
+        # After repeated cancellation the tasks do not even wait for the removal of their rows.
+        while not (task.done() and line.done()):
+            task.cancel()
+            line.cancel()
+            await asyncio.sleep(0.02)
+        go_on.set()
+        assert task.cancelled()
+        assert line.cancelled()
+        await rows(database, name, 1)
 
 
 # -- lost grants
@@ -498,57 +467,49 @@ def remove(database, position):
     database.rows("DELETE FROM {table} WHERE queue_position = ?", position)
 
 
-def test_end_of_a_block_reports_a_loss(run, connect, database, name):
+async def test_end_of_a_block_reports_a_loss(run, connect, database, name):
     coordinator = connect(grace=GRACE)
-
-    async def main():
-        with pytest.raises(sqlsem.LockLost):
-            async with coordinator.mutex(name) as grant:
-                remove(database, grant.position)
-        lost_grants = []
-        with pytest.raises(ZeroDivisionError):
-            async with coordinator.mutex(name, on_lost=lost_grants.append) as grant:
-                remove(database, grant.position)
-                await asyncio.wait_for(grant.lost_event.wait(), PATIENCE)
-                _ = 1 / 0
-        await eventually(lambda: lost_grants == [grant])  # the callback runs just after the event is set
-        assert grant.lost
-
-    run(main())
+    with pytest.raises(sqlsem.LockLost):
+        async with coordinator.mutex(name) as grant:
+            remove(database, grant.position)
+    lost_grants = []
+    with pytest.raises(ZeroDivisionError):
+        async with coordinator.mutex(name, on_lost=lost_grants.append) as grant:
+            remove(database, grant.position)
+            await asyncio.wait_for(grant.lost_event.wait(), PATIENCE)
+            _ = 1 / 0
+    await eventually(lambda: lost_grants == [grant])  # the callback runs just after the event is set
+    assert grant.lost
 
 
-def test_cancel_on_lost(run, connect, database, name):
+async def test_cancel_on_lost(run, connect, database, name):
     coordinator = connect(grace=GRACE)
-
-    async def main():
-        with pytest.raises(sqlsem.LockLost) as caught:
-            async with coordinator.mutex(name, cancel_on_lost=True) as grant:
-                remove(database, grant.position)
-                await asyncio.sleep(PATIENCE)
-        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
-        if sys.version_info >= (3, 11):
-            assert asyncio.current_task().cancelling() == 0
-        await asyncio.sleep(0.01)  # no cancellation is pending
-
-        lock = coordinator.aio.mutex(name, cancel_on_lost=True)
-        await lock.acquire()
-        with pytest.raises(sqlsem.LockLost):
-            try:
-                remove(database, lock.grant.position)
-                await asyncio.sleep(PATIENCE)
-            finally:
-                await lock.release()
-        if sys.version_info >= (3, 11):
-            assert asyncio.current_task().cancelling() == 0
-        await asyncio.sleep(0.01)
-
-        # A loss that is reported after the release cancels nothing.
+    with pytest.raises(sqlsem.LockLost) as caught:
         async with coordinator.mutex(name, cancel_on_lost=True) as grant:
-            pass
-        coordinator.client.mark_lost([grant.position], "too late")
-        await asyncio.sleep(0.01)
+            remove(database, grant.position)
+            await asyncio.sleep(PATIENCE)
+    assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+    if sys.version_info >= (3, 11):
+        assert asyncio.current_task().cancelling() == 0
+    await asyncio.sleep(0.01)  # no cancellation is pending
 
-    run(main())
+    lock = coordinator.aio.mutex(name, cancel_on_lost=True)
+    await lock.acquire()
+    with pytest.raises(sqlsem.LockLost):
+        try:
+            remove(database, lock.grant.position)
+            await asyncio.sleep(PATIENCE)
+        finally:
+            await lock.release()
+    if sys.version_info >= (3, 11):
+        assert asyncio.current_task().cancelling() == 0
+    await asyncio.sleep(0.01)
+
+    # A loss that is reported after the release cancels nothing.
+    async with coordinator.mutex(name, cancel_on_lost=True) as grant:
+        pass
+    coordinator.client.mark_lost([grant.position], "too late")
+    await asyncio.sleep(0.01)
 
 
 def test_cancel_on_lost_of_a_periodic_run(run, connect, database, name):
@@ -566,18 +527,14 @@ def test_cancel_on_lost_of_a_periodic_run(run, connect, database, name):
         connect().once(name, per="1h", cancel_on_lost=True).begin()
 
 
-def test_cancel_on_lost_in_a_reentrant_block(run, connect, database, name):
+async def test_cancel_on_lost_in_a_reentrant_block(run, connect, database, name):
     coordinator = connect(grace=GRACE)
-
-    async def main():
-        lock = coordinator.mutex(name, cancel_on_lost=True, reentrant=True)
-        with pytest.raises(sqlsem.LockLost):
-            async with lock as grant:
-                async with lock:
-                    remove(database, grant.position)
-                    await asyncio.sleep(PATIENCE)
-
-    run(main())
+    lock = coordinator.mutex(name, cancel_on_lost=True, reentrant=True)
+    with pytest.raises(sqlsem.LockLost):
+        async with lock as grant:
+            async with lock:
+                remove(database, grant.position)
+                await asyncio.sleep(PATIENCE)
 
 
 class CancelledAt:
@@ -604,7 +561,7 @@ class CancelledAt:
                 error = exc
 
 
-def test_reentrant_block_survives_cancel_at_any_await(run, connect, database, name):
+async def test_reentrant_block_survives_cancel_at_any_await(run, connect, database, name):
     coordinator = connect(grace=GRACE)
 
     async def cancelled(number):
@@ -629,29 +586,22 @@ def test_reentrant_block_survives_cancel_at_any_await(run, connect, database, na
         await rows(database, resource, 0)
         return outer.rests >= number
 
-    async def main():
-        number = 1
-        while await cancelled(number):
-            number += 1
-        assert number > 3
-
-    run(main())
+    number = 1
+    while await cancelled(number):
+        number += 1
+    assert number > 3
 
 
-def test_an_error_inside_comes_before_a_loss_that_cancels(run, connect, database, name):
+async def test_an_error_inside_comes_before_a_loss_that_cancels(run, connect, database, name):
     coordinator = connect(grace=GRACE)
-
-    async def main():
-        with pytest.raises(ZeroDivisionError):
-            async with coordinator.mutex(name, cancel_on_lost=True) as grant:
-                remove(database, grant.position)
-                try:
-                    await asyncio.sleep(PATIENCE)
-                except asyncio.CancelledError:
-                    _ = 1 / 0
-        await asyncio.sleep(0.01)
-
-    run(main())
+    with pytest.raises(ZeroDivisionError):
+        async with coordinator.mutex(name, cancel_on_lost=True) as grant:
+            remove(database, grant.position)
+            try:
+                await asyncio.sleep(PATIENCE)
+            except asyncio.CancelledError:
+                _ = 1 / 0
+    await asyncio.sleep(0.01)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="before 3.11 nobody can tell two cancellations apart")
@@ -692,16 +642,12 @@ def test_lock_lost_while_its_task_is_cancelled(run, connect, name, ours_first):
             coordinator.admin.revoke(row.position, force=True)
 
 
-def test_revoke_cancels_the_holding_task(run, connect, name):
+async def test_revoke_cancels_the_holding_task(run, connect, name):
     coordinator, operator = connect(grace=GRACE), connect()
-
-    async def main():
-        with pytest.raises(sqlsem.LockLost, match="operator"):
-            async with coordinator.mutex(name, cancel_on_lost=True) as grant:
-                await asyncio.to_thread(operator.admin.revoke, grant.position)
-                await asyncio.sleep(PATIENCE)
-
-    run(main())
+    with pytest.raises(sqlsem.LockLost, match="operator"):
+        async with coordinator.mutex(name, cancel_on_lost=True) as grant:
+            await asyncio.to_thread(operator.admin.revoke, grant.position)
+            await asyncio.sleep(PATIENCE)
 
 
 # -- assert_held in the caller's transaction
@@ -803,7 +749,7 @@ def test_closed_loop_cancels_waits_and_releases_grants(connect, database, name, 
     assert not coordinator.client.waiter_queues.waiters()
 
 
-def test_another_loop_and_another_task(run, connect, name):
+async def test_another_loop_and_another_task(run, connect, name):
     coordinator = connect()
     lock = coordinator.aio.mutex(name)
 
@@ -820,19 +766,16 @@ def test_another_loop_and_another_task(run, connect, name):
                 await use()
         assert await lock.acquire(timeout=0.05) is False
 
-    async def main():
-        await lock.acquire()
-        await asyncio.create_task(other_task(lock.grant))
-        await asyncio.to_thread(asyncio.run, other_loop(lock.grant))
-        await lock.grant.check()
+    await lock.acquire()
+    await asyncio.create_task(other_task(lock.grant))
+    await asyncio.to_thread(asyncio.run, other_loop(lock.grant))
+    await lock.grant.check()
+    await lock.release()
+    # Another task of the same loop may release through the grant.
+    await lock.acquire()
+    await asyncio.create_task(lock.grant.release())
+    with pytest.raises(sqlsem.NotHeld):
         await lock.release()
-        # Another task of the same loop may release through the grant.
-        await lock.acquire()
-        await asyncio.create_task(lock.grant.release())
-        with pytest.raises(sqlsem.NotHeld):
-            await lock.release()
-
-    run(main())
 
 
 def test_a_thread_that_holds_does_not_hold_for_a_task(run, connect, database, name):
@@ -850,24 +793,20 @@ def test_a_thread_that_holds_does_not_hold_for_a_task(run, connect, database, na
     connect().admin.revoke(database.queue(name)[0][0], force=True)
 
 
-def test_the_coordinator_is_closed_while_tasks_wait(run, connect, database, name):
+async def test_the_coordinator_is_closed_while_tasks_wait(run, connect, database, name):
     coordinator, holder = connect(), connect()
-
-    async def main():
-        async with holder.mutex(name):
-            waiting = [asyncio.create_task(coordinator.aio.mutex(name).acquire()) for _ in range(20)]
-            await rows(database, name, 21)
-            began = time.monotonic()
-            await coordinator.aio.close()
-            for outcome in await asyncio.gather(*waiting, return_exceptions=True):
-                assert isinstance(outcome, sqlsem.ConfigurationError), outcome
-                assert "closed" in str(outcome)
-            assert time.monotonic() - began < slack(10)
-            await rows(database, name, 1)
-        with pytest.raises(sqlsem.ConfigurationError, match="closed"):
-            await coordinator.aio.mutex(name).acquire()
-
-    run(main())
+    async with holder.mutex(name):
+        waiting = [asyncio.create_task(coordinator.aio.mutex(name).acquire()) for _ in range(20)]
+        await rows(database, name, 21)
+        began = time.monotonic()
+        await coordinator.aio.close()
+        for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(outcome, sqlsem.ConfigurationError), outcome
+            assert "closed" in str(outcome)
+        assert time.monotonic() - began < slack(10)
+        await rows(database, name, 1)
+    with pytest.raises(sqlsem.ConfigurationError, match="closed"):
+        await coordinator.aio.mutex(name).acquire()
 
 
 def test_close_reports_the_loss_to_a_holding_task(run, connect, name, caplog):
@@ -883,34 +822,25 @@ def test_close_reports_the_loss_to_a_holding_task(run, connect, name, caplog):
     assert "event loop ended" not in caplog.text
 
 
-def test_acquire_again_in_the_same_task(run, connect, database, name):
+async def test_acquire_again_in_the_same_task(run, connect, database, name):
     coordinator = connect()
-
-    async def main():
-        lock = coordinator.mutex(name)
-        async with lock:
-            with pytest.raises(sqlsem.Deadlock, match="This task already holds"):
-                async with lock:
-                    pass
-        again = coordinator.mutex(name, reentrant=True)
-        async with again as outer, again as inner:
-            assert outer is inner
-            assert len(database.queue(name)) == 1
-            # Another task of the same loop is another caller: it must wait.
-            assert (
-                await asyncio.create_task(coordinator.aio.mutex(name, reentrant=True).acquire(blocking=False)) is False
-            )
-
-    run(main())
-
-
-def test_a_computed_name_needs_a_call(run, connect):
-    async def main():
-        lock = connect().aio.mutex(lambda table: table)
-        with pytest.raises(sqlsem.ConfigurationError, match="computed"):
-            await lock.acquire()
-        with pytest.raises(sqlsem.ConfigurationError, match="computed"):
+    lock = coordinator.mutex(name)
+    async with lock:
+        with pytest.raises(sqlsem.Deadlock, match="This task already holds"):
             async with lock:
                 pass
+    again = coordinator.mutex(name, reentrant=True)
+    async with again as outer, again as inner:
+        assert outer is inner
+        assert len(database.queue(name)) == 1
+        # Another task of the same loop is another caller: it must wait.
+        assert await asyncio.create_task(coordinator.aio.mutex(name, reentrant=True).acquire(blocking=False)) is False
 
-    run(main())
+
+async def test_a_computed_name_needs_a_call(run, connect):
+    lock = connect().aio.mutex(lambda table: table)
+    with pytest.raises(sqlsem.ConfigurationError, match="computed"):
+        await lock.acquire()
+    with pytest.raises(sqlsem.ConfigurationError, match="computed"):
+        async with lock:
+            pass

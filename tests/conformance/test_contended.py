@@ -139,22 +139,18 @@ def test_contended_is_set_for_all_readers_by_an_upgrade(connect, name):
 
 
 @pytest.mark.faces("aio")
-def test_contended_can_be_awaited(connect, name):
+async def test_contended_can_be_awaited(connect, name):
     coordinator = connect()
     plain = getattr(coordinator, "_coordinator", coordinator)
+    released = []
 
-    async def main():
-        released = []
+    async def gives_way():
+        async with plain.mutex(name) as grant:
+            await asyncio.wait_for(grant.contended.wait(), PATIENCE)
+            released.append(True)
 
-        async def gives_way():
-            async with plain.mutex(name) as grant:
-                await asyncio.wait_for(grant.contended.wait(), PATIENCE)
-                released.append(True)
-
-        task = asyncio.create_task(gives_way())
-        await asyncio.sleep(0.05)
-        async with plain.mutex(name):
-            await task
-            assert released == [True]
-
-    asyncio.run(main())
+    task = asyncio.create_task(gives_way())
+    await asyncio.sleep(0.05)
+    async with plain.mutex(name):
+        await task
+        assert released == [True]

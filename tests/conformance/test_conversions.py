@@ -1209,43 +1209,35 @@ def test_tasks_go_up_and_down(connect, database, name):
     asyncio.run(main())
 
 
-def test_a_task_that_is_cancelled_while_it_upgrades_reads_on(connect, database, name):
+async def test_a_task_that_is_cancelled_while_it_upgrades_reads_on(connect, database, name):
     first, other = connect(), connect()
-
-    async def main():
-        async with other.aio.read(name), first.aio.read(name) as grant:
-            waiting = asyncio.create_task(grant.upgrade())
-            while access(database, grant) != "upgrade":
-                await asyncio.sleep(0.01)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            assert access(database, grant) == READ
-            await grant.check()
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(grant.upgrade(), 0.2)
-            assert access(database, grant) == READ
-
-    asyncio.run(main())
+    async with other.aio.read(name), first.aio.read(name) as grant:
+        waiting = asyncio.create_task(grant.upgrade())
+        while access(database, grant) != "upgrade":
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert access(database, grant) == READ
+        await grant.check()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(grant.upgrade(), 0.2)
+        assert access(database, grant) == READ
 
 
-def test_tasks_and_threads_beside_each_other(connect, database, name):
+async def test_tasks_and_threads_beside_each_other(connect, database, name):
     coordinator = connect()
     reader = Attempt(coordinator.read(name))
     reader.granted()
-
-    async def main():
-        async with coordinator.aio.read(name) as grant:
-            waiting = asyncio.create_task(grant.upgrade(PATIENCE))
-            while access(database, grant) != "upgrade":
-                await asyncio.sleep(0.01)
-            reader.leave()
-            await waiting
-            late = Attempt(coordinator.read(name))
-            await asyncio.sleep(0.2)
-            assert not late.settled
-            await grant.downgrade()
-            await asyncio.to_thread(late.granted)
-            await asyncio.to_thread(late.leave)
-
-    asyncio.run(main())
+    async with coordinator.aio.read(name) as grant:
+        waiting = asyncio.create_task(grant.upgrade(PATIENCE))
+        while access(database, grant) != "upgrade":
+            await asyncio.sleep(0.01)
+        reader.leave()
+        await waiting
+        late = Attempt(coordinator.read(name))
+        await asyncio.sleep(0.2)
+        assert not late.settled
+        await grant.downgrade()
+        await asyncio.to_thread(late.granted)
+        await asyncio.to_thread(late.leave)

@@ -275,23 +275,19 @@ async def queue_up(database, name, lock, order, numbers, held=1):
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_first_come_first_served(connect, database, name, limit):
+async def test_first_come_first_served(connect, database, name, limit):
     coordinator = connect()
-
-    async def main():
-        order = []
-        holders = [coordinator.aio.limit(name, limit) for _ in range(limit)]
-        for holder in holders:
-            assert await asyncio.create_task(keep(holder))
-        tasks = await queue_up(database, name, coordinator.limit(name, limit), order, range(4), held=limit)
-        assert order == []
-        for grant in coordinator.client.registry.grants():
-            await grant.release()
-        await asyncio.gather(*tasks)
-        # (Two tasks inside at the same time may note their numbers in any order.)
-        assert order == [0, 1, 2, 3] if limit == 1 else set(order[:2]) == {0, 1} and set(order) == {0, 1, 2, 3}
-
-    asyncio.run(main())
+    order = []
+    holders = [coordinator.aio.limit(name, limit) for _ in range(limit)]
+    for holder in holders:
+        assert await asyncio.create_task(keep(holder))
+    tasks = await queue_up(database, name, coordinator.limit(name, limit), order, range(4), held=limit)
+    assert order == []
+    for grant in coordinator.client.registry.grants():
+        await grant.release()
+    await asyncio.gather(*tasks)
+    # (Two tasks inside at the same time may note their numbers in any order.)
+    assert order == [0, 1, 2, 3] if limit == 1 else set(order[:2]) == {0, 1} and set(order) == {0, 1, 2, 3}
 
 
 async def keep(lock):
@@ -299,63 +295,48 @@ async def keep(lock):
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_cancelled_waiter_blocks_no_other(connect, database, name, which):
+async def test_cancelled_waiter_blocks_no_other(connect, database, name, which):
     coordinator = connect()
-
-    async def main():
-        order = []
-        async with coordinator.mutex(name):
-            tasks = await queue_up(database, name, coordinator.mutex(name), order, range(3))
-            tasks[which].cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await tasks[which]
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert order == [number for number in range(3) if number != which]
-
-    asyncio.run(main())
+    order = []
+    async with coordinator.mutex(name):
+        tasks = await queue_up(database, name, coordinator.mutex(name), order, range(3))
+        tasks[which].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[which]
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == [number for number in range(3) if number != which]
 
 
 @pytest.mark.parametrize("cancel_first", [True, False])
-def test_release_during_cancellation_loses_no_grant(connect, database, name, cancel_first):
+async def test_release_during_cancellation_loses_no_grant(connect, database, name, cancel_first):
     """The next waiter gets the lock, and no grant is lost between release and cancellation."""
     coordinator = connect()
-
-    async def main():
-        for _ in range(5):
-            order = []
-            lock = coordinator.aio.mutex(name)
-            await lock.acquire()
-            tasks = await queue_up(database, name, coordinator.mutex(name), order, range(2))
-            if cancel_first:
-                tasks[0].cancel()
-            releasing = asyncio.create_task(lock.grant.release())
-            await asyncio.sleep(0)
+    for _ in range(5):
+        order = []
+        lock = coordinator.aio.mutex(name)
+        await lock.acquire()
+        tasks = await queue_up(database, name, coordinator.mutex(name), order, range(2))
+        if cancel_first:
             tasks[0].cancel()
-            await asyncio.gather(releasing, *tasks, return_exceptions=True)
-            assert 1 in order
-            assert not coordinator.client.registry.grants()
+        releasing = asyncio.create_task(lock.grant.release())
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.gather(releasing, *tasks, return_exceptions=True)
+        assert 1 in order
+        assert not coordinator.client.registry.grants()
 
-    asyncio.run(main())
 
-
-def test_a_block_gives_the_grant(connect, name):
+async def test_a_block_gives_the_grant(connect, name):
     """`async with` gives the grant; with asyncio's own primitives it gives None."""
-
-    async def main():
-        async with connect().mutex(name) as grant:
-            assert isinstance(grant, sqlsem.aio.Grant)
-
-    asyncio.run(main())
+    async with connect().mutex(name) as grant:
+        assert isinstance(grant, sqlsem.aio.Grant)
 
 
-def test_a_plain_block_is_refused(connect, name):
-    async def main():
-        with pytest.raises(sqlsem.ConfigurationError, match="async with"), connect().mutex(name):
-            raise AssertionError("must not be entered")
-        with pytest.raises((TypeError, AttributeError)), connect().aio.mutex(name):
-            raise AssertionError("must not be entered")
-
-    asyncio.run(main())
+async def test_a_plain_block_is_refused(connect, name):
+    with pytest.raises(sqlsem.ConfigurationError, match="async with"), connect().mutex(name):
+        raise AssertionError("must not be entered")
+    with pytest.raises((TypeError, AttributeError)), connect().aio.mutex(name):
+        raise AssertionError("must not be entered")
 
 
 def test_lock_object_serves_several_loops(connect, name):

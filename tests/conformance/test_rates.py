@@ -487,39 +487,32 @@ async def half(value):
     return value / 2
 
 
-def test_a_decorated_coroutine_function(database, name):
+async def test_a_decorated_coroutine_function(database, name):
+
+    with database.coordinator() as coordinator:
+        decorated = coordinator.rate(name, 2, per=LONG, timeout=0)(half)
+        assert [await decorated(2), await decorated(4)] == [1, 2]
+        with pytest.raises(Timeout):
+            await decorated(2)
+        async with coordinator.rate(name("b"), 2, per=LONG, cost=2) as grant:
+            assert isinstance(grant, aio.RateGrant)
+        await grant.adjust(1)
+        assert [rate.used for rate in coordinator.admin.rates(name("b"))] == [1]
+
+
+async def test_cancelled_task_leaves_the_rates_queue(database, name):
     import asyncio
 
-    async def main():
-        with database.coordinator() as coordinator:
-            decorated = coordinator.rate(name, 2, per=LONG, timeout=0)(half)
-            assert [await decorated(2), await decorated(4)] == [1, 2]
-            with pytest.raises(Timeout):
-                await decorated(2)
-            async with coordinator.rate(name("b"), 2, per=LONG, cost=2) as grant:
-                assert isinstance(grant, aio.RateGrant)
-            await grant.adjust(1)
-            assert [rate.used for rate in coordinator.admin.rates(name("b"))] == [1]
-
-    asyncio.run(main())
-
-
-def test_cancelled_task_leaves_the_rates_queue(database, name):
-    import asyncio
-
-    async def main():
-        with database.coordinator() as coordinator:
-            rate = coordinator.aio.rate(name, 1, per=LONG)
-            await rate.take()
-            waiter = asyncio.create_task(rate.take())
-            while not coordinator.admin.entries(f"rate:{name}"):
-                await asyncio.sleep(0.01)
-            waiter.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiter
-            assert coordinator.admin.entries(f"rate:{name}") == []
-
-    asyncio.run(main())
+    with database.coordinator() as coordinator:
+        rate = coordinator.aio.rate(name, 1, per=LONG)
+        await rate.take()
+        waiter = asyncio.create_task(rate.take())
+        while not coordinator.admin.entries(f"rate:{name}"):
+            await asyncio.sleep(0.01)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        assert coordinator.admin.entries(f"rate:{name}") == []
 
 
 WRONG = [

@@ -313,22 +313,18 @@ def test_sqlalchemy(connect, database, name):
 
 @pytest.mark.faces("sync")
 @pytest.mark.engines("postgresql")
-def test_cursors_that_are_awaited(database, connect, name):
+async def test_cursors_that_are_awaited(database, connect, name):
     import asyncio
 
     import psycopg
 
     coordinator = connect()
-
-    async def main():
-        lock = coordinator.aio.mutex(name)
-        async with lock as grant, await psycopg.AsyncConnection.connect(database.url) as connection:
-            async with connection.cursor() as cursor:
-                await grant.release_on_commit(cursor)
-                await connection.commit()
-            await asyncio.to_thread(gone, database, name)
-
-    asyncio.run(main())
+    lock = coordinator.aio.mutex(name)
+    async with lock as grant, await psycopg.AsyncConnection.connect(database.url) as connection:
+        async with connection.cursor() as cursor:
+            await grant.release_on_commit(cursor)
+            await connection.commit()
+        await asyncio.to_thread(gone, database, name)
 
 
 @pytest.mark.engines("sqlite", "postgresql")
