@@ -1,4 +1,4 @@
-"""Run `sqlsem` processes, and read their output."""
+"""Run `sqlsem`, in this process or in others, and read its output."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import sqlsem
-from sqlsem.values.locks import Entry
+from click.testing import CliRunner, Result
 
-#: A timeout that only a failing test reaches; machines may be slow.
-PATIENCE = 60.0
+import sqlsem
+from sqlsem import cli
+from sqlsem.values.locks import Entry
+from support.patience import PATIENCE, until
+
 #: Erases the line of a terminal; and the same as a pattern.
 RAW_ERASE = "\r\x1b[K"
 ERASE = re.escape(RAW_ERASE)
@@ -39,12 +40,19 @@ while True: time.sleep(0.05)  # not pause(), which would sleep through a signal 
 """
 
 
-def until(condition: Callable[[], Any], description: str) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{description} did not come true"
-        time.sleep(0.01)
-    return value
+def call(*arguments: str, stdin: str | None = None) -> Result:
+    """Run a command in this process."""
+    result = CliRunner().invoke(cli.main, list(arguments), input=stdin, prog_name="sqlsem")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result
+
+
+def done(*arguments: str, stdin: str | None = None) -> str:
+    """Run a command in this process, which must succeed, and return its standard output."""
+    result = call(*arguments, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def lines(file: Path) -> list[str]:

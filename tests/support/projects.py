@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from sqlsem import cli
 from sqlsem.config import allowing, reading
+from support import commands
 
 #: A password, which no output may show.
 SECRET = "correct/horse@battery"
@@ -43,8 +43,7 @@ def allow(path: Path) -> Path:
 
 
 def call(*arguments: str) -> Result:
-    """Run a command of the command line in this process."""
-    result = CliRunner().invoke(cli.main, list(arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    """Run a command in this process."""
+    result = commands.call(*arguments)
     assert SECRET not in result.output
     return result

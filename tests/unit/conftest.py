@@ -9,6 +9,7 @@ import platformdirs
 import pytest
 from support.commands import Bench
 
+import sqlsem
 from sqlsem.api import default
 
 
@@ -28,6 +29,23 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "config").mkdir()
     monkeypatch.chdir(project)
     return home
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database of the test; commands in this process use it."""
+    url = f"sqlite:///{tmp_path}/queue.db"
+    monkeypatch.setenv("SQLSEM_URL", url)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return url
+
+
+@pytest.fixture
+def coordinator(url: str) -> Iterator[sqlsem.Coordinator]:
+    """A coordinator on this database, which is the one of the ``bench``, too."""
+    with sqlsem.connect(url) as coordinator:
+        coordinator.admin.resources()  # the tables are there
+        yield coordinator
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from rich.console import Console
 from support import command_line
+from support.commands import call, done
 
 import sqlsem
 from sqlsem import cli, sql
@@ -32,34 +32,6 @@ from sqlsem.values.locks import Entry, Past, Resource
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 #: A password that no output may contain.
 SECRET = "correct-horse"
-
-
-@pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path}/queue.db"
-    monkeypatch.setenv("SQLSEM_URL", url)
-    monkeypatch.delenv("COLUMNS", raising=False)
-    return url
-
-
-@pytest.fixture
-def coordinator(url: str) -> Iterator[sqlsem.Coordinator]:
-    with sqlsem.connect(url) as coordinator:
-        coordinator.admin.resources()  # the tables are there
-        yield coordinator
-
-
-def call(*arguments: str) -> Result:
-    result = CliRunner().invoke(cli.main, list(arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.output
-    return result
-
-
-def done(*arguments: str) -> str:
-    result = call(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def test_init_refuses_the_table_of_another_schema(coordinator: sqlsem.Coordinator) -> None:
@@ -556,7 +528,7 @@ def test_sql_has_the_routines_for_sessions(url: str) -> None:
     ]
     assert places == sorted(places), "the order in which to run them"
     assert "PROCEDURE sqlsem.acquire" in done("sql", "postgresql", "public")
-    result = CliRunner().invoke(cli.main, ["sql", "sqlite", "public"])
+    result = call("sql", "sqlite", "public")
     assert result.exit_code != 0
 
 

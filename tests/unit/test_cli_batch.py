@@ -5,27 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from support.commands import PATIENCE, Bench, alive, lines, pids, until
+from support.commands import PATIENCE, Bench, alive, call, lines, pids, until
 
 import sqlsem
-from sqlsem import batches, cli
+from sqlsem import batches
 from sqlsem.client.connection.membership import Membership
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
 
 TWO = ("--parts", "a,b", "--window", "6h")
-
-
-@pytest.fixture
-def coordinator(bench: Bench) -> Iterator[sqlsem.Coordinator]:
-    with sqlsem.connect(bench.url) as coordinator:
-        coordinator.admin.resources()  # the tables are there
-        yield coordinator
 
 
 def part(bench: Bench, name: str, *options: str, status: int = 0) -> tuple[int, str]:
@@ -119,7 +110,7 @@ def test_lost_part_ends_its_command(
     monkeypatch.setattr(Membership, "verify", lambda self: None)
     monkeypatch.setattr(Membership, "seconds_until_loss", lambda self: 0.0)
     arguments = ["--url", bench.url, "-q", "batch", "run", "nightly", "--part", "a", *TWO, "--", "sleep", "600"]
-    result = CliRunner().invoke(cli.main, arguments)
+    result = call(*arguments)
     assert result.exit_code == 76, result.output
     assert "was lost: this process was out of the database's reach" in result.stderr
     assert parts_of(coordinator) == [(1, "open", {"a": "failed", "b": "expected"})]

@@ -7,8 +7,6 @@ import time
 import pytest
 from support.commands import PATIENCE, alive, lines, pids, until
 
-import sqlsem
-
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
 
 #: Writes its process id and its environment's variables; runs until it is ended.
@@ -21,12 +19,6 @@ while True: time.sleep(0.05)
 """
 #: Ignores requests to end.
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STAYS
-
-
-@pytest.fixture
-def coordinator(bench):
-    with sqlsem.connect(bench.url) as locks:
-        yield locks
 
 
 def joined(bench, code=STAYS, then="exec sleep 1000"):

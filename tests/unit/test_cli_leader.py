@@ -9,7 +9,6 @@ from queue import SimpleQueue
 import pytest
 from support.commands import PATIENCE, alive, lines, pids, until
 
-import sqlsem
 from sqlsem.cli import supervisor
 from sqlsem.values.errors import LockLost, Unavailable
 
@@ -24,12 +23,6 @@ while True: time.sleep(0.05)
 """
 #: Ignores requests to end.
 STUBBORN = LEADS.replace("lambda *_: os._exit(5)", "signal.SIG_IGN")
-
-
-@pytest.fixture
-def coordinator(bench):
-    with sqlsem.connect(bench.url) as locks:
-        yield locks
 
 
 def candidate(bench, *options, code=LEADS):

@@ -5,32 +5,20 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from support.commands import call
 
 import sqlsem
-from sqlsem import cli
 
 ODD = "a<b>\x1b[31m‮x"
 
 
 @pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path}/queue.db"
-    monkeypatch.setenv("SQLSEM_URL", url)
-    monkeypatch.delenv("COLUMNS", raising=False)
+def url(url: str) -> str:
     with sqlsem.connect(url) as coordinator:
         coordinator.admin.resources()  # the tables are there
     return url
-
-
-def call(*arguments: str) -> Result:
-    result = CliRunner().invoke(cli.main, list(arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.output
-    return result
 
 
 def write(url: str, *rows: tuple[object, ...]) -> None:

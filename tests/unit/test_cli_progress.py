@@ -9,21 +9,12 @@ import sqlite3
 from collections.abc import Callable, Iterator
 
 import pytest
-from click.testing import CliRunner
-from support.commands import ERASE, PATIENCE, RAW_ERASE, Bench, until
+from support.commands import ERASE, PATIENCE, RAW_ERASE, Bench, done, until
 
 import sqlsem
-from sqlsem import cli
 from sqlsem.cli import connecting
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="terminals")
-
-
-@pytest.fixture
-def coordinator(bench: Bench) -> Iterator[sqlsem.Coordinator]:
-    with sqlsem.connect(bench.url) as coordinator:
-        coordinator.admin.resources()  # creates the tables
-        yield coordinator
 
 
 def test_tasks_wait_shows_the_work_that_is_left(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
@@ -104,6 +95,5 @@ def test_long_commands_have_a_progress(
 
     monkeypatch.setattr(connecting, "progress_shown", show)
     for options in ([], ["-q"]):
-        result = CliRunner().invoke(cli.main, ["--url", bench.url, *options, *command])
-        assert result.exit_code == 0, result.output
+        done("--url", bench.url, *options, *command)
     assert shown == progress

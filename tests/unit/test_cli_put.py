@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from support import commands
 
 import sqlsem
-from sqlsem import cli
 from sqlsem.cli import options
 from sqlsem.engines.sqlite.engine import SqliteSession
 from sqlsem.values.errors import Unavailable
 
 
-@pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path}/queue.db"
-    monkeypatch.setenv("SQLSEM_URL", url)
-    return url
-
-
 def put(text: str, *arguments: str) -> Result:
-    result = CliRunner().invoke(cli.main, ["put", "q", "--lines", *arguments], input=text)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+    return commands.call("put", "q", "--lines", *arguments, stdin=text)
 
 
 def bodies(url: str) -> list[tuple[str, object]]:

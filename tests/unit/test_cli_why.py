@@ -6,15 +6,13 @@ import json
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from rich.console import Console
 from support import Attempt, until
+from support.commands import call, done
 
 import sqlsem
-from sqlsem import cli
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.reasons import reasons
 from sqlsem.ops.terminal.queues import by_resource, render_operations, render_queues
@@ -22,27 +20,6 @@ from sqlsem.values.locks import Entry, Operation
 
 NOW = datetime(2026, 3, 1, 3, 0, tzinfo=timezone.utc)
 EVIL = "<b>\x1b[31m\u202e\n"
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlsem.Coordinator]:
-    monkeypatch.setenv("SQLSEM_URL", f"sqlite:///{tmp_path}/queue.db")
-    monkeypatch.delenv("COLUMNS", raising=False)
-    with sqlsem.connect(f"sqlite:///{tmp_path}/queue.db") as coordinator:
-        coordinator.admin.resources()  # the tables are there
-        yield coordinator
-
-
-def call(*arguments: str) -> Result:
-    result = CliRunner().invoke(cli.main, list(arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def done(*arguments: str) -> str:
-    result = call(*arguments)
-    assert result.exit_code == 0, result.output
-    return str(result.stdout)
 
 
 @pytest.fixture

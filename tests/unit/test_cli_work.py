@@ -12,20 +12,19 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from rich.console import Console
-from support import PATIENCE
+from support.commands import PATIENCE, ROOT, Bench, alive, call, done, lines, until
 
 import sqlsem
-from sqlsem import bodies, cli, config
+from sqlsem import bodies, config
 from sqlsem.bodies import commands
 from sqlsem.cli import here
 from sqlsem.cli.work import Crew, render_worker
@@ -38,7 +37,6 @@ from sqlsem.values.batches import BatchEntry, PartEntry
 from sqlsem.values.tasks import TaskEntry
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
 #: The functions of tasks. They report their start, and wait for a file before they end.
 JOBS = """
 import os, time
@@ -73,43 +71,13 @@ def where():
 posix = pytest.mark.skipif(os.name != "posix", reason="signals")
 
 
-def until(condition: Callable[[], Any], description: str) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{description} did not come true"
-        time.sleep(0.01)
-    return value
-
-
 @pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path}/queue.db"
-    monkeypatch.setenv("SQLSEM_URL", url)
-    monkeypatch.delenv("COLUMNS", raising=False)
+def url(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "jobs_of_ours.py").write_text(JOBS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "jobs_of_ours", raising=False)
     return url
-
-
-@pytest.fixture
-def coordinator(url: str) -> Iterator[sqlsem.Coordinator]:
-    with sqlsem.connect(url) as coordinator:
-        coordinator.admin.resources()  # the tables are there
-        yield coordinator
-
-
-def call(*arguments: str, stdin: str | None = None) -> Result:
-    result = CliRunner().invoke(cli.main, list(arguments), input=stdin, prog_name="sqlsem")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def done(*arguments: str, stdin: str | None = None) -> str:
-    result = call(*arguments, stdin=stdin)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def put(*arguments: str) -> int:
@@ -122,41 +90,18 @@ def work(*arguments: str) -> Result:
     return result
 
 
-class Bench:
-    """`sqlsem` processes in a folder with a database and importable jobs, all ended afterwards."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder = folder
-        self.environment = {**os.environ, "SQLSEM_URL": url, "PYTHONPATH": ROOT, "PYTHONWARNINGS": "ignore"}
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, **options}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sqlsem", *arguments], env=self.environment, cwd=self.folder, text=True, **options
-        )
-        self.started.append(process)
-        return process
-
-    def told(self, prefix: str) -> int:
-        """Return how often a job has reported something."""
-        file = self.folder / "told"
-        return sum(line.startswith(prefix) for line in file.read_text().splitlines()) if file.exists() else 0
-
-    def open(self, gate: str) -> None:
-        (self.folder / f"open-{gate}").touch()
-
-    def close(self) -> None:
-        for process in self.started:
-            process.kill()
-            process.communicate()
-
-
 @pytest.fixture
-def bench(tmp_path: Path, url: str) -> Iterator[Bench]:
-    bench = Bench(tmp_path, url)
-    yield bench
-    bench.close()
+def bench(bench: Bench, url: str) -> Bench:
+    return bench
+
+
+def told(bench: Bench, prefix: str) -> int:
+    """Return how often a job has reported something."""
+    return sum(line.startswith(prefix) for line in lines(bench.told))
+
+
+def open_gate(bench: Bench, name: str) -> None:
+    (bench.folder / f"open-{name}").touch()
 
 
 # -- put --------------------------------------------------------------------------------------------------------------
@@ -464,19 +409,19 @@ def test_first_signal_finishes_running_tasks(
 ) -> None:
     first, second = (put("--call", "jobs_of_ours:gated", "--arg", f'"{name}"') for name in "ab")
     process = bench.start("work", "q")
-    until(lambda: bench.told("start a"), "the start")
+    until(lambda: told(bench, "start a"), "the start")
     process.send_signal(number)
     assert process.stderr is not None
     until(lambda: "finishing 1 task, then leaving" in process.stderr.readline(), "an answer")  # type: ignore[union-attr]
     assert [task.status for task in coordinator.admin.tasks("q")] == ["running", "pending"]
-    bench.open("a")
+    open_gate(bench, "a")
     _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err.splitlines()[-1]) == (0, "sqlsem: 1 finished, 0 failed")
     assert {task.task_id: task.status for task in coordinator.admin.tasks("q")} == {
         first: "finished",
         second: "pending",
     }
-    assert (bench.told("end a"), bench.told("start b")) == (1, 0)
+    assert (told(bench, "end a"), told(bench, "start b")) == (1, 0)
 
 
 @posix
@@ -500,10 +445,8 @@ def test_second_signal_returns_all_tasks(
     function = put("--call", "jobs_of_ours:gated", "--arg", '"a"')
     shell = put("--", "sh", "-c", "echo start b $$ >> told; exec sleep 600")
     process = bench.start("--grace", "600", "work", "q", "--workers", "2")
-    until(lambda: bench.told("start") == 2, "the start")
-    (child,) = (
-        int(line.split()[2]) for line in (bench.folder / "told").read_text().splitlines() if line.startswith("start b")
-    )
+    until(lambda: told(bench, "start") == 2, "the start")
+    (child,) = (int(line.split()[2]) for line in lines(bench.told) if line.startswith("start b"))
     process.send_signal(number)
     assert process.stderr is not None
     until(lambda: "finishing 2 tasks" in process.stderr.readline(), "an answer")  # type: ignore[union-attr]
@@ -525,7 +468,7 @@ def test_second_signal_returns_all_tasks(
 def test_hangup_returns_all_tasks(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
     put("--call", "jobs_of_ours:gated", "--arg", '"a"')
     process = bench.start("work", "q")
-    until(lambda: bench.told("start a"), "the start")
+    until(lambda: told(bench, "start a"), "the start")
     process.send_signal(signal.SIGHUP)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGHUP
@@ -536,19 +479,19 @@ def test_hangup_returns_all_tasks(bench: Bench, coordinator: sqlsem.Coordinator)
 def test_killed_workers_task_runs_again(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
     number = put("--call", "jobs_of_ours:gated", "--arg", '"a"')
     killed = bench.start("--grace", "0.5", "work", "q")
-    until(lambda: bench.told("start a") == 1, "the start")
+    until(lambda: told(bench, "start a") == 1, "the start")
     other = bench.start("--grace", "0.5", "work", "q")
     killed.kill()
     killed.wait(PATIENCE)
-    until(lambda: bench.told("start a") == 2, "the second start")
-    bench.open("a")
+    until(lambda: told(bench, "start a") == 2, "the second start")
+    open_gate(bench, "a")
     until(lambda: coordinator.admin.tasks("q", "finished"), "the end")
     other.send_signal(signal.SIGTERM)
     other.communicate(timeout=PATIENCE)
     attempts = json.loads(done("tasks", "log", str(number), "--json"))
     assert [attempt["outcome"] for attempt in attempts] == ["lost", "finished"]
     assert attempts[1]["pid"] == other.pid
-    assert bench.told("end a") == 1
+    assert told(bench, "end a") == 1
 
 
 #: A command that says which process it is, and starts another one that leaves its group: where there is /proc both end.
@@ -556,17 +499,6 @@ FAMILY = (
     "echo $$ >> pids; {setsid} sh -c 'echo $$ >> pids; trap \"\" TERM; while :; do sleep 0.1; done' & "
     "while :; do sleep 0.1; done"
 )
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return True
 
 
 @posix
@@ -658,7 +590,7 @@ def test_worker_on_a_terminal_shows_a_picture(bench: Bench) -> None:
         until(lambda: shows("1 of 2 busy, 0 finished, 0 failed, 1 pending"), "the first picture")
         for words in ("jobs_of_ours:gated", "q-", "comes later"):
             until(lambda words=words: shows(words), words)  # type: ignore[misc]
-        bench.open("a")
+        open_gate(bench, "a")
         until(lambda: shows(f"Task {bad} of 'q' failed after 0.0 s: ValueError: no"), "the failure, above")
         until(lambda: shows("0 of 2 busy, 1 finished, 1 failed"), "the picture of the end")
         process.send_signal(signal.SIGTERM)
@@ -684,7 +616,7 @@ def test_work_goes_on_when_the_terminal_is_gone(bench: Bench, coordinator: sqlse
     finally:
         os.close(controller)
     put("--shell", "touch seen")
-    bench.open("a")
+    open_gate(bench, "a")
     until(lambda: len(coordinator.admin.tasks("q", "finished")) == 2, "the work")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 0
@@ -1288,17 +1220,17 @@ with r.part("a"): pass
 """
     process = subprocess.Popen([sys.executable, "-c", script], env=bench.environment, cwd=bench.folder, text=True)
     try:
-        until(lambda: bench.told("start x"), "the callback's start")
+        until(lambda: told(bench, "start x"), "the callback's start")
     finally:
         process.kill()
         process.wait(PATIENCE)
-    bench.open("x")
+    open_gate(bench, "x")
 
     def resumed() -> bool:
         return "Done: the callback of batch 'nightly'" in done("--grace", "0.5", "batch", "resume")
 
     until(resumed, "taking it over")
-    assert (bench.told("start x"), bench.told("end x")) == (2, 1)
+    assert (told(bench, "start x"), told(bench, "end x")) == (2, 1)
 
 
 def test_tasks_show_has_body_and_options(url: str) -> None:
