@@ -1,186 +1,30 @@
 """The expectations of CPython's own tests of Lock, RLock, Semaphore, BoundedSemaphore and their asyncio counterparts.
 
-Here are those that `mutex` and `limit` meet, and tests of the differences, of which the docstring of `Lock` and
-docs/howto/asyncio.md list the important ones.
+Here are those that `test_primitives` and `test_aio` do not have, and tests of the differences, of which the docstring
+of `Lock` and docs/howto/asyncio.md list the important ones.
 """
 
 import asyncio
 import gc
-import threading
 import time
 import weakref
 
 import pytest
-from support import PATIENCE, Attempt, until
+from support import PATIENCE, Attempt
 
 import sqlsem
 
 pytestmark = pytest.mark.locks
 both = pytest.mark.faces("sync", "aio")
-KINDS = {
-    "Lock": lambda coordinator, name: coordinator.mutex(name),
-    "RLock": lambda coordinator, name: coordinator.mutex(name, reentrant=True),
-    "Semaphore": lambda coordinator, name: coordinator.limit(name, 1),
-}
-
-
-@pytest.fixture(params=KINDS)
-def make(request, connect, name):
-    """``make()`` returns a lock of the kind, for the same resource each time."""
-    coordinator = connect()
-    return lambda: KINDS[request.param](coordinator, name)
-
-
-@pytest.fixture
-def bunch(threads):
-    """``bunch(function, 5)`` runs the function in 5 threads at once and waits for all."""
-
-    def run(function, number):
-        for _ in range(number):
-            threads.start(function)
-        threads.join()
-
-    return run
-
-
-# -- every kind
 
 
 @both
-def test_acquire_and_release(make):
-    lock = make()
-    assert lock.acquire() is True
-    lock.release()
-    assert lock.acquire(False) is True
-    lock.release()
-    assert lock.acquire(blocking=True) is True
-    lock.release()
-
-
-@both
-def test_try_of_a_lock_held_by_another_thread(make, bunch):
-    lock = make()
-    lock.acquire()
-    results = []
-    bunch(lambda: results.append(lock.acquire(False)), 1)
-    assert results == [False]
-    lock.release()
-
-
-@both
-def test_contended_lock_excludes_threads(make, bunch):
-    lock = make()
-    lock.acquire()
-    entered = []
-
-    def work():
-        lock.acquire()
-        entered.append(1)
-        lock.release()
-
-    others = [threading.Thread(target=work) for _ in range(4)]
-    for other in others:
-        other.start()
-    time.sleep(0.1)
-    assert entered == []
-    lock.release()
-    for other in others:
-        other.join(PATIENCE)
-    assert len(entered) == 4
-
-
-@both
-def test_block_releases_after_an_error(make, bunch):
-    lock = make()
-
-    def work(error=None):
-        with lock:
-            if error is not None:
-                raise error
-
-    work()
-    with pytest.raises(TypeError):
-        work(TypeError())
-    bunch(work, 2)  # it is free again
-
-
-@both
-def test_threads_that_end_leave_nothing(make, bunch):
-    lock = make()
-
-    def work():
-        lock.acquire()
-        lock.release()
-
-    bunch(work, 10)
-    assert lock.acquire(False)
-    lock.release()
-
-
-@both
-def test_timeouts(make, bunch):
-    lock = make()
-    with pytest.raises(ValueError):
-        lock.acquire(False, 1)
-    with pytest.raises(ValueError):
-        lock.acquire(timeout=-100)
-    assert lock.acquire(timeout=60) is True
-    results = []
-
-    def work():
-        began = time.monotonic()
-        results.append((lock.acquire(timeout=0.3), time.monotonic() - began))
-
-    bunch(work, 1)
-    assert results[0][0] is False
-    assert results[0][1] >= 0.3
-    lock.release()
-
-
-@both
-def test_a_lock_can_be_referred_to_weakly(make):
-    lock = make()
+def test_a_lock_can_be_referred_to_weakly(connect, name):
+    lock = connect().mutex(name)
     reference = weakref.ref(lock)
     del lock
     gc.collect()
     assert reference() is None
-
-
-@both
-def test_release_of_a_free_lock_is_refused(make):
-    lock = make()
-    with pytest.raises(RuntimeError):
-        lock.release()
-    lock.acquire()
-    lock.release()
-    with pytest.raises(RuntimeError):  # a Semaphore would count up, a BoundedSemaphore raise ValueError
-        lock.release()
-
-
-@both
-@pytest.mark.parametrize("make", ["Lock", "RLock"], indirect=True)
-def test_released_by_another_thread_only_through_the_grant(make, bunch):
-    """Any thread may release a Lock, and none an RLock. For a Semaphore see test_semaphores.py."""
-    lock = make()
-    lock.acquire()
-    grant = lock.grant
-    errors = []
-
-    def work():
-        try:
-            lock.release()
-        except RuntimeError as exc:
-            errors.append(exc)
-
-    bunch(work, 1)
-    assert len(errors) == 1
-    bunch(grant.release, 1)
-    other = make()
-    assert other.acquire(False) is True
-    other.release()
-
-
-# -- Lock and RLock
 
 
 @both
@@ -200,54 +44,6 @@ def test_a_mutex_taken_twice(connect, name):
     other.leave()
     with pytest.raises(RuntimeError):
         again.release()
-
-
-@both
-def test_an_rlock_through_several_functions(connect, name):
-    lock = connect().mutex(name, reentrant=True)
-
-    def inner():
-        with lock:
-            return 1
-
-    def outer():
-        with lock:
-            return inner() + inner()
-
-    assert outer() == 2
-
-
-# -- Semaphore
-
-
-@both
-def test_semaphore_counts_its_holders(connect, name):
-    for bad in (-1, 0):  # Semaphore(0) is valid, a limit of 0 is not
-        with pytest.raises(ValueError):
-            connect().limit(name, bad)
-
-
-@both
-def test_semaphore_admits_its_limit(connect, database, name, threads):
-    coordinator = connect()
-    lock = coordinator.limit(name, 4)
-    inside, maximum, guard = 0, 0, threading.Lock()
-
-    def work():
-        nonlocal inside, maximum
-        with lock:
-            with guard:
-                inside += 1
-                maximum = max(maximum, inside)
-            until(lambda: maximum == 4, "four at once")
-            time.sleep(0.02)
-            with guard:
-                inside -= 1
-
-    for _ in range(8):
-        threads.start(work)
-    threads.join()
-    assert maximum == 4
 
 
 # -- asyncio's primitives
@@ -324,12 +120,6 @@ async def test_release_during_cancellation_loses_no_grant(connect, database, nam
         await asyncio.gather(releasing, *tasks, return_exceptions=True)
         assert 1 in order
         assert not coordinator.client.registry.grants()
-
-
-async def test_a_block_gives_the_grant(connect, name):
-    """`async with` gives the grant; with asyncio's own primitives it gives None."""
-    async with connect().mutex(name) as grant:
-        assert isinstance(grant, sqlsem.aio.Grant)
 
 
 async def test_a_plain_block_is_refused(connect, name):

@@ -149,21 +149,6 @@ def test_lost_lock_can_be_acquired_again(connect, database, name):
 # -- assert_held inside the caller's own transaction
 
 
-@pytest.fixture
-def transaction(database):
-    """``transaction()`` returns a cursor with an open transaction on the same database."""
-    with contextlib.ExitStack() as stack:
-
-        def begin(isolation=None):
-            connection = database.raw(autocommit=False)
-            stack.callback(connection.close)
-            if isolation is not None:
-                connection.isolation_level = isolation
-            return connection.cursor()
-
-        yield begin
-
-
 def test_assert_held(connect, name, transaction):
     with connect().mutex(name) as grant:
         cursor = transaction()
@@ -254,7 +239,8 @@ def test_assert_held_under_repeatable_read(connect, database, name, transaction)
 
     lock = connect().mutex(name)
     lock.acquire()
-    cursor = transaction(psycopg.IsolationLevel.REPEATABLE_READ)
+    cursor = transaction()
+    cursor.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     cursor.execute("SELECT 1")  # the snapshot
     lock.grant.assert_held(cursor)
     cursor.connection.commit()

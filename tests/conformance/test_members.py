@@ -13,21 +13,6 @@ from sqlsem.values.errors import ConfigurationError, Unavailable
 from sqlsem.values.locks import Request, Ticket
 
 
-@pytest.fixture
-def member(database):
-    """``member()`` returns a session and the number of a member that it registered."""
-    sessions = []
-
-    def start(**options):
-        session = database.session(**options)
-        sessions.append(session)
-        return session, session.register_member("host", 1, "test")
-
-    yield start
-    for session in sessions:
-        session.close()
-
-
 def look(session, ticket):
     return session.wait(ticket, 0, threading.Event())
 

@@ -10,49 +10,32 @@ import sqlsem
 GRACE = 0.6
 
 
-@pytest.fixture
-def waiter(database, name):
-    """``waiter(lock)`` starts an attempt, and returns it once its request is in the queue."""
-    attempts = []
-
-    def start(lock, **options):
-        before = len(database.queue(name))
-        attempts.append(Attempt(lock, **options))
-        until(lambda: len(database.queue(name)) > before or attempts[-1].settled, "the request in the queue")
-        return attempts[-1]
-
-    yield start
-    for attempt in attempts:
-        if attempt.inside:
-            attempt.leave()
-
-
 # -- limits
 
 
-def test_a_cap_counts_from_now_on(connect, name, waiter):
+def test_a_cap_counts_from_now_on(connect, name, attempt):
     coordinator, operator = connect(), connect()
-    three = [waiter(coordinator.limit(name, 3)) for _ in range(3)]
-    for attempt in three:
-        attempt.granted()
+    three = [attempt(coordinator.limit(name, 3)) for _ in range(3)]
+    for waiter in three:
+        waiter.granted()
     operator.admin.set_limit(name, 1)
-    fourth = waiter(coordinator.limit(name, 3))
+    fourth = attempt(coordinator.limit(name, 3))
     three[0].leave()
     three[1].leave()
     assert fourth.waits(), "two inside, the cap is one"
     three[2].leave()
     fourth.granted()
     operator.admin.set_limit(name, None)
-    waiter(coordinator.limit(name, 3)).granted()
+    attempt(coordinator.limit(name, 3)).granted()
     assert all(resource.cap is None for resource in operator.admin.resources() if resource.resource == name)
 
 
-def test_raising_the_cap_lets_waiters_in(connect, name, waiter):
+def test_raising_the_cap_lets_waiters_in(connect, name, attempt):
     coordinator, operator = connect(), connect()
     operator.admin.set_limit(name, 1)
-    waiter(coordinator.limit(name, 3)).granted()
-    late = [waiter(coordinator.limit(name, 3)) for _ in range(2)]
-    assert all(attempt.waits(0.1) for attempt in late)
+    attempt(coordinator.limit(name, 3)).granted()
+    late = [attempt(coordinator.limit(name, 3)) for _ in range(2)]
+    assert all(waiter.waits(0.1) for waiter in late)
     operator.admin.set_limit(name, 2)
     late[0].granted()
     assert late[1].waits()
@@ -60,18 +43,18 @@ def test_raising_the_cap_lets_waiters_in(connect, name, waiter):
     late[1].granted()
 
 
-def test_cap_does_not_raise_declared_limits(connect, name, waiter):
+def test_cap_does_not_raise_declared_limits(connect, name, attempt):
     coordinator = connect()
     coordinator.admin.set_limit(name, 10)
-    waiter(coordinator.mutex(name)).granted()
-    assert waiter(coordinator.mutex(name)).waits()
+    attempt(coordinator.mutex(name)).granted()
+    assert attempt(coordinator.mutex(name)).waits()
     coordinator.admin.set_limit(name, None)
 
 
-def test_a_cap_below_a_weight_holds_it_back_until_it_is_lifted(connect, name, waiter):
+def test_a_cap_below_a_weight_holds_it_back_until_it_is_lifted(connect, name, attempt):
     coordinator = connect()
     coordinator.admin.set_limit(name, 1)
-    heavy = waiter(coordinator.limit(name, 3, weight=2))
+    heavy = attempt(coordinator.limit(name, 3, weight=2))
     assert heavy.waits()
     assert not coordinator.limit(name, 3, weight=2).acquire(blocking=False)
     coordinator.admin.set_limit(name, 2)
@@ -82,32 +65,32 @@ def test_a_cap_below_a_weight_holds_it_back_until_it_is_lifted(connect, name, wa
 # -- pausing
 
 
-def test_pause_and_resume(connect, name, waiter):
+def test_pause_and_resume(connect, name, attempt):
     coordinator, operator = connect(), connect()
-    inside = waiter(coordinator.limit(name, 2))
+    inside = attempt(coordinator.limit(name, 2))
     inside.granted()
     operator.admin.pause(name)
     operator.admin.pause(name)
-    late = [waiter(coordinator.limit(name, 2)) for _ in range(2)]
-    assert all(attempt.waits(0.1) for attempt in late)
+    late = [attempt(coordinator.limit(name, 2)) for _ in range(2)]
+    assert all(waiter.waits(0.1) for waiter in late)
     assert not inside.grant.lost
     assert not coordinator.limit(name, 2).acquire(blocking=False)
     assert [resource.paused for resource in operator.admin.resources() if resource.resource == name] == [True]
     inside.leave()
     assert late[0].waits()
     operator.admin.resume(name)
-    for attempt in late:
-        attempt.granted()
+    for waiter in late:
+        waiter.granted()
     operator.admin.resume(name)
 
 
 @pytest.mark.parametrize("action", ["pause", "cap"])
-def test_pause_holds_back_earlier_waiters(connect, name, waiter, action):
+def test_pause_holds_back_earlier_waiters(connect, name, attempt, action):
     """A waiter that slept before the pause or cap stays out when the holder leaves and wakes it."""
     holder, coordinator, operator = connect(), connect(), connect()
-    inside = waiter(holder.mutex(name))
+    inside = attempt(holder.mutex(name))
     inside.granted()
-    late = waiter(coordinator.limit(name, 2, weight=2))
+    late = attempt(coordinator.limit(name, 2, weight=2))
     assert late.waits(0.5)
     if action == "pause":
         operator.admin.pause(name)
@@ -142,11 +125,11 @@ def test_pause_affects_a_single_resource(connect, name):
 
 
 @pytest.mark.timing(0.1)
-def test_revoke_a_waiting_row(connect, database, name, waiter):
+def test_revoke_a_waiting_row(connect, database, name, attempt):
     coordinator, operator = connect(), connect()
     with coordinator.mutex(name):
-        second = waiter(coordinator.mutex(name))
-        third = waiter(coordinator.mutex(name))
+        second = attempt(coordinator.mutex(name))
+        third = attempt(coordinator.mutex(name))
         position = database.queue(name)[1][0]
         assert operator.admin.revoke(position) is True
         error = second.failed()
@@ -157,7 +140,7 @@ def test_revoke_a_waiting_row(connect, database, name, waiter):
     third.granted()
 
 
-def test_revoked_holder_is_notified_before_the_next_grant(connect, name, waiter):
+def test_revoked_holder_is_notified_before_the_next_grant(connect, name, attempt):
     holder, other, operator = connect(grace=GRACE), connect(grace=GRACE), connect()
     lock = holder.mutex(name)
     lock.acquire()
@@ -208,10 +191,10 @@ def test_revoke_of_unknown_position(connect):
 # -- views
 
 
-def test_entries(connect, name, waiter):
+def test_entries(connect, name, attempt):
     coordinator = connect()
     with coordinator.limit(name, 3, weight=2, note="nightly"):
-        waiter(coordinator.limit(name, 3, weight=2))
+        attempt(coordinator.limit(name, 3, weight=2))
         first, second = coordinator.admin.entries(name)
         assert (first.state, first.weight, first.limit, first.note) == ("holds", 2, 3, "nightly")
         assert (second.state, second.note, second.granted_at) == ("waits", None, None)
@@ -232,12 +215,12 @@ def test_entries(connect, name, waiter):
         assert first.position in [entry.position for entry in coordinator.admin.entries()]
 
 
-def test_resources(connect, name, waiter):
+def test_resources(connect, name, attempt):
     coordinator = connect()
     coordinator.admin.set_limit(name, 1)
     coordinator.admin.set_stale_after(name, 90)
     with coordinator.limit(name, 3):
-        waiter(coordinator.limit(name, 3))
+        attempt(coordinator.limit(name, 3))
         (row,) = [resource for resource in coordinator.admin.resources() if resource.resource == name]
         assert (row.cap, row.paused, row.stale_after) == (1, False, 90)
         assert (row.holding, row.waiting) == (1, 1)
@@ -246,7 +229,7 @@ def test_resources(connect, name, waiter):
 
 
 @pytest.mark.timing(0.1)
-def test_history_and_outcomes(connect, database, name, waiter):
+def test_history_and_outcomes(connect, database, name, attempt):
     coordinator, operator = connect(), connect(grace=GRACE)
 
     def outcomes():
@@ -264,7 +247,7 @@ def test_history_and_outcomes(connect, database, name, waiter):
         assert not operator.mutex(name).acquire(timeout=0.2)
         assert outcomes() == ["timeout", "released"]
         assert coordinator.admin.history(name)[0].held is None
-        second = waiter(operator.mutex(name))
+        second = attempt(operator.mutex(name))
         operator.admin.revoke(database.queue(name)[1][0])
         second.failed()
         assert outcomes()[0] == "revoked"
@@ -313,11 +296,11 @@ def test_reap_removes_stale_bare_rows(connect, database, name):
     coordinator.admin.set_stale_after(name, None)
 
 
-def test_rows_of_members_are_never_stale(connect, name, waiter):
+def test_rows_of_members_are_never_stale(connect, name, attempt):
     coordinator = connect()
     coordinator.admin.set_stale_after(name, 0.001)
     with coordinator.mutex(name) as grant:
-        late = waiter(connect().mutex(name))
+        late = attempt(connect().mutex(name))
         assert late.waits(0.5)
         coordinator.admin.reap()
         grant.check()

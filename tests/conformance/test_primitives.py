@@ -12,21 +12,17 @@ import sqlsem
 pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks, pytest.mark.quiet]
 
 
-@pytest.fixture
-def attempt(database, name):
-    """``attempt(lock)`` starts a thread that acquires, and returns once its rows are in the queue. Ends all threads."""
-    attempts = []
-
-    def start(lock, rows=1, **options):
-        before = len(database.queue(name))
-        attempts.append(Attempt(lock, **options))
-        until(lambda: len(database.queue(name)) >= before + rows or attempts[-1].settled, "the request in the queue")
-        return attempts[-1]
-
-    yield start
-    for started in attempts:
-        if started.inside:
-            started.leave()
+#: The locks that Python has, too.
+as_in_python = pytest.mark.parametrize(
+    "python_lock",
+    [
+        pytest.param(lambda coordinator, name, **options: coordinator.mutex(name, **options), id="Lock"),
+        pytest.param(
+            lambda coordinator, name, **options: coordinator.mutex(name, reentrant=True, **options), id="RLock"
+        ),
+        pytest.param(lambda coordinator, name, **options: coordinator.limit(name, 1, **options), id="Semaphore"),
+    ],
+)
 
 
 def test_mutex(connect, name, attempt):
@@ -230,10 +226,11 @@ def test_all_of_is_refused(connect, name):
 # -- tries and timeouts
 
 
-def test_trying_leaves_no_row(connect, database, name, attempt):
+@as_in_python
+def test_trying_leaves_no_row(connect, database, name, python_lock):
     first, other = connect(), connect()
-    lock = other.mutex(name)
-    with first.mutex(name):
+    lock = python_lock(other, name)
+    with python_lock(first, name):
         assert lock.acquire(blocking=False) is False
         assert lock.acquire(timeout=0) is False
         assert len(database.queue(name)) == 1
@@ -250,14 +247,15 @@ def test_trying_does_not_overtake_a_waiter(connect, name, attempt):
     assert not coordinator.limit(name, 2).acquire(blocking=False)
 
 
-def test_a_timeout_leaves_no_row(connect, database, name):
+@as_in_python
+def test_a_timeout_leaves_no_row(connect, database, name, python_lock):
     first, other = connect(), connect()
-    with first.mutex(name):
+    with python_lock(first, name):
         began = time.monotonic()
-        assert other.mutex(name).acquire(timeout=0.3) is False
+        assert python_lock(other, name).acquire(timeout=0.3) is False
         assert time.monotonic() - began >= 0.3
         assert len(database.queue(name)) == 1
-        with pytest.raises(sqlsem.Timeout) as caught, other.mutex(name, timeout=0.1):
+        with pytest.raises(sqlsem.Timeout) as caught, python_lock(other, name, timeout=0.1):
             pass
     assert isinstance(caught.value, TimeoutError)
     assert caught.value.resource == name
@@ -286,8 +284,9 @@ def test_the_timeout_of_the_lock_counts_unless_another_is_given(connect, name):
 # -- methods of threading's locks
 
 
-def test_acquire_and_release_as_in_threading(connect, name):
-    lock = connect().mutex(name)
+@as_in_python
+def test_acquire_and_release_as_in_threading(connect, name, python_lock):
+    lock = python_lock(connect(), name)
     assert lock.acquire() is True
     lock.release()
     assert lock.acquire(True, 5) is True
@@ -301,8 +300,9 @@ def test_acquire_and_release_as_in_threading(connect, name):
     with pytest.raises(sqlsem.ConfigurationError):
         lock.acquire(False, 5)
     for bad in (-2, float("nan"), "x", True):
-        with pytest.raises(sqlsem.ConfigurationError):
+        with pytest.raises(sqlsem.ConfigurationError) as caught:
             lock.acquire(timeout=bad)
+        assert isinstance(caught.value, ValueError), "what Python's locks raise"
 
 
 def test_the_grant_of_an_acquired_lock(connect, name):
@@ -316,8 +316,9 @@ def test_the_grant_of_an_acquired_lock(connect, name):
         _ = lock.grant
 
 
-def test_lock_object_shared_by_many_threads(connect, name, threads):
-    lock = connect().mutex(name)
+@as_in_python
+def test_lock_object_shared_by_many_threads(connect, name, threads, python_lock):
+    lock = python_lock(connect(), name)
     recorder = Recorder()
 
     def work():
@@ -347,8 +348,9 @@ def test_limit_object_shared_by_many_threads(connect, name, threads):
     check_history(recorder.stays)
 
 
-def test_release_of_an_unheld_lock_is_refused(connect, name):
-    lock = connect().mutex(name)
+@as_in_python
+def test_release_of_an_unheld_lock_is_refused(connect, name, python_lock):
+    lock = python_lock(connect(), name)
     with pytest.raises(sqlsem.NotHeld, match=r"not held by this (thread|task)"):
         lock.release()
     with pytest.raises(RuntimeError), lock:
@@ -356,8 +358,10 @@ def test_release_of_an_unheld_lock_is_refused(connect, name):
         lock.release()
 
 
-def test_another_thread_releases_only_through_the_grant(connect, name, threads):
-    lock = connect().mutex(name)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_another_thread_releases_only_through_the_grant(connect, name, threads, reentrant):
+    """Any thread may release a Lock of Python's, and none an RLock. For a Semaphore see test_semaphores.py."""
+    lock = connect().mutex(name, reentrant=reentrant)
     lock.acquire()
     grant = lock.grant
 
@@ -529,8 +533,9 @@ def test_another_thread_is_not_let_in_by_reentrant(connect, name, attempt):
 # -- exceptions inside a block
 
 
-def test_an_error_inside_comes_out_and_the_lock_goes_back(connect, database, name):
-    with pytest.raises(ZeroDivisionError), connect().mutex(name):
+@as_in_python
+def test_an_error_inside_comes_out_and_the_lock_goes_back(connect, database, name, python_lock):
+    with pytest.raises(ZeroDivisionError), python_lock(connect(), name):
         _ = 1 / 0
     assert database.queue(name) == []
 

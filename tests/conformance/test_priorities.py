@@ -1,6 +1,7 @@
 """Priorities that an operator has enabled: higher ones overtake waiters, never holders, and no waiter starves."""
 
 import contextlib
+import functools
 import itertools
 import threading
 import time
@@ -31,20 +32,9 @@ def ranked(connect, name):
 
 
 @pytest.fixture
-def waiter(database, name):
+def waiter(attempt, name):
     """``waiter(lock)`` starts an attempt, and returns it once its entry is in the priority queue."""
-    attempts = []
-
-    def start(lock, **options):
-        before = len(places(database, name))
-        attempts.append(Attempt(lock, **options))
-        until(lambda: len(places(database, name)) > before or attempts[-1].settled, "a place in the line")
-        return attempts[-1]
-
-    yield start
-    for attempt in attempts:
-        if attempt.inside:
-            attempt.leave()
+    return functools.partial(attempt, queue=priority_queue(name))
 
 
 def places(database, resource):

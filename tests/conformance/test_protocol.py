@@ -14,31 +14,6 @@ from sqlsem.values.locks import Request, Ticket
 GRACE = 0.5
 
 
-@pytest.fixture
-def session(database):
-    """``session()`` returns an engine session, closed at the end without deregistering its member, as by a crash."""
-    sessions = []
-
-    def start(**options):
-        sessions.append(database.session(**options))
-        return sessions[-1]
-
-    yield start
-    for opened in sessions:
-        opened.close()
-
-
-@pytest.fixture
-def member(session):
-    """``member()`` returns a session and the number of a member that it registered."""
-
-    def start(**options):
-        connection = session(**options)
-        return connection, connection.register_member("host", 1, "test")
-
-    return start
-
-
 def now(session, ticket):
     return session.wait(ticket, 0, threading.Event())
 

@@ -11,19 +11,6 @@ from sqlsem.tasks import Json
 from sqlsem.values.errors import ConfigurationError
 
 
-@pytest.fixture
-def transaction(database):
-    """``transaction()`` returns a cursor with an open transaction on the same database."""
-    with contextlib.ExitStack() as stack:
-
-        def begin():
-            connection = database.raw(autocommit=False)
-            stack.callback(connection.close)
-            return connection.cursor()
-
-        yield begin
-
-
 def bodies(queue):
     return [task.body for task in queue.tasks()]
 

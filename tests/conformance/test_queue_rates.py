@@ -10,35 +10,13 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from support import PATIENCE, cost_of_turns, drained, until
+from support.queues import drain, work_until_killed
 
 import sqlsem
 from sqlsem.engines.statements.fair_queueing import weighted_order
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.tasks import Json, Worker
 from sqlsem.values.tasks import NewTask
-
-
-@pytest.fixture
-def queue(connect, name, database):
-    # (A long grace for an engine that compiles routines at their first run.)
-    work_queue = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
-    yield work_queue
-    for limit in work_queue.limits():
-        if limit.task_key is not None:
-            work_queue.set_rate(None, key=limit.task_key)
-            work_queue.set_limit(None, key=limit.task_key)
-    work_queue.set_rate(None)
-    work_queue.set_key_rate(None)
-    work_queue.set_limit(None)
-
-
-def drain(queue):
-    """Claim all tasks that can start now, and return their bodies in that order."""
-    bodies = []
-    while (task := queue.try_claim()) is not None:
-        with task:
-            bodies.append(task.body)
-    return bodies
 
 
 def most_in(window, times):
@@ -86,19 +64,10 @@ def test_every_attempt_is_a_start(queue):
     assert queue.try_claim() is None
 
 
-def hold(channel, url, options, name):
-    """Claim tasks and report each claim, until killed."""
-    queue = sqlsem.connect(url, **options, grace=3).queue(name)
-    for task in queue.claim(wait=120):
-        channel.tell("claimed", id=task.id)
-        channel.ask()
-        task.finish()
-
-
 def test_a_worker_that_dies_does_not_give_its_start_back(spawn, queue, name):
     queue.set_key_rate(2, per="1h")
     queue.put_many([1, 2], key="a")
-    child = spawn(hold, name=str(name))
+    child = spawn(work_until_killed, name=str(name), grace=3)
     child.expect("claimed")
     child.kill()
     task = next(queue.claim(wait=PATIENCE))

@@ -14,19 +14,6 @@ from sqlsem.values.errors import ConfigurationError, LockLost, NotHeld
 pytestmark = pytest.mark.faces("sync", "aio")
 
 
-@pytest.fixture
-def transaction(database):
-    """``transaction()`` returns a cursor with an open transaction on the same database."""
-    with contextlib.ExitStack() as stack:
-
-        def begin():
-            connection = database.raw(autocommit=False)
-            stack.callback(connection.close)
-            return connection.cursor()
-
-        yield begin
-
-
 def gone(database, name):
     until(lambda: database.queue(name) == [])
 

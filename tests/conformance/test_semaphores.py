@@ -8,27 +8,11 @@ import gc
 import threading
 
 import pytest
-from support import PATIENCE, Attempt, until
+from support import PATIENCE
 
 import sqlsem
 
 pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks, pytest.mark.quiet]
-
-
-@pytest.fixture
-def attempt(database, name):
-    attempts = []
-
-    def start(lock):
-        before = len(database.queue(name))
-        attempts.append(Attempt(lock))
-        until(lambda: len(database.queue(name)) > before or attempts[-1].settled, "the request in the queue")
-        return attempts[-1]
-
-    yield start
-    for started in attempts:
-        if started.inside:
-            started.leave()
 
 
 def test_semaphore_acquired_repeatedly_in_a_thread(connect, database, name):

@@ -2,28 +2,10 @@
 
 import psycopg
 import pytest
-from support import Attempt, until
 
 import sqlsem
 
 pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
-
-
-@pytest.fixture
-def waiter(database, name):
-    """``waiter(lock)`` starts an attempt, and returns it once its request is in the queue."""
-    attempts = []
-
-    def start(lock, resource=name, **options):
-        before = len(database.queue(resource))
-        attempts.append(Attempt(lock, **options))
-        until(lambda: len(database.queue(resource)) > before or attempts[-1].settled, "the request in the queue")
-        return attempts[-1]
-
-    yield start
-    for attempt in attempts:
-        if attempt.inside:
-            attempt.leave()
 
 
 @pytest.fixture
@@ -44,26 +26,26 @@ def of(coordinator, resource):
     return next((row for row in coordinator.admin.resources() if row.resource == resource), None)
 
 
-def test_a_limit_without_a_number_is_the_servers(connect, name, set_limit, waiter):
+def test_a_limit_without_a_number_is_the_servers(connect, name, set_limit, attempt):
     coordinator = connect()
     set_limit(name, 2)
-    inside = [waiter(coordinator.limit(name)) for _ in range(2)]
-    for attempt in inside:
-        attempt.granted()
-    third = waiter(coordinator.limit(name))
+    inside = [attempt(coordinator.limit(name)) for _ in range(2)]
+    for waiter in inside:
+        waiter.granted()
+    third = attempt(coordinator.limit(name))
     assert third.waits()
     inside[0].leave()
     third.granted()
-    for attempt in (inside[1], third):
-        attempt.leave()
+    for waiter in (inside[1], third):
+        waiter.leave()
 
 
-def test_operators_limit_changes_while_waited_for(connect, name, set_limit, waiter):
+def test_operators_limit_changes_while_waited_for(connect, name, set_limit, attempt):
     coordinator = connect()
     set_limit(name, 1)
-    first = waiter(coordinator.limit(name))
+    first = attempt(coordinator.limit(name))
     first.granted()
-    late = [waiter(coordinator.limit(name)) for _ in range(3)]
+    late = [attempt(coordinator.limit(name)) for _ in range(3)]
     assert late[0].waits()
     set_limit(name, 3)
     late[0].granted()
@@ -78,16 +60,16 @@ def test_operators_limit_changes_while_waited_for(connect, name, set_limit, wait
     late[2].leave()
 
 
-def test_declared_number_is_an_upper_bound(connect, name, set_limit, waiter):
+def test_declared_number_is_an_upper_bound(connect, name, set_limit, attempt):
     coordinator = connect()
     set_limit(name, 5)
-    three = [waiter(coordinator.limit(name, 3)) for _ in range(3)]
-    for attempt in three:
-        attempt.granted()
-    assert waiter(coordinator.limit(name, 3)).waits()
+    three = [attempt(coordinator.limit(name, 3)) for _ in range(3)]
+    for waiter in three:
+        waiter.granted()
+    assert attempt(coordinator.limit(name, 3)).waits()
     assert not coordinator.limit(name).acquire(blocking=False), "the requests ahead accept at most three"
-    for attempt in three:
-        attempt.leave()
+    for waiter in three:
+        waiter.leave()
 
 
 @pytest.mark.parametrize("way", ["acquire", "try", "all_of"])
@@ -104,12 +86,12 @@ def test_missing_limit_error_names_the_command(connect, database, name, way):
         pass
 
 
-def test_limit_in_use_can_be_changed_but_not_removed(connect, name, set_limit, waiter):
+def test_limit_in_use_can_be_changed_but_not_removed(connect, name, set_limit, attempt):
     coordinator, operator = connect(), connect()
     set_limit(name, 1)
-    inside, waiting = waiter(coordinator.limit(name)), None
+    inside, waiting = attempt(coordinator.limit(name)), None
     inside.granted()
-    waiting = waiter(coordinator.limit(name))
+    waiting = attempt(coordinator.limit(name))
     with pytest.raises(sqlsem.ConfigurationError, match="changed, not lifted"):
         operator.admin.set_limit(name, None)
     assert of(operator, name).cap == 1
@@ -123,12 +105,12 @@ def test_limit_in_use_can_be_changed_but_not_removed(connect, name, set_limit, w
         coordinator.limit(name).acquire(blocking=False)
 
 
-def test_declared_limits_do_not_keep_the_servers_limit(connect, name, set_limit, waiter):
+def test_declared_limits_do_not_keep_the_servers_limit(connect, name, set_limit, attempt):
     coordinator, operator = connect(), connect()
     set_limit(name, 1)
-    inside = waiter(coordinator.limit(name, 2))
+    inside = attempt(coordinator.limit(name, 2))
     inside.granted()
-    late = waiter(coordinator.limit(name, 2))
+    late = attempt(coordinator.limit(name, 2))
     assert late.waits()
     operator.admin.set_limit(name, None)
     late.granted()
@@ -136,7 +118,7 @@ def test_declared_limits_do_not_keep_the_servers_limit(connect, name, set_limit,
     late.leave()
 
 
-def test_own_limit_wins_then_the_longest_pattern(connect, name, set_limit, waiter):
+def test_own_limit_wins_then_the_longest_pattern(connect, name, set_limit, attempt):
     coordinator = connect()
     set_limit(name("*"), 3)
     set_limit(name("a*"), 1)
@@ -144,23 +126,23 @@ def test_own_limit_wins_then_the_longest_pattern(connect, name, set_limit, waite
     caps = {"x": 3, "a": 1, "ac": 1, "ab": 2, "abc": 1}
     for suffix, cap in caps.items():
         resource = name(suffix)
-        inside = [waiter(coordinator.limit(resource), resource) for _ in range(cap)]
-        for attempt in inside:
-            attempt.granted()
+        inside = [attempt(coordinator.limit(resource)) for _ in range(cap)]
+        for waiter in inside:
+            waiter.granted()
         assert not coordinator.limit(resource).acquire(blocking=False)
         row = of(coordinator, resource)
         assert row.cap == cap
         assert row.pattern == {"x": name("*"), "ab": None}.get(suffix, name("a*"))
-        for attempt in inside:
-            attempt.leave()
+        for waiter in inside:
+            waiter.leave()
 
 
-def test_pattern_caps_declared_limits(connect, name, set_limit, waiter):
+def test_pattern_caps_declared_limits(connect, name, set_limit, attempt):
     coordinator = connect()
     set_limit(name("*"), 1)
-    inside = waiter(coordinator.limit(name("a"), 3), name("a"))
+    inside = attempt(coordinator.limit(name("a"), 3))
     inside.granted()
-    late = waiter(coordinator.limit(name("a"), 3), name("a"))
+    late = attempt(coordinator.limit(name("a"), 3))
     assert late.waits()
     set_limit(name("*"), 2)
     late.granted()
@@ -168,10 +150,10 @@ def test_pattern_caps_declared_limits(connect, name, set_limit, waiter):
     late.leave()
 
 
-def test_pattern_in_use_stays_until_replaced(connect, name, set_limit, waiter):
+def test_pattern_in_use_stays_until_replaced(connect, name, set_limit, attempt):
     coordinator, operator = connect(), connect()
     operator.admin.set_limit(name("a*"), 1)
-    inside = waiter(coordinator.limit(name("ab")), name("ab"))
+    inside = attempt(coordinator.limit(name("ab")))
     inside.granted()
     with pytest.raises(sqlsem.ConfigurationError, match="changed, not lifted"):
         operator.admin.set_limit(name("a*"), None)
@@ -240,14 +222,14 @@ def test_a_pattern_reaches_100_000_resources_at_once(database, connect, name, se
 
 @pytest.mark.engines("postgresql")
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_limit_is_not_lifted_by_an_old_snapshot(database, connect, name, set_limit, waiter, level):
+def test_a_limit_is_not_lifted_by_an_old_snapshot(database, connect, name, set_limit, attempt, level):
     """An old snapshot does not show requests that rely on the limit."""
     coordinator = connect()
     set_limit(name, 1)
     with database.raw(autocommit=False) as operator:
         operator.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
         operator.execute("SELECT count(*) FROM sqlsem.ProcessControl")
-        inside = waiter(coordinator.limit(name))
+        inside = attempt(coordinator.limit(name))
         inside.granted()
         with pytest.raises(psycopg.errors.ActiveSqlTransaction, match="READ COMMITTED"):
             operator.execute("SELECT sqlsem.set_limit(%s, NULL)", (str(name),))

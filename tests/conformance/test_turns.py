@@ -10,34 +10,13 @@ from datetime import datetime, timezone
 import psycopg
 import pytest
 from support import PATIENCE, cost_of_turns, until
+from support.queues import drain, work_until_killed
 
 import sqlsem
 from sqlsem.engines.sqlite.engine import SqliteSession
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.tasks import Json, Worker
 from sqlsem.values.tasks import NewTask
-
-
-@pytest.fixture
-def queue(connect, name, database):
-    # (A long grace for an engine that compiles routines at their first run.)
-    work_queue = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
-    yield work_queue
-    for limit in work_queue.limits():
-        if limit.task_key is not None:
-            work_queue.set_limit(None, key=limit.task_key)
-            work_queue.set_weight(limit.task_key, None)
-    work_queue.set_limit(None)
-    work_queue.set_key_limit(None)
-
-
-def drain(queue):
-    """Claim all tasks in one worker, and return their bodies in that order."""
-    bodies = []
-    while (task := queue.try_claim()) is not None:
-        with task:
-            bodies.append(task.body)
-    return bodies
 
 
 def test_backlog_of_a_key_delays_no_other_key(queue):
@@ -341,19 +320,10 @@ def test_a_limit_that_is_raised_is_noticed(connect, queue):
     assert bodies == [1]
 
 
-def hold(channel, url, options, name):
-    """Claim tasks and report each claim, until killed."""
-    queue = sqlsem.connect(url, **options, grace=0.5).queue(name)
-    for task in queue.claim(wait=120):
-        channel.tell("claimed", id=task.id)
-        channel.ask()
-        task.finish()
-
-
 def test_a_killed_worker_frees_its_place(spawn, queue, name):
     queue.set_key_limit(1)
     first, second = queue.put_many([1, 2], key="a")
-    child = spawn(hold, name=str(name))
+    child = spawn(work_until_killed, name=str(name), grace=0.5)
     assert child.expect("claimed")["id"] == first
     assert queue.try_claim() is None
     child.kill()
