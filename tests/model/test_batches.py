@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
 )
-from support.state_machines import run_in_database
+from support.state_machines import DatabaseMachine, run_in_database
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 
@@ -81,11 +80,7 @@ class Model:
         return "running" if part.status == "running" and part.member in self.living else "joins"
 
 
-class Machine(RuleBasedStateMachine):
-    database = None
-    name = "model"
-    examples = itertools.count()
-
+class Machine(DatabaseMachine):
     callbacks = st.sampled_from(["well", "badly", "dies", "goes on"])
 
     @initialize()
@@ -97,8 +92,7 @@ class Machine(RuleBasedStateMachine):
         self.members = [self.join(), self.join()]
 
     def join(self):
-        session = self.database.session(grace=0)
-        member = session.register_member("host", 1, "model")
+        member, session = super().join()
         self.model.living.add(member)
         return member, session
 

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.state_machines import run_in_database
+from hypothesis.stateful import initialize, invariant, rule
+from support.state_machines import DatabaseMachine, run_in_database
 
 from sqlsem.engines.protocol import Capability
 from sqlsem.values.locks import Request
@@ -18,11 +18,7 @@ from sqlsem.values.tasks import End, NewTask, TaskLock
 KINDS = {"mutex": [("write", 1)], "limit": [("write", 2)], "table": [("read", 1), ("write", 1)]}
 
 
-class Machine(RuleBasedStateMachine):
-    database = None
-    name = "blocked"
-    examples = itertools.count()
-
+class Machine(DatabaseMachine):
     wanted = st.dictionaries(st.sampled_from(sorted(KINDS)), st.integers(0, 1), min_size=1)
 
     @initialize()
@@ -36,10 +32,6 @@ class Machine(RuleBasedStateMachine):
         self.running = {}  # by task, its worker and attempt
         self.paused = set()
         self.key_limit = None
-
-    def join(self):
-        session = self.database.session(grace=0)
-        return session.register_member("host", 1, "worker"), session
 
     def uid(self):
         return f"{self.queue}.{next(self.uids)}"

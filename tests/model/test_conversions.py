@@ -1,24 +1,15 @@
-"""Readers, writers, upgrades and downgrades, checked against a model of them.
-
-A state machine drives engine sessions directly (no threads, no waiting), so that every answer is determined.
-"""
+"""Readers, writers, upgrades and downgrades, checked against a model of them."""
 
 import itertools
 import threading
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from support import until
+from support.state_machines import DatabaseMachine, run_in_database
 
 from sqlsem.values.errors import Deadlock
 from sqlsem.values.locks import Request, Ticket, Upgrading
@@ -80,26 +71,16 @@ class Model:
         return True
 
 
-class Machine(RuleBasedStateMachine):
-    database = None
-    name = "model"
-    examples = itertools.count()
-
+class Machine(DatabaseMachine):
     @initialize()
     def begin(self):
         self.resource = f"{self.name}-{next(self.examples)}"
         self.model = Model()
         self.operator = self.database.session(grace=0)
         self.bare = self.database.raw()
-        self.members = {}
         self.uids = itertools.count(1)
         self.fences = []
-        for slot in range(SLOTS):
-            self.join(slot)
-
-    def join(self, slot):
-        session = self.database.session(grace=0)
-        self.members[slot] = (session, session.register_member("host", slot, "model"))
+        self.members = [self.join() for slot in range(SLOTS)]
 
     def pick(self, data, *accesses, granted=None, bare=False):
         rows = [
@@ -129,7 +110,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(slot=st.integers(0, SLOTS - 1), access=st.sampled_from(["read", "read", "read", "write"]), only=st.booleans())
     def ask(self, slot, access, only):
-        session, member = self.members[slot]
+        member, session = self.members[slot]
         uid = f"{self.resource}.{next(self.uids)}"
         tickets = session.register(member, uid, "model", uid, [Request(self.resource, access)], only)
         row = Row(2**62, access, slot, Ticket("", 0, "", False))
@@ -150,7 +131,7 @@ class Machine(RuleBasedStateMachine):
         if row is None:
             return
         row.granted = row.granted or (self.model.fits(row) and not self.model.paused)
-        assert self.members[row.slot][0].wait(row.ticket, 0, NEVER) is row.granted
+        assert self.members[row.slot][1].wait(row.ticket, 0, NEVER) is row.granted
         if row.granted:
             self.tell(row)
 
@@ -158,7 +139,7 @@ class Machine(RuleBasedStateMachine):
     def leave(self, data):
         row = self.pick(data, "read", "write", "upgrade")
         if row is not None:
-            assert self.members[row.slot][0].release(row.ticket, "released") is True
+            assert self.members[row.slot][1].release(row.ticket, "released") is True
             self.model.rows.remove(row)
             self.note_grants()
 
@@ -167,7 +148,7 @@ class Machine(RuleBasedStateMachine):
         row = self.pick(data, "read", "upgrade", "write")
         if row is None or (row.access == "upgrade" and only):
             return
-        session = self.members[row.slot][0]
+        session = self.members[row.slot][1]
         for _ in range(1 + repeat):
             wrote = row.access == "write"
             try:
@@ -195,18 +176,18 @@ class Machine(RuleBasedStateMachine):
         if row is None:
             return
         for _ in range(1 + repeat):
-            assert self.members[row.slot][0].downgrade(row.ticket) is row.granted
+            assert self.members[row.slot][1].downgrade(row.ticket) is row.granted
         if row.granted:
             row.access = "read"
 
     @rule(slot=st.integers(0, SLOTS - 1), leaves=st.booleans())
     def a_member_goes(self, slot, leaves):
-        session, member = self.members[slot]
+        member, session = self.members[slot]
         if leaves:
             session.deregister_member(member)
         session.close()
         self.model.rows = [entry for entry in self.model.rows if entry.slot != slot]
-        self.join(slot)
+        self.members[slot] = self.join()
         # Its session ends a moment after its client.
         positions = {entry.position for entry in self.model.rows}
         until(lambda: self.operator.reap() >= 0 and {row[0] for row in self.database.queue(self.resource)} <= positions)
@@ -238,7 +219,7 @@ class Machine(RuleBasedStateMachine):
         row = self.pick(data, "read", "write", "upgrade")
         if row is not None:
             assert self.operator.revoke(row.position, True) == 0
-            session = self.members[row.slot][0]
+            session = self.members[row.slot][1]
             self.model.rows.remove(row)
             assert session.begin_upgrade(row.ticket, False) is Upgrading.GONE
             assert session.upgrade(row.ticket, 0.0, NEVER) is None
@@ -292,18 +273,12 @@ class Machine(RuleBasedStateMachine):
         for row in self.model.rows:
             if row.slot is None:
                 self.bare.cursor().execute(text, (self.resource, row.position))
-        for session, member in self.members.values():
+        for member, session in self.members:
             session.deregister_member(member)
             session.close()
         assert self.database.queue(self.resource) == []
         self.bare.close()
         self.operator.close()
-
-
-def run(database, name, **options):
-    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
-    options = {"deadline": None, "print_blob": True, "suppress_health_check": list(HealthCheck), **options}
-    run_state_machine_as_test(machine, settings=settings(**options))
 
 
 # SQL Server converts in several transactions, so other sessions see states in between; its tests are in tests/tsql.
@@ -312,12 +287,11 @@ def run(database, name, **options):
 @pytest.mark.timeout(600)
 @pytest.mark.engines("sqlite", "postgresql")
 def test_the_engine_follows_the_model(database, name):
-    # Shrinking would take minutes; the long run does it.
-    run(database, name, max_examples=25, stateful_step_count=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+    run_in_database(Machine, database, name, max_examples=25, stateful_step_count=40)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.engines("sqlite", "postgresql")
 def test_the_engine_follows_the_model_for_long(database, name):
-    run(database, name, max_examples=1500, stateful_step_count=60)
+    run_in_database(Machine, database, name, max_examples=1500, stateful_step_count=60, phases=list(Phase))

@@ -11,10 +11,10 @@ import time
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import Phase
 from model.test_rule import NEVER, Machine
 from support import PATIENCE, have_postgres, pages, until
+from support.state_machines import run_in_database
 
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.locks import Request, Ticket, Upgrading
@@ -63,17 +63,7 @@ class MarkedMachine(Machine):
 
 @pytest.mark.timeout(300)
 def test_the_rule_holds_with_marks_everywhere(marking, name):
-    machine = type("Machine", (MarkedMachine,), {"database": marking, "name": str(name), "examples": itertools.count()})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=12,
-            stateful_step_count=30,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_in_database(MarkedMachine, marking, name, max_examples=12, stateful_step_count=30, phases=[Phase.generate])
 
 
 KINDS = ["limit", "limit", "limit", "write", "read", "read", "stage:1", "stage:2"]

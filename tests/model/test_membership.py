@@ -9,16 +9,10 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.state_machines import run_machine
 
 from sqlsem.client.connection.main import FRESH
 from sqlsem.client.connection.membership import Membership
@@ -325,9 +319,7 @@ KINDS = {"beacon": {"leased": False}, "lease": {"leased": True}, "short lease": 
 
 
 def run(kind, **options):
-    machine = type("Machine", (Machine,), KINDS[kind])
-    options = {"deadline": None, "print_blob": True, "suppress_health_check": list(HealthCheck), **options}
-    run_state_machine_as_test(machine, settings=settings(**options))
+    run_machine(type("Machine", (Machine,), KINDS[kind]), **{"phases": list(Phase), **options})
 
 
 @pytest.mark.kept

@@ -6,16 +6,10 @@ import itertools
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from support.state_machines import DatabaseMachine, run_in_database
 
 from sqlsem.engines.priorities import priority_queue
 from sqlsem.values.errors import ConfigurationError
@@ -56,10 +50,7 @@ class Model:
         return self.is_next(waiter) and not self.paused and waiter.request.fits(ahead, None)
 
 
-class Machine(RuleBasedStateMachine):
-    database = None
-    name = "priorities"
-    examples = itertools.count()
+class Machine(DatabaseMachine):
     kinds = st.sampled_from(
         [("write", 1, 1), ("write", 1, 1), ("read", 1, 1), ("write", 3, 1), ("write", 3, 2), ("write", None, 1)]
     )
@@ -214,20 +205,6 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
 def test_priority_queue_follows_the_model(database, name):
-    class Run(Machine):
-        pass
-
-    Run.database, Run.name = database, str(name)
     count, steps = {"sqlite": (40, 30), "postgresql": (15, 30), "mssql": (2, 12)}[database.engine]
-    run_state_machine_as_test(
-        Run,
-        settings=settings(
-            max_examples=count,
-            stateful_step_count=steps,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    same_each_time = {"derandomize": True, "phases": [Phase.generate]}
+    run_in_database(Machine, database, name, max_examples=count, stateful_step_count=steps, **same_each_time)

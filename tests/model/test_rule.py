@@ -8,21 +8,19 @@ import threading
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
-    RuleBasedStateMachine,
     consumes,
     initialize,
     invariant,
     multiple,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 from support import until
-from support.state_machines import run_in_database
+from support.state_machines import DatabaseMachine, run_in_database
 
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Request, Ticket
@@ -79,11 +77,7 @@ class Model:
         self.rows.append(row)
 
 
-class Machine(RuleBasedStateMachine):
-    database = None
-    name = "model"
-    examples = itertools.count()
-
+class Machine(DatabaseMachine):
     requests_ = st.builds(
         lambda resource, kind, limit, weight: (resource, kind, limit, min(weight, limit or weight)),
         st.sampled_from("ab"),
@@ -309,10 +303,4 @@ def test_the_engine_follows_the_rule(database, name):
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_the_engine_follows_the_rule_for_long(database, name):
-    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=2000, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_in_database(Machine, database, name, max_examples=2000, stateful_step_count=60, phases=list(Phase))

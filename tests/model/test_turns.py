@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from support.state_machines import run_in_database
+from hypothesis.stateful import initialize, rule
+from support.state_machines import DatabaseMachine, run_in_database
 
 from sqlsem.values.tasks import End, NewTask
 
@@ -87,11 +87,7 @@ class Model:
         return {heads[key].number for key, share in shares.items() if share == min(shares.values())}
 
 
-class Machine(RuleBasedStateMachine):
-    database = None
-    name = "turns"
-    examples = itertools.count()
-
+class Machine(DatabaseMachine):
     keys = st.sampled_from(["a", "b", "c", None])
     limits = st.sampled_from([None, 0, 1, 2, 3])
 
@@ -102,10 +98,6 @@ class Machine(RuleBasedStateMachine):
         self.uids = itertools.count()
         self.session = self.database.session(grace=0)
         self.members = [self.join(), self.join()]
-
-    def join(self):
-        session = self.database.session(grace=0)
-        return session.register_member("host", 1, "model"), session
 
     def teardown(self):
         if hasattr(self, "members"):

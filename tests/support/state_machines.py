@@ -12,21 +12,30 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 
-def run_machine(machine: type[RuleBasedStateMachine], **limits: Any) -> None:
-    """Run a state machine. ``limits`` are options of `hypothesis.settings`: max_examples and stateful_step_count."""
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            **limits,
-            deadline=None,
-            print_blob=True,
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+class DatabaseMachine(RuleBasedStateMachine):
+    """Drives sessions of a database directly: without threads and waiting, so that every answer is determined."""
+
+    database: Any = None
+    name = "model"
+    #: Counts the examples, each of which has names of its own in the database.
+    examples = itertools.count()
+
+    def join(self) -> tuple[int, Any]:
+        """Return a new member and its session."""
+        session = self.database.session(grace=0)
+        return session.register_member("host", 1, "model"), session
 
 
-def run_in_database(machine: type[RuleBasedStateMachine], database: Any, name: str, **limits: Any) -> None:
-    """Run a state machine with the attributes ``database``, ``name`` and ``examples``, which counts its examples."""
+def run_machine(machine: type[RuleBasedStateMachine], **options: Any) -> None:
+    """Run a state machine with these `hypothesis.settings`: max_examples, stateful_step_count and others."""
+    common = {
+        **{"deadline": None, "print_blob": True, "suppress_health_check": list(HealthCheck)},
+        "phases": [Phase.explicit, Phase.reuse, Phase.generate],
+    }
+    run_state_machine_as_test(machine, settings=settings(**{**common, **options}))
+
+
+def run_in_database(machine: type[DatabaseMachine], database: Any, name: str, **options: Any) -> None:
+    """Run a state machine on a database."""
     attributes = {"database": database, "name": str(name), "examples": itertools.count()}
-    run_machine(type("Machine", (machine,), attributes), **limits)
+    run_machine(type("Machine", (machine,), attributes), **options)
