@@ -2,6 +2,8 @@
 
 agents     ``agents(3, grace=1)``: so many `agent.Agent`, ready; ``agents(1, on=database)`` on another database
 waiting    ``waiting(name, 3)`` waits until that many rows are in the queue; ``on=database`` as above
+queued     ``queued(holder, waiter)``: the first agent acquires the test's mutex, and the second one waits for it; gives
+           the reply to the latter, and takes ``on=database``, too
 proxy      a `proxy.Proxy` before the shared PostgreSQL server, or before MariaDB's where the test runs on that engine
 proxied    the database as seen through it
 own_server a server of the test's own, of the test's engine (PostgreSQL or MariaDB), that may be restarted and killed
@@ -28,7 +30,7 @@ import support
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 pytest.register_assert_rewrite("agent")
 
-from agent import Agent, agent  # noqa: E402
+from agent import Agent, Reply, agent  # noqa: E402
 from proxy import Proxy  # noqa: E402
 from replicas import Pair  # noqa: E402
 from support.galera import GaleraCluster, galera_lacks  # noqa: E402
@@ -76,6 +78,17 @@ def waiting(request: pytest.FixtureRequest) -> Callable[..., None]:
         support.until(lambda: len(place.queue(name)) == number, f"{number} rows of {name} in the queue")
 
     return wait
+
+
+@pytest.fixture
+def queued(waiting: Callable[..., None], name: str) -> Callable[..., Reply]:
+    def queue(holder: Agent, waiter: Agent, **place: support.Database) -> Reply:
+        holder.hold("mutex", name)
+        reply = waiter.ask("mutex", name)
+        waiting(name, 2, **place)
+        return reply
+
+    return queue
 
 
 def is_on_mariadb(request: pytest.FixtureRequest) -> bool:

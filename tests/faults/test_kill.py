@@ -14,12 +14,10 @@ GRACE = 1.5
 CHECK = 20.0
 
 
-def test_a_killed_holder_makes_way(agents, database, name, waiting):
+def test_a_killed_holder_makes_way(agents, database, name, queued):
     holder, waiter = agents(2, grace=GRACE)
     requested = time.monotonic()
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(holder, waiter)
     killed = holder.kill()
     got = entry.get()["got"]
     assert got < killed + GRACE + CHECK
@@ -31,12 +29,10 @@ def test_a_killed_holder_makes_way(agents, database, name, waiting):
     assert database.queue(name) == []
 
 
-def test_grace_counts_from_the_owner_not_the_waiter(agents, database, name, waiting):
+def test_grace_counts_from_the_owner_not_the_waiter(agents, database, name, queued):
     patient, hasty = agents(1, grace=2)[0], agents(1, grace=0)[0]
     requested = time.monotonic()
-    patient.hold("mutex", name)
-    entry = hasty.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(patient, hasty)
     killed = patient.kill()
     got = entry.get()["got"]
     if database.engine != "sqlite":
@@ -45,11 +41,9 @@ def test_grace_counts_from_the_owner_not_the_waiter(agents, database, name, wait
     hasty.release()
 
 
-def test_without_grace_a_killed_holder_is_gone_at_once(agents, database, name, waiting):
+def test_without_grace_a_killed_holder_is_gone_at_once(agents, database, name, queued):
     holder, waiter = agents(2, grace=0)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(holder, waiter)
     killed = holder.kill()
     assert entry.get()["got"] < killed + CHECK
     waiter.release()

@@ -49,12 +49,10 @@ def test_a_cut_that_heals_within_the_grace_costs_nothing(pair, proxy, database, 
     assert database.queue(name) == []
 
 
-def test_a_cut_of_a_waiter_costs_nothing(agents, proxied, proxy, database, name, waiting):
+def test_a_cut_of_a_waiter_costs_nothing(agents, proxied, proxy, database, name, waiting, queued):
     holder, last = agents(2, grace=60)
     (waiter,) = agents(1, on=proxied, **AMPLE)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(holder, waiter)
     later = last.ask("mutex", name)
     waiting(name, 3)
     before = database.queue(name)
@@ -189,12 +187,10 @@ def test_the_first_acquire_into_a_black_hole_ends(agents, proxied, proxy, name):
     fresh.release()
 
 
-def test_a_waiter_in_a_black_hole_comes_back(agents, proxied, proxy, database, name, waiting):
+def test_a_waiter_in_a_black_hole_comes_back(agents, proxied, proxy, database, name, queued):
     (holder,) = agents(1, grace=60)
     (waiter,) = agents(1, on=proxied, grace=2, retry=10)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(holder, waiter)
     proxy.hole()
     proxy.forward()
     holder.release()

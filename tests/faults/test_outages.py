@@ -49,11 +49,9 @@ def ordinary(fresh, postgres_server):
     )
 
 
-def test_read_only_for_some_seconds(own_postgres_server, restarted, agents, name, waiting):
+def test_read_only_for_some_seconds(own_postgres_server, restarted, agents, name, queued):
     holder, waiter, asker = agents(3, on=restarted, **AMPLE)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2, on=restarted)
+    entry = queued(holder, waiter, on=restarted)
     admin(restarted, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
     until(lambda: restarted.rows("SHOW default_transaction_read_only") == [("on",)], "it is read-only")
     other = asker.ask("mutex", name("other"))
@@ -79,15 +77,13 @@ def test_a_read_only_server_is_named(own_postgres_server, restarted, name):
 
 
 @pytest.mark.parametrize("kind", [AMPLE, pytest.param({"lease": 12}, marks=pytest.mark.soak)], ids=["grace", "lease"])
-def test_timeouts_of_the_role_end_nothing(ordinary, fresh, agents, name, waiting, kind):
+def test_timeouts_of_the_role_end_nothing(ordinary, fresh, agents, name, queued, kind):
     database, login = ordinary
     timeouts = ["statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout", "lock_timeout"]
     timeouts += [row[0] for row in fresh.rows("SELECT name FROM pg_settings WHERE name = 'transaction_timeout'")]
     admin(fresh, *[f"ALTER ROLE {login} SET {timeout} = '500ms'" for timeout in timeouts])
     holder, waiter = agents(2, on=database, **kind)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2, on=fresh)
+    entry = queued(holder, waiter, on=fresh)
 
     def sessions():
         rows = fresh.rows("SELECT pid FROM pg_stat_activity WHERE usename = ? ORDER BY pid", login)
@@ -232,12 +228,10 @@ def test_dropped_tables_take_the_locks_with_them(fresh, agents, name, kind):
 
 
 @pytest.mark.parametrize("kind", [{"grace": 12}, pytest.param({"lease": 12}, marks=pytest.mark.soak)])
-def test_idle_connections_are_dropped_on_the_way(agents, proxied, proxy, database, name, waiting, kind):
+def test_idle_connections_are_dropped_on_the_way(agents, proxied, proxy, database, name, queued, kind):
     """A quiet holder sends a heartbeat every four seconds; a proxy with a shorter timeout drops it every time."""
     holder, waiter = agents(2, on=proxied, **kind)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(holder, waiter)
     proxy.drop_idle(1.0)
     until(lambda: proxy.dropped >= 6, "both were dropped again and again")
     assert not entry.ready
@@ -265,7 +259,7 @@ def small_disk():
 
 
 @pytest.mark.soak
-def test_a_full_disk_under_the_log_of_writes(small_disk, start_postgres, make_database, agents, name, waiting):
+def test_a_full_disk_under_the_log_of_writes(small_disk, start_postgres, make_database, agents, name, queued):
     """The server panics; once there is room again, and it runs, all clients go on."""
     server = start_postgres(settings={"min_wal_size": "32MB", "max_wal_size": "32MB"})
     database = make_database(server)
@@ -278,9 +272,7 @@ def test_a_full_disk_under_the_log_of_writes(small_disk, start_postgres, make_da
     log.symlink_to(small_disk / "pg_wal")
     server.start()
     holder, waiter, asker = agents(3, on=database, grace=40, retry=60)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2, on=database)
+    entry = queued(holder, waiter, on=database)
 
     filler = small_disk / "filler"
     with filler.open("wb") as file, contextlib.suppress(OSError):

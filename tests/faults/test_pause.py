@@ -27,11 +27,9 @@ def test_a_stopped_holder_is_not_reaped(agents, database, name, waiting):
     assert database.queue(name) == []
 
 
-def test_a_stopped_holder_may_leave_without_a_look(agents, database, name, waiting):
+def test_a_stopped_holder_may_leave_without_a_look(agents, database, name, queued):
     holder, waiter = agents(2, grace=GRACE)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(holder, waiter)
     holder.stop()
     time.sleep(3 * GRACE)
     leaving = holder.call("release")  # its first check after it wakes
@@ -40,11 +38,9 @@ def test_a_stopped_holder_may_leave_without_a_look(agents, database, name, waiti
     waiter.release()
 
 
-def test_a_stopped_waiter_keeps_its_place(agents, database, name, waiting):
+def test_a_stopped_waiter_keeps_its_place(agents, database, name, waiting, queued):
     holder, waiter, last = agents(3, grace=GRACE)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(holder, waiter)
     later = last.ask("mutex", name)
     waiting(name, 3)
     waiter.stop()
@@ -59,11 +55,9 @@ def test_a_stopped_waiter_keeps_its_place(agents, database, name, waiting):
     assert database.queue(name) == []
 
 
-def test_a_stopped_holder_that_dies_makes_way(agents, database, name, waiting):
+def test_a_stopped_holder_that_dies_makes_way(agents, database, name, queued):
     holder, waiter = agents(2, grace=GRACE)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(holder, waiter)
     holder.stop()
     remains(lambda: not entry.ready, 2 * GRACE, "no request is granted while the holder is stopped")
     killed = holder.kill()
@@ -72,12 +66,10 @@ def test_a_stopped_holder_that_dies_makes_way(agents, database, name, waiting):
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-def test_a_lease_ends_while_its_holder_sleeps(agents, database, name, waiting):
+def test_a_lease_ends_while_its_holder_sleeps(agents, database, name, queued):
     """A lease runs by the server's clock: only here a pause costs the lock, and the holder knows that first."""
     holder, waiter = agents(1, lease=1.0)[0], agents(1, grace=GRACE)[0]
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(holder, waiter)
     holder.stop()
     entry.get()
     holder.resume()

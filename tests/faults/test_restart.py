@@ -46,11 +46,9 @@ def test_a_restart_shorter_than_the_grace_costs_nothing(own_server, restarted, a
     holder.release()
 
 
-def test_released_while_the_server_is_away(own_server, restarted, agents, name, waiting):
+def test_released_while_the_server_is_away(own_server, restarted, agents, name, queued):
     holder, waiter = agents(2, on=restarted, **AMPLE)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2, on=restarted)
+    entry = queued(holder, waiter, on=restarted)
     own_server.stop("immediate")
     leaving = holder.call("release")
     remains(lambda: not leaving.ready, 0.5, "the release is tried again")
@@ -73,11 +71,9 @@ def test_a_crash_that_undoes_a_release_is_mended(own_server, restarted, agents, 
     holder.release()
 
 
-def test_outage_beyond_grace_is_noticed_before_next_grant(own_server, restarted, agents, name, waiting):
+def test_outage_beyond_grace_is_noticed_before_next_grant(own_server, restarted, agents, name, queued):
     holder, waiter = agents(1, on=restarted, grace=2, retry=2)[0], agents(1, on=restarted, grace=60, retry=60)[0]
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2, on=restarted)
+    entry = queued(holder, waiter, on=restarted)
     down = time.monotonic()
     own_server.stop("fast")
     lost = holder.event("lost")
@@ -114,11 +110,9 @@ def test_process_that_lost_its_lock_continues(own_server, restarted, agents, nam
     assert restarted.queue(name) == []
 
 
-def test_calls_during_an_outage_name_the_attempt(own_server, restarted, agents, name, waiting):
+def test_calls_during_an_outage_name_the_attempt(own_server, restarted, agents, name, queued):
     idle, holder, waiter = agents(3, on=restarted, grace=90, retry=1)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2, on=restarted)
+    entry = queued(holder, waiter, on=restarted)
     own_server.stop("immediate")
     host, port = own_server.address
     for reply in (

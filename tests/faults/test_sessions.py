@@ -79,11 +79,9 @@ def test_holder_with_ended_session_reconnects(agents, database, name, waiting):
 
 
 @pytest.mark.engines("postgresql", "mysql")
-def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waiting):
+def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waiting, queued):
     holder, waiter, last = agents(3, **AMPLE)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(holder, waiter)
     later = last.ask("mutex", name)
     waiting(name, 3)
     before = database.queue(name)
@@ -106,11 +104,9 @@ def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waitin
 
 
 @pytest.mark.engines("postgresql", "mysql")
-def test_waiter_with_ended_session_keeps_its_position(agents, database, name, waiting):
+def test_waiter_with_ended_session_keeps_its_position(agents, database, name, queued):
     holder, waiter = agents(2, grace=20)
-    holder.hold("mutex", name)
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    entry = queued(holder, waiter)
     before = database.queue(name)
     session = main_session(database, waiter)
     end_session(database, session)
