@@ -23,6 +23,7 @@
     table            ``table()`` makes a user's table with a column ``a``; its name in SQL (quoted where needed)
     guarded          such a table, guarded by the resource ``name``
     writer           ``writer()`` opens a connection in manual commit (``writer(autocommit=True)``: not)
+    two              two connections, the first in manual commit
     refusal          ``with refusal("words"): …``: a table's guard must refuse the body, with these words
 
 The environment decides what runs beside SQLite: ``SQLSEM_TEST_POSTGRES`` (a URL with a maintenance database; left out,
@@ -648,6 +649,11 @@ def writer(database: support.Database) -> Iterator[Callable[..., Any]]:
             return connection
 
         yield writer
+
+
+@pytest.fixture
+def two(writer: Callable[..., Any]) -> tuple[Any, Any]:
+    return writer(), writer(autocommit=True)
 
 
 @pytest.fixture

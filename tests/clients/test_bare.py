@@ -11,17 +11,10 @@ import time
 
 import psycopg
 import pytest
-from support import PATIENCE, Attempt, Stay, check_history, overlap, slack, until
+from support import PATIENCE, Attempt, Recorder, Stay, check_history, overlap, slack, until
+from support.bare import bare_worker, delete_bare, member_worker
 
 pytestmark = pytest.mark.engines("postgresql")
-
-
-@pytest.fixture
-def two(database):
-    slow, quick = database.raw(autocommit=False), database.raw()
-    yield slow, quick
-    slow.close()
-    quick.close()
 
 
 def acquire(connection, resource, timeout_ms=-1, **named):
@@ -58,10 +51,6 @@ class Later:
         return self.value
 
 
-def delete(database, connection, position):
-    connection.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (position,))
-
-
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("level", [psycopg.IsolationLevel.READ_COMMITTED, psycopg.IsolationLevel.REPEATABLE_READ])
 def test_acquire_waits_for_a_bare_row_not_committed_yet(database, two, name, end, level):
@@ -75,7 +64,7 @@ def test_acquire_waits_for_a_bare_row_not_committed_yet(database, two, name, end
     if end == "commit":
         assert late.waits()
         with database.raw() as other:
-            delete(database, other, bare)
+            delete_bare(database, other, bare)
     code, position, _ = late.get()
     assert code in (0, 1)
     assert position > bare
@@ -92,19 +81,8 @@ def test_try_and_timeout_wait_for_uncommitted_bare_row(database, two, name):
     slow.commit()
     assert [row[0] for row in database.queue(name)] == [bare], "nothing of the others is left"
     assert acquire(quick, name, 300) == (-1, None, None)
-    delete(database, quick, bare)
+    delete_bare(database, quick, bare)
     assert acquire(quick, name, 0)[0] == 0
-
-
-def test_a_bare_row_waits_for_a_bare_row_not_committed_yet(database, two, name):
-    slow, quick = two
-    first = database.insert_bare(slow.cursor(), name, "slow", concurrency_limit=1)
-    late = Later(database.insert_bare, quick.cursor(), name, "quick")
-    assert late.waits(), "took a number while an earlier one was not committed"
-    slow.commit()
-    assert late.get() > first
-    for position, *_ in database.queue(name):
-        delete(database, quick, position)
 
 
 def test_bare_row_waits_behind_routine_and_python_holders(connect, database, two, name):
@@ -124,42 +102,11 @@ def test_bare_row_waits_behind_routine_and_python_holders(connect, database, two
             "holds",
             "holds",
         ]
-    delete(database, quick, bare)
+    delete_bare(database, quick, bare)
     until(lambda: database.rows("SELECT sqlsem.reap()") and database.queue(name) == [])
 
 
-def bare_worker(database, resource, rounds, seed, stays, guard, autocommit):
-    chance = random.Random(seed)
-    me = f"bare-{seed}"
-    with database.raw(autocommit=autocommit) as connection:
-        cursor = connection.cursor()
-        for _ in range(rounds):
-            position = database.insert_bare(cursor, resource, me, concurrency_limit=1)
-            if not autocommit:
-                time.sleep(chance.random() * 0.003)  # the number is assigned, the row is not visible yet
-                connection.commit()
-            deadline = time.monotonic() + PATIENCE
-            while True:
-                cursor.execute(
-                    database.sql("SELECT count(*) FROM {table} WHERE resource_id = ? AND queue_position < ?"),
-                    (resource, position),
-                )
-                ahead = cursor.fetchone()[0]
-                connection.commit()
-                if ahead == 0:
-                    break
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
-            entered = time.monotonic()
-            time.sleep(chance.random() * 0.002)
-            left_at = time.monotonic()
-            delete(database, connection, position)
-            connection.commit()
-            with guard:
-                stays.append(Stay(resource, position, entered, left_at, who=me))
-
-
-def call_worker(database, resource, rounds, seed, stays, guard):
+def call_worker(database, resource, rounds, seed, recorder):
     chance = random.Random(seed)
     with database.raw() as connection:
         for _ in range(rounds):
@@ -169,40 +116,28 @@ def call_worker(database, resource, rounds, seed, stays, guard):
             time.sleep(chance.random() * 0.002)
             left_at = time.monotonic()
             assert connection.execute("SELECT sqlsem.release(%s, %s)", (resource, position)).fetchone() == (0,)
-            with guard:
-                stays.append(Stay(resource, position, entered, left_at, who=f"call-{seed}"))
-
-
-def python_worker(coordinator, resource, rounds, seed, stays, guard):
-    lock = coordinator.mutex(resource)
-    for _ in range(rounds):
-        assert lock.acquire(timeout=PATIENCE)
-        entered = time.monotonic()
-        position, left_at = lock.grant.position, time.monotonic()
-        lock.release()
-        with guard:
-            stays.append(Stay(resource, position, entered, left_at, who=f"python-{seed}"))
+            recorder.add(Stay(resource, position, entered, left_at, who=f"call-{seed}"))
 
 
 @pytest.mark.parametrize("others", ["bare", "call", "python", "all"])
 def test_never_two_inside(connect, database, name, threads, others):
-    stays, guard, rounds = [], threading.Lock(), 12
+    recorder, rounds = Recorder(), 12
     workers = 0
     for seed in range(2):
-        threads.start(bare_worker, database, str(name), rounds, seed, stays, guard, seed == 0)
+        threads.start(bare_worker, database, str(name), rounds, seed, recorder, seed == 0)
         workers += 1
         if others == "bare":
-            threads.start(bare_worker, database, str(name), rounds, 10 + seed, stays, guard, False)
+            threads.start(bare_worker, database, str(name), rounds, 10 + seed, recorder, False)
             workers += 1
         if others in ("call", "all"):
-            threads.start(call_worker, database, str(name), rounds, 20 + seed, stays, guard)
+            threads.start(call_worker, database, str(name), rounds, 20 + seed, recorder)
             workers += 1
         if others in ("python", "all"):
-            threads.start(python_worker, connect(), str(name), rounds, 30 + seed, stays, guard)
+            threads.start(member_worker, connect(), str(name), rounds, 30 + seed, recorder)
             workers += 1
     threads.join()
-    assert check_history(stays) == workers * rounds
-    assert overlap(stays) == 1
+    assert check_history(recorder.stays) == workers * rounds
+    assert overlap(recorder.stays) == 1
     until(lambda: database.queue(name) == [])
 
 

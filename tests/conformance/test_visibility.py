@@ -4,21 +4,12 @@ First the attack on a table without protection, where it must succeed (or the at
 attack on the queue.
 """
 
-import random
 import threading
 import time
 
 import pytest
-from support import PATIENCE, Attempt, Stay, check_history, until
-
-
-@pytest.fixture
-def two(database):
-    """Two connections, the first without autocommit."""
-    slow, quick = database.raw(autocommit=False), database.raw()
-    yield slow, quick
-    slow.close()
-    quick.close()
+from support import PATIENCE, Attempt, Recorder, check_history, until
+from support.bare import bare_worker, delete_bare, member_worker
 
 
 @pytest.mark.engines("postgresql", "mssql")
@@ -76,9 +67,7 @@ def test_a_member_waits_for_a_bare_row_not_committed_yet(connect, database, two,
     if end == "commit":
         assert late.waits(0.3)
         left_at = time.monotonic()
-        quick.cursor().execute(
-            database.sql("DELETE FROM {table} WHERE queue_position = ? AND requesting_id = 'bare'"), (bare,)
-        )
+        delete_bare(database, quick.cursor(), bare)
         assert late.granted().position > bare
         assert late.entered > left_at
     late.granted()
@@ -94,7 +83,7 @@ def test_a_try_does_not_overtake_a_bare_row_not_committed_yet(connect, database,
     assert coordinator.mutex(name).acquire(timeout=0.5) is False
     slow.commit()
     assert coordinator.mutex(name).acquire(timeout=0) is False
-    quick.cursor().execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (bare,))
+    delete_bare(database, quick.cursor(), bare)
     assert len(database.queue(name)) == 0
 
 
@@ -144,59 +133,14 @@ def test_different_resources_do_not_wait_for_each_other(connect, database, two, 
     slow.rollback()
 
 
-def bare_worker(database, resource, rounds, seed, stays, guard):
-    """The control table's three statements, as written in 2009, with small pauses."""
-    chance = random.Random(seed)
-    connection = database.raw()
-    cursor = connection.cursor()
-    me = f"bare-{seed}"
-    try:
-        for _ in range(rounds):
-            position = database.insert_bare(cursor, resource, me, concurrency_limit=1)
-            deadline = time.monotonic() + PATIENCE
-            while True:
-                cursor.execute(
-                    database.sql("SELECT count(*) FROM {table} WHERE resource_id = ? AND queue_position < ?"),
-                    (resource, position),
-                )
-                if cursor.fetchone()[0] == 0:
-                    break
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
-            entered = time.monotonic()
-            time.sleep(chance.random() * 0.002)
-            left_at = time.monotonic()
-            cursor.execute(
-                database.sql("DELETE FROM {table} WHERE resource_id = ? AND queue_position = ? AND requesting_id = ?"),
-                (resource, position, me),
-            )
-            with guard:
-                stays.append(Stay(resource, position, entered, left_at, who=me))
-    finally:
-        connection.close()
-
-
-def member_worker(coordinator, resource, rounds, seed, stays, guard):
-    chance = random.Random(seed)
-    lock = coordinator.mutex(resource)
-    for _ in range(rounds):
-        assert lock.acquire(timeout=PATIENCE)
-        entered = time.monotonic()
-        time.sleep(chance.random() * 0.002)
-        position, left_at = lock.grant.position, time.monotonic()
-        lock.release()
-        with guard:
-            stays.append(Stay(resource, position, entered, left_at, who=f"member-{seed}"))
-
-
 @pytest.mark.parametrize("members", [0, 2], ids=["bare-only", "mixed"])
 def test_bare_participants_and_members_under_load(connect, database, name, threads, members):
-    stays, guard, rounds = [], threading.Lock(), 15
+    recorder, rounds = Recorder(), 15
     coordinator = connect(retry=PATIENCE)
     for seed in range(4 - members):
-        threads.start(bare_worker, database, str(name), rounds, seed, stays, guard)
+        threads.start(bare_worker, database, str(name), rounds, seed, recorder)
     for seed in range(members):
-        threads.start(member_worker, coordinator, str(name), rounds, seed, stays, guard)
+        threads.start(member_worker, coordinator, str(name), rounds, seed, recorder)
     threads.join()
-    assert check_history(stays) == 4 * rounds
+    assert check_history(recorder.stays) == 4 * rounds
     until(lambda: database.queue(name) == [])

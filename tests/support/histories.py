@@ -87,6 +87,10 @@ class Recorder:
         self.stays: list[Stay] = []
         self._guard = threading.Lock()
 
+    def add(self, stay: Stay) -> None:
+        with self._guard:
+            self.stays.append(stay)
+
     @contextlib.contextmanager
     def stay(self, lock: sqlsem.Lock, timeout: float | None = PATIENCE) -> Iterator[sqlsem.Grant]:
         """Hold ``lock``, and record the stay."""
