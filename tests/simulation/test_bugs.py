@@ -2,7 +2,7 @@
 
 import pytest
 from support import engine_bugs
-from support.searches import FOUND, found
+from support.searches import FOUND, found, noted_in
 
 from sqlsem.client.connection.membership import Membership
 from sqlsem.client.held.registry import GrantRegistry
@@ -23,12 +23,7 @@ BUGS = {
 }
 
 
-def bug(**options):
-    def note(put_in):
-        BUGS[put_in.__name__] = (put_in, options)
-        return put_in
-
-    return note
+bug = noted_in(BUGS)
 
 
 @bug(lease=2.0, seed=510)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import TESTS, random_name
-from support.searches import FOUND, found
+from support.searches import FOUND, found, traces
 
 import sqlsem
 from proof import run_mutants
@@ -60,21 +60,11 @@ def test_search_makes_each_fault(url, fault):
     simulate(mixed, database=url, faults=(fault,), most_faults=8, schedules=20, seconds=60, seed=5000)
 
 
-def traces(url, seeds):
-    lines_of = {}
-    with postgres.servers(url) as make:
-        settings = simulation.Settings(mixed, faults=postgres.PostgresServer.faults, most_faults=3)
-        for seed in seeds:
-            trace = []
-            simulation._run(settings, make, seed, None, trace)
-            lines_of[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
-    return lines_of
-
-
 def test_schedule_repeats_alone_and_after_others(url):
-    alone = traces(url, [7])[7]
+    options = simulation.Settings(mixed, faults=postgres.PostgresServer.faults, most_faults=3)
+    alone = traces(postgres.servers(url), options, [7])[7]
     assert not any("for a row" in line for line in alone)  # the host's clock decides how long that may take
-    assert alone == traces(url, range(5, 8))[7]
+    assert alone == traces(postgres.servers(url), options, range(5, 8))[7]
 
 
 def test_blocked_session_continues_when_unblocked(url):

@@ -2,7 +2,7 @@
 
 import pytest
 from support import engine_bugs
-from support.searches import FOUND, found
+from support.searches import FOUND, found, noted_in, traces
 
 from sqlsem.client.connection.membership import Membership
 from sqlsem.testing import simulate as simulation
@@ -26,12 +26,7 @@ BUGS = {
 }
 
 
-def bug(**options):
-    def note(put_in):
-        BUGS[put_in.__name__] = (put_in, options)
-        return put_in
-
-    return note
+bug = noted_in(BUGS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,17 +49,8 @@ def test_search_makes_each_fault(fault):
 
 
 def test_schedule_repeats_alone_and_after_others():
-    def traces(seeds):
-        lines_of = {}
-        with simulation.files() as make:
-            settings = simulation.Settings(travelling, faults=FileServer.faults, most_faults=3)
-            for seed in seeds:
-                trace = []
-                simulation._run(settings, make, seed, None, trace)
-                lines_of[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
-        return lines_of
-
-    assert traces([7])[7] == traces(range(8))[7]
+    options = simulation.Settings(travelling, faults=FileServer.faults, most_faults=3)
+    assert traces(simulation.files(), options, [7])[7] == traces(simulation.files(), options, range(8))[7]
 
 
 def test_audit_counts_a_reader_revoked_during_its_upgrade():

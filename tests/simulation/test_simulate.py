@@ -2,6 +2,7 @@
 
 import pytest
 from support import PATIENCE, until
+from support.searches import traces
 
 import sqlsem
 import sqlsem.testing
@@ -213,19 +214,10 @@ def test_several_processes_search_like_a_single_process():
 
 
 def test_schedule_repeats_alone_and_after_others():
-    def traces(seeds):
-        lines_of = {}
-        with simulation.in_memory() as make:
-            settings = simulation.Settings(travelling, faults=FAULTS, most_faults=3)
-            for seed in seeds:
-                trace = []
-                simulation._run(settings, make, seed, None, trace)
-                lines_of[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
-        return lines_of
-
-    after_others = traces(range(120))
+    options = simulation.Settings(travelling, faults=FAULTS, most_faults=3)
+    after_others = traces(simulation.in_memory(), options, range(120))
     for seed in (119, 70, 7):
-        assert traces([seed])[seed] == after_others[seed]
+        assert traces(simulation.in_memory(), options, [seed])[seed] == after_others[seed]
 
 
 def test_log_of_vital_threads_is_written_in_virtual_time(caplog):

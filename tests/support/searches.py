@@ -1,11 +1,36 @@
-"""Insert bugs that a search has to find."""
+"""Insert bugs that a search has to find, and record its schedules."""
 
 import pytest
 
+from sqlsem.testing import simulate as simulation
 from sqlsem.testing.simulate import SimulationFailed, simulate
 
 #: The kinds of failure that any program can have.
 FOUND = ("overlap", "limit", "order", "loss", "phantom", "left", "stuck", "alone")
+
+
+def noted_in(bugs):
+    """Return a decorator for functions that seed a bug; it notes them with the options of their search."""
+
+    def bug(**options):
+        def note(put_in):
+            bugs[put_in.__name__] = (put_in, options)
+            return put_in
+
+        return note
+
+    return bug
+
+
+def traces(servers, settings, seeds):
+    """Return the trace of each seed's schedule; they run one after the other."""
+    lines_of = {}
+    with servers as make:
+        for seed in seeds:
+            trace = []
+            simulation._run(settings, make, seed, None, trace)
+            lines_of[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
+    return lines_of
 
 
 def found(put_in, schedules=5_000, **options):

@@ -62,14 +62,17 @@ def leaves_with(frame):
     return line.lstrip().startswith("with ") and frame.f_lasti not in entering(frame.f_code)
 
 
-def struck(number, do):
-    """Strike at the line of that number which ``do`` runs through; return the place, None if there are fewer lines."""
+def struck(number, do, files=PACKAGE):
+    """Strike at the line of that number which ``do`` runs through; return the place, None if there are fewer lines.
+
+    ``files``: only lines of files whose names begin so count.
+    """
     seen, place = 0, None
 
     def trace(frame, event, _):
         nonlocal seen, place
         code = frame.f_code
-        if not code.co_filename.startswith(PACKAGE):
+        if not code.co_filename.startswith(files):
             return None
         # (At its very entry an __exit__ can do nothing: see tests/faults/test_interrupt.)
         at_entry = code.co_name == "__exit__" and frame.f_lasti < 12

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import until
+from support.troubles import Troubled
 
 import sqlsem
 from sqlsem.aio.driver import Driver
@@ -29,24 +30,18 @@ from sqlsem.util.timing import DEFAULT
 from sqlsem.values.locks import Request, Ticket
 
 
-class Table:
+class Table(Troubled):
     """The rows that the main session and the waiting sessions would find in the database."""
 
     def __init__(self, answers=(), troubles=(), register=()):
+        super().__init__(troubles)
         self.rows = {}  # position → uid
         self.registered = {}  # uid → tickets
         self.numbers = itertools.count(1)
         self.answers = iter(answers)  # to waits and looks
         self.register_answers = iter(register)  # whether all is free, or Busy; afterwards, the answers decide
-        self.troubles = dict(troubles)  # number of the operation → (after its effect, error)
-        self.spared = ()  # calls that meet no trouble
-        self.done, self.struck = [], []
         self.outcomes = []  # of what was cancelled
         self.tried = None  # True if the registration was a try
-        self.clock = 0.0
-
-    def now(self):
-        return self.clock
 
     # -- a session
 
@@ -100,20 +95,6 @@ class Table:
         return self.rows.pop(ticket.position, None) is not None
 
     # -- operations
-
-    def perform(self, operation):
-        after, error = self.troubles.get(len(self.done), (False, None))
-        self.done.append(operation)
-        if getattr(operation, "what", None) in self.spared:
-            error = None
-        if error is not None:
-            self.struck.append(operation)
-        if error is not None and not after:
-            raise error
-        result = self.effect(operation)
-        if error is not None:
-            raise error
-        return result
 
     def effect(self, operation):
         if isinstance(operation, effects.Call):

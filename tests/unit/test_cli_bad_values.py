@@ -49,9 +49,7 @@ SKIPPED = {("demo",)}
 
 
 @pytest.fixture
-def url(tmp_path, monkeypatch):
-    url = f"sqlite:///{tmp_path}/queue.db"
-    monkeypatch.setenv("SQLSEM_URL", url)
+def url(url, tmp_path, monkeypatch):
     monkeypatch.setenv("SQLSEM_TOKEN", "x")
     monkeypatch.chdir(tmp_path)
     from sqlsem.ops.dashboard import server

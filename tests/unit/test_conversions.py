@@ -6,6 +6,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.troubles import Troubled
 
 import sqlsem
 from sqlsem.api.coordinator import Coordinator
@@ -20,17 +21,15 @@ from sqlsem.values.locks import READ, WRITE, Request, Ticket, Upgrading
 TICKET = Ticket("prices", 7, "me", True)
 
 
-class World:
-    """One reader, a clock that moves with each wait, and troubles at chosen operations."""
+class World(Troubled):
+    """One reader."""
+
+    spared = ("downgrade",)  # its error is raised later
 
     def __init__(self, begins=(), waits=(), troubles=()):
-        self.access, self.clock = "read", 0.0
+        super().__init__(troubles)
+        self.access = "read"
         self.begins, self.waits = iter(begins), iter(waits)
-        self.troubles = dict(troubles)  # number of the operation → (before or after its effect, error)
-        self.done = []
-
-    def now(self):
-        return self.clock
 
     # -- a session
 
@@ -63,18 +62,6 @@ class World:
         return self.access is not None
 
     # -- operations
-
-    def perform(self, operation):
-        after, error = self.troubles.get(len(self.done), (False, None))
-        self.done.append(operation)
-        if getattr(operation, "what", None) == "downgrade":
-            error = None  # its error is raised later
-        if error is not None and not after:
-            raise error
-        result = self.effect(operation)
-        if error is not None:
-            raise error
-        return result
 
     def effect(self, operation):
         if isinstance(operation, effects.Call):

@@ -11,12 +11,6 @@ from sqlsem.values.locks import check_duration
 HOUR = [3600, 3600.0, "3600", "3600s", "60m", "1h", "0.5h30m", timedelta(hours=1)]
 
 
-@pytest.fixture
-def coordinator(tmp_path):
-    with sqlsem.connect(tmp_path / "x.db") as coordinator:
-        yield coordinator
-
-
 @pytest.mark.parametrize("value", HOUR, ids=str)
 def test_durations_are_read_alike_everywhere(coordinator, tmp_path, value):
     assert check_duration("It", value) == 3600.0

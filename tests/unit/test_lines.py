@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import linecache
 import random
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +10,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from support import PATIENCE, until
+from support import PATIENCE, striking, until
 
 import sqlsem
 import sqlsem.testing
@@ -672,44 +670,17 @@ def test_interrupted_entry_leaves_no_trace(room, monkeypatch, strike, limit):
 
 def test_interrupt_at_any_line_of_removal_is_harmless(room):
     """The other waiters of the queue each request a different mode."""
-    struck = [0]
-
-    def leave(waiter, strike):
-        lines_left = [strike]
-
-        def trace(frame, event, argument):
-            if frame.f_code.co_filename != queues.__file__:
-                return None
-            # (Python handles no signal where a ``with`` ends, though a debugger sees that line once more.)
-            text = linecache.getline(queues.__file__, frame.f_lineno)
-            if event == "line" and not text.lstrip().startswith("with "):
-                lines_left[0] -= 1
-                if lines_left[0] == 0:
-                    struck[0] += 1
-                    raise KeyboardInterrupt
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            room.lines.remove([waiter])
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(before)
-        return False
-
     for strike in range(1, 200):
         first, *late = (room.waiter(number, f"r{strike}", weight=number, limit=9) for number in (1, 2, 3))
-        was_struck = leave(first, strike)
+        place = striking.struck(strike, lambda first=first: room.lines.remove([first]), queues.__file__)
         room.lines.notify(first.ticket.resource)  # as others do
         room.lines.remove([first])
         assert [waiting for waiting in room.lines.waiters() if waiting.ticket.resource == f"r{strike}"] == late
         assert room.kind_of(late[0]) == "head"
         room.lines.remove(late)
-        if not was_struck:
+        if place is None:
             break
-    assert struck[0] == strike - 1 > 10
+    assert strike > 11
     assert room.lines.queues == {}
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ import pytest
 import sqlsem
 
 PATIENCE = 60.0
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[sqlsem.Coordinator]:
-    with sqlsem.connect(f"sqlite:///{tmp_path}/queue.db") as coordinator:
-        coordinator.admin.resources()
-        yield coordinator
 
 
 def test_wait_log_line_names_the_holders(coordinator: sqlsem.Coordinator, caplog: pytest.LogCaptureFixture) -> None:

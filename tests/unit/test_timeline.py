@@ -275,9 +275,7 @@ def test_page_works_in_a_browser(page, tmp_path):
 
 
 @pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path}/queue.db"
-    monkeypatch.setenv("SQLSEM_URL", url)
+def url(url: str) -> str:
     with sqlsem.connect(url) as coordinator:
         coordinator.admin.resources()  # the tables are there
     return url
