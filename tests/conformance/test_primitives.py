@@ -555,22 +555,16 @@ def test_many_locks_in_a_single_process(connect, name):
 def test_500_locks_cost_three_connections(engine_name, make_database, postgres_server, name):
     database = make_database(postgres_server)  # a separate database, to count its connections
 
-    def connections():
-        return database.rows(
-            "SELECT count(*) FROM pg_stat_activity WHERE starts_with(application_name, 'sqlsem') "
-            "AND datname = current_database()"
-        )[0][0]
-
     with database.coordinator() as coordinator:
         locks = [coordinator.mutex(name(number)) for number in range(500)]
         for lock in locks:
             assert lock.acquire(timeout=60)
-        until(lambda: connections() <= 3)  # the installer's connection may still be ending
+        until(lambda: database.connections() <= 3)  # the installer's connection may still be ending
         waiters = [Attempt(coordinator.mutex(name("w"))) for _ in range(20)]
         until(lambda: len(database.queue(name("w"))) == 20)
-        assert connections() <= 3
+        assert database.connections() <= 3
         until(lambda: all_left(waiters), "all waiters through")
-        assert connections() <= 3
+        assert database.connections() <= 3
         for lock in locks:
             lock.release()
     assert database.queue(name) == []

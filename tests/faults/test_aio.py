@@ -37,13 +37,6 @@ def rounds_of(loop):
     return rounds
 
 
-def connections(database):
-    return database.rows(
-        "SELECT count(*) FROM pg_stat_activity WHERE starts_with(application_name, 'sqlsem') "
-        "AND datname = current_database()"
-    )[0][0]
-
-
 async def eventually(condition):
     deadline = time.monotonic() + 480
     while not condition():
@@ -150,7 +143,7 @@ def test_a_thousand_tasks_wait(spawn, database, name, same, engine_name, request
     if engine_name == "postgresql":  # a database of its own, to count the connections
         make, server = request.getfixturevalue("make_database"), request.getfixturevalue("postgres_server")
         database = make(server)
-        until(lambda: connections(database) == 0)
+        until(lambda: database.connections() == 0)
     best = {}
     for _ in range(4):
         child = spawn(crowd, url=database.url, options=database.options, name=name, same=same)
@@ -159,13 +152,13 @@ def test_a_thousand_tasks_wait(spawn, database, name, same, engine_name, request
             "threads"
         ]  # the library's threads: two for its upkeep, one for calls, three for waits
         if engine_name == "postgresql":
-            until(lambda: connections(database) <= 4, "what was dropped is gone")
+            until(lambda: database.connections() <= 4, "what was dropped is gone")
         else:
             assert report["sessions"] <= 4
         child.send(do="go on")
         worst = child.expect("done", 200)["worst"]
         if engine_name == "postgresql":
-            until(lambda: connections(database) <= 4, "what was dropped is gone")
+            until(lambda: database.connections() <= 4, "what was dropped is gone")
         child.send(do="end")
         child.rest()
         # Other programs can only make it worse.

@@ -166,6 +166,14 @@ class Database:
             lock,
         )
 
+    def connections(self) -> int:
+        """Return the number of connections of sqlsem's clients (PostgreSQL)."""
+        ((number,),) = self.rows(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND starts_with(application_name, 'sqlsem')"
+        )
+        return int(number)
+
     def insert_bare(self, cursor: Any, resource: str, requesting_id: str, **columns: Any) -> int:
         """Insert a row by bare SQL (S1 of docs/reference/protocol.md); return its position."""
         names = ["resource_id", "requesting_id", *columns]
