@@ -11,7 +11,6 @@ from support import Database, random_name, until
 from support.databases import empty_database, name_of_database, through
 
 import sqlsem
-from sqlsem.tasks import Worker
 
 pytestmark = pytest.mark.engines("postgresql")
 
@@ -392,33 +391,6 @@ def test_after_a_failover_members_have_their_grace(orphan, user, database, name)
         until(lambda: state_of(database, name)[0] == "dead")
         assert connection.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == 0
         connection.execute("SELECT sqlsem.release(%s)", (name,))
-
-
-def test_the_tasks_of_a_dead_worker(database, connect, login, name):
-    queue = connect().queue(name)
-    numbers = [queue.put(sqlsem.Sql("SELECT 1")) for _ in range(3)]
-    with database.raw() as connection:
-        member = enrol(connection, grace=200)
-        for number in numbers:
-            connection.execute("SELECT sqlsem.claim_task(%s, %s, 'o', %s, false)", (member, name, str(number)))
-        pid = connection.info.backend_pid
-    until(lambda: not database.rows("SELECT 1 FROM pg_stat_activity WHERE pid = ?", pid))
-    until(
-        lambda: (
-            [(task.task_id, task.status) for task in queue.tasks("lost")] == [(number, "lost") for number in numbers]
-        )
-    )
-    assert queue.tasks("running") == []
-    operator = login("sqlsem_operator")
-    assert operator.rows("SELECT sqlsem.set_task(?, 'retry')", numbers[1]) == [(0,)]
-    assert operator.rows("SELECT sqlsem.set_task(?, 'cancel')", numbers[0]) == [(0,)]
-    assert [(run.outcome, run.host, run.pid) for run in queue.log(numbers[1])] == [("lost", "h", 7)]
-    Worker(queue, idle_exit=0).run()
-    assert [task.status for task in sorted(queue.tasks(), key=lambda task: task.task_id)] == [
-        "cancelled",
-        "finished",
-        "finished",
-    ]
 
 
 def test_a_session_does_not_wait_for_itself(user, database, name):

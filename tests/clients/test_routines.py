@@ -506,23 +506,6 @@ def test_a_closed_connection_frees_its_lock(session, name):
     assert second.acquire(name, timeout_ms=5000)[0] in (0, 1)
 
 
-def test_deadlock_between_sessions(database, session, name):
-    first, second = session(), session()
-    first.acquire(name("a"))
-    second.acquire(name("b"))
-    first.start(name("b"))
-    waiting(database, name)
-    second.start(name("a"))
-    until(lambda: first.done.is_set() or second.done.is_set())
-    victim, other, has, wants = (
-        (first, second, name("a"), name("b")) if first.done.is_set() else (second, first, name("b"), name("a"))
-    )
-    assert victim.answer == (-3, None, None)
-    assert len(rows(database, wants)) == 1, "the victim's request is gone"
-    assert victim.release(has) == 0
-    other.granted()
-
-
 # -- leases ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,9 +1,7 @@
-"""The control table's scenarios, with real processes."""
+"""The control table's scenarios, with real processes. (`faults/test_kill` has those in which one is killed.)"""
 
 import pytest
 from support import Stay, check_history, overlap, session, until
-
-GRACE = 0.5
 
 
 def stay(granted, released, **kind):
@@ -101,52 +99,4 @@ def test_readers_and_a_writer(sessions, database, name):
     leave(reader_3, access="read")
     check_history(stays)
     assert overlap(stays) == 2
-    finish(*children)
-
-
-def test_a_holder_is_killed(sessions, database, name):
-    holder, *rest = children = sessions(3, grace=GRACE)
-    for number, child in enumerate(children, 1):
-        child.send(do="acquire", lock={"kind": "mutex", "name": name})
-        waiting(database, name, number)
-    holder.expect("granted")
-    assert rest[0].quiet(3 * GRACE), "a living holder was reaped"
-    killed = holder.kill()
-    next_one = rest[0].expect("granted")
-    assert next_one["at"] - killed < 30
-    rest[0].send(do="release")
-    rest[0].expect("released")
-    rest[1].expect("granted")
-    rest[1].send(do="release")
-    rest[1].expect("released")
-    finish(*rest)
-
-
-def test_a_waiter_is_killed(sessions, database, name):
-    holder, waiter, last = children = sessions(3, grace=GRACE)
-    for number, child in enumerate(children, 1):
-        child.send(do="acquire", lock={"kind": "mutex", "name": name})
-        waiting(database, name, number)
-    holder.expect("granted")
-    waiter.kill()
-    holder.send(do="release")
-    holder.expect("released")
-    last.expect("granted")
-    last.send(do="release")
-    last.expect("released")
-    finish(holder, last)
-    assert database.queue(name) == []
-
-
-def test_the_numbers_stand_in_the_order_of_asking(sessions, database, name):
-    children = sessions(4)
-    for number, child in enumerate(children, 1):
-        child.send(do="acquire", lock={"kind": "mutex", "name": name})
-        waiting(database, name, number)
-    positions = []
-    for child in children:
-        positions.append(child.expect("granted")["position"])
-        child.send(do="release")
-        child.expect("released")
-    assert positions == sorted(positions)
     finish(*children)
