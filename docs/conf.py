@@ -105,7 +105,8 @@ def plain(app: Sphinx, env: Any, node: Any, contnode: nodes.Element) -> nodes.El
 
 def internal(app: Sphinx, what: str, name: str, found: Any, skip: bool, options: Any) -> bool | None:
     """Leave out what says that programs have no use for it."""
-    return True if "For the package" in (getattr(found, "__doc__", None) or "") else None
+    text = inspect.getdoc(found) or ""  # that of a base class, if it has none itself
+    return True if "For the package" in " ".join(text.split()) else None
 
 
 class CommandHelp(SphinxDirective):

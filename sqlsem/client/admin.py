@@ -95,7 +95,7 @@ class AdminViews:
 
         Args:
             resource: Only requests for this resource.
-            most: At most this many.
+            maximum: At most this many.
             since: Only requests that ended no longer ago than this (``"24h"``), by the database's clock.
             until: Only requests that ended at least this long ago.
             outcome: Only requests with this outcome: ``"released"``, ``"timeout"``, ``"cancelled"``, ``"reaped"``,
@@ -123,7 +123,7 @@ class AdminViews:
 
         Args:
             name: Only actions on this resource or work queue.
-            most: At most this many.
+            maximum: At most this many.
             since: Only actions no longer ago than this (``"24h"``), by the database's clock.
             until: Only actions at least this long ago.
             action: Only this action: ``"pause"``, ``"resume"``, ``"cap"``, ``"stale_after"``, ``"ageing"``,
