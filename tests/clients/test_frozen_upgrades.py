@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "b0ce01ecc73c20607b19ef92ada257d8ab8f85fe6d438bb14cd9b2a6b439252a"}
+DIGESTS = {"0.1.0": "e333c4a966143771dc2240b76e7b16d49982d419c390da6e77011e3b9c378490"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.pages import scripts
 from support.procedures import PROCEDURES, granted
 
-from sqlsem import sql
-
 #: A scan over moved rows, no memory for locks, a deadlock between row locks, a lock wait that timed out.
 NUMBERS = {601, 1204, 1205, 1222}
 MAPPING = re.compile(r"IF (?:ERROR_NUMBER\(\)|@number) IN \(601, 1204, 1205, 1222\)\s+THROW 50002, N'sqlsem: busy: ")
-#: Answers of the server to the caller's own text, or to a table of the caller's.
-OF_THE_CALLER = {
-    "work": "records the error of a task",
-    "guard_table": "waits for the caller's table",
-    **dict.fromkeys(
-        ("list_batches", "queue_counts", "rates", "revoke", "set_task", "cancel_task"),
-        "clients call it, too, and see the server's own numbers, as docs/reference/errors.md says",
-    ),
-    "unguard_table": "same",
-}
-DOCS = Path(sql.__file__).parents[2] / "docs"
+BUSY = "601, 1204, 1205, 1222"
+CALLED = re.compile(r"EXEC (?:@\w+ = )?sqlsem\.\[?(\w+)")
+#: A statement that returns rows, up to its end.
+RESULT = re.compile(r"^ *SELECT (?!@|(?:TOP \(\d+\) )?@)[^;]*;", re.MULTILINE)
+GRANTED = sorted(set(PROCEDURES) & set(granted()))
 
 
 def blocks(text: str) -> list[tuple[str, str, str]]:
@@ -46,6 +37,13 @@ def blocks(text: str) -> list[tuple[str, str, str]]:
                     catch = catch.replace(inner, "")
                 blocks_found.append((text[start : match.end()], text[start + len("BEGIN TRY") : caught], catch))
     return blocks_found
+
+
+def tries(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the first part and the CATCH of each TRY block, of the inner ones, too."""
+    for _, tried, catch in blocks(text):
+        yield tried, catch
+        yield from tries(tried)
 
 
 def catches(text: str, caught: bool = False) -> Iterator[tuple[str, bool]]:
@@ -94,43 +92,94 @@ def test_fault_finder_sees_each_kind():
     ]
 
 
-def for_sessions() -> set[str]:
-    """Return the procedures that the pages recommend."""
-    called = {
-        name
-        for page in DOCS.rglob("*.md")
-        for name in re.findall(r"EXEC (?:@\w+ = )?sqlsem\.\[?(\w+)", page.read_text(encoding="utf-8"))
-    }
-    return (called | set(scripts.public())) & set(PROCEDURES) & set(granted())
-
-
-def reads_outside(name: str, visited: frozenset[str] = frozenset()) -> list[str]:
-    """Return the paths from a procedure to a table without a CATCH that maps the errors."""
+def outside(name: str, what: str, guard: re.Pattern[str], visited: frozenset[str] = frozenset()) -> list[str]:
+    """Return the paths from a procedure to what it does outside of the TRY blocks whose CATCH matches the guard."""
     text = PROCEDURES[name]
     for block, _, catch in blocks(text):
-        if MAPPING.search(catch) or "NOT IN (601, 1204, 1205, 1222" in catch:
+        if guard.search(catch):
             text = text.replace(block, "")
     text = re.sub(r"'[^']*'", "''", text)
-    called = set(re.findall(r"EXEC (?:@\w+ = )?sqlsem\.\[?(\w+)", text)) - visited - {name}
-    tables = set(re.findall(r"(?:FROM|JOIN|INTO|UPDATE|APPLY) sqlsem\.\[?(\w+)", text))
-    ways = [f"{name} reads {', '.join(sorted(tables))}"] if tables else []
-    return ways + [f"{name}: {way}" for callee in sorted(called) for way in reads_outside(callee, visited | {name})]
+    found = sorted({match[1] for match in re.finditer(what, text)})
+    ways = [f"{name}: {', '.join(found)}"] if found else []
+    called = set(CALLED.findall(text)) - visited - {name}
+    return ways + [
+        f"{name}: {way}" for callee in sorted(called) for way in outside(callee, what, guard, visited | {name})
+    ]
 
 
-def test_procedures_for_sessions_are_found():
-    assert {
-        "acquire",
-        "try",
-        "release",
-        "renew",
-        "take",
-        "put",
-        "work",
-        "hand_over",
-        "batch_part_finish",
-    } <= for_sessions()
+def reached(text: str, visited: set[str]) -> set[str]:
+    """Return the procedures with rights of their own that a text calls, and its other procedures call."""
+    found = set()
+    for name in CALLED.findall(re.sub(r"'[^']*'", "''", text)):
+        if name in GRANTED:
+            found.add(name)
+        elif name in PROCEDURES and name not in visited:
+            visited.add(name)
+            found |= reached(PROCEDURES[name], visited)
+    return found
 
 
-@pytest.mark.parametrize("name", sorted(for_sessions() - set(OF_THE_CALLER)))
-def test_session_procedures_map_busy_errors(name):
-    assert reads_outside(name) == []
+def for_sessions() -> list[str]:
+    """Return the procedures that the reference recommends, and those that they call."""
+    found: set[str] = set()
+    to_read = set(scripts.public()) & set(PROCEDURES)
+    while to_read:
+        found |= to_read
+        to_read = {callee for name in to_read for callee in CALLED.findall(PROCEDURES[name])} & set(PROCEDURES) - found
+    return sorted(found)
+
+
+def waiting_results(text: str) -> list[str]:
+    """Return the statements that return rows and wait for locks while they read the rows."""
+    found = []
+    text = re.sub(r"'[^']*'", "''", text)
+    for match in RESULT.finditer(text):
+        before = re.split(r";|\bBEGIN\b|\bTRY\b|\bAS\n", text[: match.start()])[-1]
+        if (
+            re.search(r"\b(?:INSERT|UPDATE|DELETE|SET|EXISTS|FROM|WITH)\b|@answer = 1", before)
+            or "READ UNCOMMITTED" in text
+        ):
+            continue  # a part of another statement; only for clients; or all reads of the procedure are without locks
+        found += [
+            " ".join(source.split())
+            for source in re.findall(r"(?:FROM|JOIN) (sqlsem\.\w+\b(?!\()(?: AS \w+)?(?:\s+WITH \([^\n]*)?)", match[0])
+            if "READPAST" not in source and "NOLOCK" not in source
+        ]
+    return found
+
+
+@pytest.mark.parametrize("name", GRANTED)
+def test_procedures_of_roles_map_busy_errors(name):
+    maps = re.compile(f"{MAPPING.pattern}|NOT IN \\({BUSY}")
+    assert outside(name, r"(?:FROM|JOIN|INTO|UPDATE|APPLY) (sqlsem\.\[?\w+)", maps) == []
+
+
+@pytest.mark.parametrize("name", GRANTED)
+def test_procedures_of_roles_end_their_transaction(name):
+    """A CATCH without ROLLBACK would leave the procedure's transaction open, and its locks held."""
+    rolls_back = re.compile(r"ROLLBACK TRANSACTION")
+    assert outside(name, r"\b(BEGIN TRANSACTION)\b", rolls_back) == []
+
+
+@pytest.mark.parametrize("name", sorted(PROCEDURES))
+def test_procedures_that_try_again_know_the_mapped_error(name):
+    """A CATCH that goes on after the server's numbers must go on after 50002, if it calls such a procedure."""
+    wrong = []
+    for tried, catch in tries(PROCEDURES[name]):
+        goes_on = re.search(rf"NOT IN \(({BUSY}[\d, ]*)\)", catch)
+        if goes_on and "50002" not in catch and (mapped := reached(tried, set())):
+            wrong.append(f"{goes_on[0]}, and calls {', '.join(sorted(mapped))}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", for_sessions())
+def test_procedures_for_sessions_return_all_rows_or_an_error(name):
+    """A caught error ends a result without a trace: a caller that reads no further takes a part for the whole."""
+    assert waiting_results(PROCEDURES[name]) == []
+
+
+def test_a_result_that_waits_for_locks_is_seen():
+    assert waiting_results("BEGIN TRY\n    SELECT a FROM sqlsem.entry AS e;\nEND TRY") == ["sqlsem.entry AS e"]
+    assert waiting_results("    SET @a = 1;\n    SELECT a FROM sqlsem.entry WITH (NOLOCK);") == []
+    assert waiting_results("    INSERT INTO @rows (a)\n    SELECT a FROM sqlsem.entry;\n    SELECT a FROM @rows;") == []
+    assert waiting_results("    SELECT @a = a FROM sqlsem.entry;") == []

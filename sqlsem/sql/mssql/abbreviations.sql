@@ -4,10 +4,12 @@
 --
 -- begin, begin_try: the body of a procedure that callers may run. Their session may have set another ROWCOUNT.
 -- begin_inner: the body of a procedure that only these procedures run.
+-- begin_try_own: as begin_try, of a procedure that may run in a transaction of the caller's.
 -- throw_if_busy: in a CATCH block, reports the errors that mean busy as 50002.
 -- end_try: does so, and raises all other errors unchanged.
 -- end_try_rollback: rolls back an open transaction before that. end_try_rollback_own: but not the caller's, in which
--- the procedure has refused to run (50001).
+-- the procedure has refused to run (50001). end_try_own: of begin_try_own; but not a transaction that was open when the
+-- procedure was called.
 
 -- name: begin
 BEGIN
@@ -20,6 +22,11 @@ BEGIN
 BEGIN TRY
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
+-- name: begin_try_own
+BEGIN TRY
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @outside int = @@TRANCOUNT;
 -- name: throw_if_busy
 IF ERROR_NUMBER() IN (601, 1204, 1205, 1222)
     THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
@@ -41,6 +48,14 @@ END CATCH;
 END TRY
 BEGIN CATCH
     IF @@TRANCOUNT > 0 AND ERROR_NUMBER() <> 50001  -- (50001: the transaction is the caller's)
+        ROLLBACK TRANSACTION;
+    {throw_if_busy}
+    THROW;
+END CATCH;
+-- name: end_try_own
+END TRY
+BEGIN CATCH
+    IF @@TRANCOUNT > 0 AND @outside = 0
         ROLLBACK TRANSACTION;
     {throw_if_busy}
     THROW;

@@ -76,7 +76,7 @@ END;
 -- dead member fail, and its callbacks become pending again. With @answer return a row for each batch in which parts
 -- have failed; with @tell send a message for each to the session.
 CREATE OR ALTER PROCEDURE {schema}.recover_batches
-    @name nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0, @tell bit = 0 AS {begin}
+    @name nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0, @tell bit = 0 AS {begin_try_own}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: recover_batches must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -150,7 +150,7 @@ CREATE OR ALTER PROCEDURE {schema}.recover_batches
     END;
     IF @answer = 1
         SELECT batch_id FROM @dead ORDER BY batch_id;
-END;
+{end_try_own}
 
 -- Start a part, in the newest batch of the name or in a new one. @parts: the names of all parts, separated by LF.
 -- @code:
@@ -169,7 +169,7 @@ CREATE OR ALTER PROCEDURE {schema}.start_part
     @member bigint, @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_ms bigint,
     @owner nvarchar(255), @uid nvarchar(64), @callback_kind nvarchar(8) = NULL, @callback_body nvarchar(max) = NULL,
     @code nvarchar(16) = NULL OUTPUT,
-    @id bigint = NULL OUTPUT, @attempt int = NULL OUTPUT, @previous bigint = NULL OUTPUT, @answer bit = 0 AS {begin}
+    @id bigint = NULL OUTPUT, @attempt int = NULL OUTPUT, @previous bigint = NULL OUTPUT, @answer bit = 0 AS {begin_try_own}
     SET @code = NULL;
     SET @id = NULL;
     SET @attempt = NULL;
@@ -333,10 +333,10 @@ CREATE OR ALTER PROCEDURE {schema}.start_part
     {end_try_rollback}
     IF @answer = 1
         SELECT @code AS code, @id AS id, @attempt AS attempt, @previous AS previous;
-END;
+{end_try_own}
 
 -- Make a callback that this member claimed pending again; return 1 if there was one. May be repeated.
-CREATE OR ALTER PROCEDURE {schema}.return_callback @member bigint, @uid nvarchar(64), @answer bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.return_callback @member bigint, @uid nvarchar(64), @answer bit = 0 AS {begin_try_own}
     DECLARE @count int = 0, @batch bigint;
     DECLARE @callback TABLE (batch_id bigint NOT NULL);
     INSERT INTO @callback (batch_id)
@@ -350,7 +350,7 @@ CREATE OR ALTER PROCEDURE {schema}.return_callback @member bigint, @uid nvarchar
     IF @answer = 1
         SELECT @count AS returned;
     RETURN @count;
-END;
+{end_try_own}
 
 -- End a part: N'succeeded' or N'failed'. @code:
 --   succeeded  recorded         failed  recorded
@@ -465,7 +465,7 @@ END;
 -- caller has the callbacks of kind local and session. May be repeated with the same @uid.
 CREATE OR ALTER PROCEDURE {schema}.claim_callback
     @member bigint, @name nvarchar(400), @batch bigint, @owner nvarchar(255), @uid nvarchar(64), @own bit,
-    @id bigint = NULL OUTPUT, @answer bit = 0 AS {begin}
+    @id bigint = NULL OUTPUT, @answer bit = 0 AS {begin_try_own}
     SET @id = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: a batch must not be resumed inside an open transaction; commit first', 1;
@@ -515,12 +515,12 @@ CREATE OR ALTER PROCEDURE {schema}.claim_callback
     {end_try_rollback}
     IF @answer = 1
         SELECT batch_id, batch_name, callback_attempt, callback_kind, callback_body FROM {schema}.batch WHERE batch_id = @id;
-END;
+{end_try_own}
 
 -- End a callback, with an error if it failed. Return 1, or 0 if the callback is no longer this member's. May be
 -- repeated.
 CREATE OR ALTER PROCEDURE {schema}.end_callback @member bigint, @batch bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
-AS {begin}
+AS {begin_try_own}
     DECLARE @done int = 0;
     UPDATE {schema}.batch
     SET callback_status = CASE WHEN @error IS NULL THEN N'finished' ELSE N'failed' END, callback_ended = SYSUTCDATETIME(),
@@ -535,7 +535,7 @@ AS {begin}
     IF @answer = 1
         SELECT @done AS done;
     RETURN @done;
-END;
+{end_try_own}
 
 -- Abandon the newest batch of a name, or batch @batch, if it is open or has failed, or its callback is pending or has
 -- failed. The next start of a part begins a new batch. Return a row with its number; NULL if there is no batch
@@ -590,10 +590,21 @@ AS {begin_try}
 -- Return the batches, newest first, one row a part. Putters, operators, readers and the login that stored a callback
 -- see its text.
 CREATE OR ALTER PROCEDURE {schema}.list_batches @name nvarchar(400) = NULL, @batch bigint = NULL, @maximum int = 20
-AS {begin}
+AS {begin_try}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (batch_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @page TABLE (
+        batch_id bigint NOT NULL, batch_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL, status nvarchar(16) NULL,
+        window_seconds float NULL, opened_at datetime2(6) NULL, ended_at datetime2(6) NULL, seconds float NULL,
+        callback_status nvarchar(16) NULL, callback_kind nvarchar(8) NULL, callback_body nvarchar(max) NULL,
+        callback_attempt int NULL, callback_owner nvarchar(255) NULL, callback_started datetime2(6) NULL,
+        callback_ended datetime2(6) NULL, callback_seconds float NULL, callback_error nvarchar(max) NULL,
+        part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, part_status nvarchar(16) NULL, is_last bit NULL,
+        attempt int NULL, member_id bigint NULL, owner nvarchar(255) NULL, host nvarchar(255) NULL, pid int NULL,
+        started_at datetime2(6) NULL, part_ended datetime2(6) NULL, part_seconds float NULL, error nvarchar(max) NULL,
+        missing_for float NULL, opened_by nvarchar(128) NULL, login nvarchar(128) NULL,
+        callback_kept_by nvarchar(128) NULL, callback_login nvarchar(128) NULL, PRIMARY KEY (batch_id, part));
     DECLARE @now datetime2(6), @all int;
     SET @all = CASE WHEN IS_MEMBER(N'{schema}_putter') = 1 OR IS_MEMBER(N'{schema}_operator') = 1
                          OR IS_MEMBER(N'{schema}_reader') = 1 OR IS_MEMBER(N'db_owner') = 1
@@ -605,6 +616,11 @@ AS {begin}
         SELECT TOP (@maximum) batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
         WHERE @name IS NULL OR batch_name = @name ORDER BY batch_id DESC;
     SET @now = SYSUTCDATETIME();
+    -- (An error must not follow a part of the rows: a caller that reads no further would take it for all.)
+    INSERT INTO @page (batch_id, batch_name, status, window_seconds, opened_at, ended_at, seconds, callback_status, callback_kind,
+                       callback_body, callback_attempt, callback_owner, callback_started, callback_ended, callback_seconds,
+                       callback_error, part, part_status, is_last, attempt, member_id, owner, host, pid, started_at,
+                       part_ended, part_seconds, error, missing_for, opened_by, login, callback_kept_by, callback_login)
     SELECT r.batch_id, r.batch_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
            r.ended_at,
            DATEDIFF_BIG(microsecond, r.opened_at, COALESCE(r.ended_at, @now)) / CAST(1000000 AS float) AS seconds,
@@ -629,9 +645,13 @@ AS {begin}
                              WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session')
                                   <> N'NoLock' THEN 0
                              ELSE APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared',
-                                               N'Session') END AS missing) AS b
-    ORDER BY r.batch_id DESC, p.part;
-END;
+                                               N'Session') END AS missing) AS b;
+    SELECT batch_id, batch_name, status, window_seconds, opened_at, ended_at, seconds, callback_status, callback_kind,
+           callback_body, callback_attempt, callback_owner, callback_started, callback_ended, callback_seconds,
+           callback_error, part, part_status, is_last, attempt, member_id, owner, host, pid, started_at,
+           part_ended, part_seconds, error, missing_for, opened_by, login, callback_kept_by, callback_login
+    FROM @page ORDER BY batch_id DESC, part;
+{end_try}
 
 
 -- For sessions -----------------------------------------------------------------------------------------------------

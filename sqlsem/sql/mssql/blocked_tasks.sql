@@ -343,7 +343,7 @@ END;
 -- that an earlier call with the same @uid has claimed. @answer = 1: return a row for each lock, with the task in each.
 CREATE OR ALTER PROCEDURE {schema}.claim_blocked
     @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit, @requesting_id nvarchar(255),
-    @row_owner nvarchar(255), @task bigint = NULL OUTPUT, @answer bit = 0 AS {begin}
+    @row_owner nvarchar(255), @task bigint = NULL OUTPUT, @answer bit = 0 AS {begin_try_own}
     SET @task = NULL;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
@@ -456,7 +456,7 @@ CREATE OR ALTER PROCEDURE {schema}.claim_blocked
                l.resource_id, l.queue_position, l.access_type, l.concurrency_limit, l.weight
         FROM {schema}.task AS t JOIN {schema}.task_lock AS l ON l.task_id = t.task_id
         WHERE t.task_id = @task ORDER BY l.number;
-END;
+{end_try_own}
 
 -- Test the owners of rows that block the tasks of a queue, on 8 resources at most. (Elsewhere waiters make this test,
 -- but no process waits for the locks of a blocked task.)
@@ -478,7 +478,7 @@ CREATE OR ALTER PROCEDURE {schema}.check_lock_holders @queue nvarchar(400) AS {b
 END;
 
 -- Return the locks of these tasks (a JSON array of their numbers), for displays.
-CREATE OR ALTER PROCEDURE {schema}.show_task_locks @tasks nvarchar(max) AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.show_task_locks @tasks nvarchar(max) AS {begin_try}
     DECLARE @all int;
     DECLARE @asked TABLE (task_id bigint NOT NULL PRIMARY KEY);
     EXEC @all = {schema}.sees_all;
@@ -488,4 +488,4 @@ CREATE OR ALTER PROCEDURE {schema}.show_task_locks @tasks nvarchar(max) AS {begi
     JOIN {schema}.task_lock AS l WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) ON l.task_id = a.task_id
     WHERE @all = 1 OR t.put_by = ORIGINAL_LOGIN()
     ORDER BY l.task_id, l.number;
-END;
+{end_try}

@@ -16,7 +16,7 @@
 --  -3  another reader is upgrading: each would wait for the other. Nothing was changed
 CREATE OR ALTER PROCEDURE {schema}.begin_upgrade
     @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @try bit, @patience int = 1000, @answer bit = 0
-AS {begin}
+AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
@@ -175,7 +175,7 @@ AS {begin}
     IF @answer = 1
         SELECT @result AS code;
     RETURN @result;
-END;
+{end_try_own}
 
 -- Wait up to @timeout_ms until a reader that has begun to upgrade is alone, and so the writer. Wherever there is a lock
 -- to wait for, sleep in the engine's queue of that lock, and poll otherwise. Return:
@@ -183,7 +183,7 @@ END;
 --   1  call again at once
 --  -2  the row is gone: released, reaped or revoked
 CREATE OR ALTER PROCEDURE {schema}.upgrade
-    @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @timeout_ms int, @answer bit = 0 AS {begin}
+    @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @timeout_ms int, @answer bit = 0 AS {begin_try_own}
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -261,7 +261,7 @@ CREATE OR ALTER PROCEDURE {schema}.upgrade
     IF @answer = 1
         SELECT @result AS code;
     RETURN @result;
-END;
+{end_try_own}
 
 -- Give a granted row another access type, and record the time under the old one. Return 0, or -2 if the row is gone or
 -- revoked, or has another access type than @was.

@@ -16,7 +16,7 @@
 -- that request. `ahead`: the row by which the owner blocks the owner before it; `behind`: the row for which it waits.
 -- Finds none while a member of the cycle may be dead: its removal will end the deadlock.
 CREATE OR ALTER PROCEDURE {schema}.find_deadlock
-    @member bigint, @victim bigint = NULL OUTPUT, @words nvarchar(4000) = NULL OUTPUT, @answer bit = 0 AS {begin}
+    @member bigint, @victim bigint = NULL OUTPUT, @words nvarchar(4000) = NULL OUTPUT, @answer bit = 0 AS {begin_try_own}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: find_deadlock must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -293,4 +293,4 @@ CREATE OR ALTER PROCEDURE {schema}.find_deadlock
         JOIN @row AS w ON w.position = c.waiter JOIN @row AS a ON a.position = p.blocker
         JOIN {schema}.member AS m ON m.member_id = w.member_id
         ORDER BY c.step;
-END;
+{end_try_own}

@@ -10,15 +10,15 @@
 -- Return the note for a connection that uses a grant for a while: the position and its owner, which changes at a
 -- hand-over. No row: there is no such grant.
 CREATE OR ALTER PROCEDURE {schema}.session_entry @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255)
-AS {begin}
+AS {begin_try}
     SELECT CONCAT(queue_position, N':', member_id) AS entry FROM {schema}.entry WITH (READCOMMITTEDLOCK)
     WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
       AND member_id IS NOT NULL AND granted_at IS NOT NULL;
-END;
+{end_try}
 
 -- Raise if the transaction has not pinned a grant of the resource, which ends the transaction. The trigger of a guarded
 -- table calls this once for each statement, with the trigger's number.
-CREATE OR ALTER PROCEDURE {schema}.check_guard @trigger int, @resource nvarchar(255) AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.check_guard @trigger int, @resource nvarchar(255) AS {begin_try}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @session nvarchar(4000) = CAST(SESSION_CONTEXT(N'sqlsem.{schema}.grants') AS nvarchar(4000)),
             @position bigint, @id nvarchar(255), @access nvarchar(64), @pinned bit, @kept bit = 0, @member bigint, @exists int = 0,
@@ -62,7 +62,7 @@ CREATE OR ALTER PROCEDURE {schema}.check_guard @trigger int, @resource nvarchar(
              ELSE N'which has asserted no grant of it that is held: EXEC {schema}.assert_holding (grant.assert_held) after BEGIN TRANSACTION' END);
     EXEC {schema}.escape_control_chars @message OUTPUT;
     EXEC {schema}.raise_error 50004, @message;
-END;
+{end_try}
 
 
 -- Guarding of tables, with the caller's rights ---------------------------------------------------------------------
@@ -95,7 +95,7 @@ END;
 
 -- Guard a table: a write needs the asserted lock of @resource. Return 1, or 0 if this resource guards the table already.
 -- The caller needs ALTER on the table.
-CREATE OR ALTER PROCEDURE {schema}.guard_table @table nvarchar(600), @resource nvarchar(400), @answer bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.guard_table @table nvarchar(600), @resource nvarchar(400), @answer bit = 0 AS {begin_try}
     DECLARE @id int, @schema nvarchar(128), @name nvarchar(128), @trigger nvarchar(128), @disabled int, @known nvarchar(max),
             @text nvarchar(max), @message nvarchar(1000), @changed int = 0;
     EXEC {schema}.check_name N'resource', @resource;
@@ -133,10 +133,10 @@ CREATE OR ALTER PROCEDURE {schema}.guard_table @table nvarchar(600), @resource n
     ELSE IF @changed = 1
         PRINT N'sqlsem: INSERT, UPDATE and DELETE with OUTPUT and without INTO are refused on this table from now on (error 334). EF Core: HasTrigger, UseSqlOutputClause(false); SQLAlchemy: implicit_returning=False';
     RETURN @changed;
-END;
+{end_try}
 
 -- Remove the guard of a table. Return 1, or 0 if there was none. The caller needs ALTER on the table.
-CREATE OR ALTER PROCEDURE {schema}.unguard_table @table nvarchar(600), @answer bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.unguard_table @table nvarchar(600), @answer bit = 0 AS {begin_try}
     DECLARE @id int, @text nvarchar(max), @changed int = 0;
     EXEC {schema}.find_table @table, @id OUTPUT;
     IF @@LOCK_TIMEOUT = -1
@@ -148,7 +148,7 @@ CREATE OR ALTER PROCEDURE {schema}.unguard_table @table nvarchar(600), @answer b
     IF @answer = 1
         SELECT @changed AS made;
     RETURN @changed;
-END;
+{end_try}
 
 -- Return the guarded tables, and the problems of their guards.
 CREATE OR ALTER PROCEDURE {schema}.guarded_tables AS {begin_try}

@@ -21,7 +21,7 @@ END;
 -- held. May be repeated.
 CREATE OR ALTER PROCEDURE {schema}.hand_over_rows
     @member bigint, @positions nvarchar(max), @hash varchar(64), @ttl_ms int, @to nvarchar(128) = NULL, @answer bit = 0
-AS {begin}
+AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: hand_over must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -149,7 +149,7 @@ AS {begin}
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
-END;
+{end_try_own}
 
 -- Let a member adopt the rows that were handed over under a token. Return code 0, or
 --   -1  no such token                       -2  it was used; the reason names the member and the time
@@ -158,7 +158,7 @@ END;
 CREATE OR ALTER PROCEDURE {schema}.adopt_rows
     @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @token nvarchar(200), @answer bit = 0,
     @resource nvarchar(255) = NULL OUTPUT, @position bigint = NULL OUTPUT, @words nvarchar(600) = NULL OUTPUT,
-    @seconds float = NULL OUTPUT AS {begin}
+    @seconds float = NULL OUTPUT AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: adopt must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -277,7 +277,7 @@ CREATE OR ALTER PROCEDURE {schema}.adopt_rows
                CAST(NULL AS nvarchar(64)) AS access_type, CAST(NULL AS int) AS concurrency_limit, CAST(NULL AS int) AS weight,
                CAST(NULL AS nvarchar(1000)) AS note;
     RETURN @code;
-END;
+{end_try_own}
 
 
 -- For sessions -----------------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ CREATE OR ALTER PROCEDURE {schema}.adopt
 
 -- Store a marker: the commit of this transaction releases a lock, which the transaction has pinned before. Only the
 -- process of the lock's owner knows the marker, and deletes it when it sees it.
-CREATE OR ALTER PROCEDURE {schema}.release_on_commit @marker varchar(64) AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.release_on_commit @marker varchar(64) AS {begin_try}
     IF @@TRANCOUNT = 0
         THROW 50001, N'sqlsem: release_on_commit needs an open transaction, whose commit shall release the lock; BEGIN TRANSACTION first', 1;
     IF DATALENGTH(@marker) < 1 OR @marker IS NULL
@@ -396,21 +396,21 @@ CREATE OR ALTER PROCEDURE {schema}.release_on_commit @marker varchar(64) AS {beg
                               WHERE login = ORIGINAL_LOGIN()) AS d) >= 10000
         THROW 50000, N'sqlsem: this login has 10000 releases on commit that are not done, the most; the oldest are deleted after a day', 1;
     INSERT INTO {schema}.commit_marker (marker) VALUES (@marker);
-END;
+{end_try}
 
 -- Return 1 if the transaction with this marker has committed. Does not wait for it.
-CREATE OR ALTER PROCEDURE {schema}.is_committed @marker varchar(64), @answer bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.is_committed @marker varchar(64), @answer bit = 0 AS {begin_try}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @exists int = 0;
     SELECT @exists = 1 FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE marker = @marker;
     IF @answer = 1
         SELECT @exists AS there;
     RETURN @exists;
-END;
+{end_try}
 
 -- Delete a marker whose lock is released, or for which no process waits any more; and some markers of dead processes.
-CREATE OR ALTER PROCEDURE {schema}.delete_commit_marker @marker varchar(64) AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.delete_commit_marker @marker varchar(64) AS {begin_try_own}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DELETE FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE marker = @marker OR marked_at < DATEADD(day, -1, SYSUTCDATETIME());
-END;
+{end_try_own}

@@ -10,7 +10,7 @@
 -- 1970.
 CREATE OR ALTER PROCEDURE {schema}.once_due
     @name nvarchar(250), @position bigint, @requesting_id nvarchar(255), @per_ms bigint, @offset_ms bigint, @answer bit = 0
-AS {begin}
+AS {begin_try}
     DECLARE @at datetime2(6), @from bigint, @due int = 1;
     IF @position IS NULL
         SET @at = SYSUTCDATETIME();
@@ -28,7 +28,7 @@ AS {begin}
     IF @answer = 1
         SELECT @due AS due;
     RETURN @due;
-END;
+{end_try}
 
 -- Record a run as done, for the period in which its row was granted. Return 0, or -1 if the row is not held. May be
 -- repeated.
@@ -65,11 +65,11 @@ CREATE OR ALTER PROCEDURE {schema}.mark_once
 END;
 
 -- Return the last run of a name, or of each name, with its times and its login; and the server's time.
-CREATE OR ALTER PROCEDURE {schema}.once_runs @name nvarchar(400) AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.once_runs @name nvarchar(400) AS {begin_try}
     SELECT once_name, granted_at, done_at, queue_position, requesting_id, login, SYSUTCDATETIME() AS taken_at
     FROM {schema}.once_run WITH (READCOMMITTEDLOCK)
     WHERE @name IS NULL OR once_name = @name ORDER BY once_name;
-END;
+{end_try}
 
 -- Delete the record of the last run, so that the name may run again in this period. Allowed to the login of the last
 -- run, and to operators. Return 0, or -1 if there was none.

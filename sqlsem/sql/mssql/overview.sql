@@ -2,16 +2,16 @@
 -- delays no session that acquires or releases a lock.
 
 -- Return the settings of resources, and the logins that made them, which `resources` does not show.
-CREATE OR ALTER PROCEDURE {schema}.resource_settings AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.resource_settings AS {begin_try}
     SELECT o.resource_id, o.cap, o.paused_at, o.stale_after_ms / CAST(1000 AS float) AS stale_after, o.paused_by, o.cap_by
     FROM {schema}.all_settings() AS o;
-END;
+{end_try}
 
 -- Return the whole state except the rows of entries, in several results; their first column names the kind of row.
 -- batches: batches that are open, that have failed and have no successor, or whose callback has not finished; without
 -- bodies. holds: the holds that ended normally, of the last 200 requests of each of the 200 resources with the most
 -- waiters. rates: the rows of the procedure rates, of the 200 rates with the most waiters, then with the latest use.
-CREATE OR ALTER PROCEDURE {schema}.overview AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.overview AS {begin_try}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin());
@@ -109,7 +109,7 @@ CREATE OR ALTER PROCEDURE {schema}.overview AS {begin}
     CROSS APPLY {schema}.windows_of(n.resource_id, @now_ms) AS r
     ORDER BY r.resource_id, r.window_ms;
     -- end of feature: rates
-END;
+{end_try}
 
 
 -- Estimates of grants ------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 -- priorities.sql explains priority entries, and why no request starves.
 
 -- Return the resources with priorities, and the seconds of waiting that one step of priority is worth.
-CREATE OR ALTER PROCEDURE {schema}.priorities AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.priorities AS {begin_try}
     SELECT resource_id, ageing_ms / CAST(1000 AS float) AS ageing FROM {schema}.resource WHERE ageing_ms IS NOT NULL;
-END;
+{end_try}
 
 -- Return the time by which an entry is sorted in a priority queue: the time of its request, less the ageing for each
 -- step of priority.
@@ -39,7 +39,7 @@ CREATE OR ALTER PROCEDURE {schema}.acquire_by_priority
     @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
     @resource nvarchar(400), @access nvarchar(100), @limit int, @weight int, @note nvarchar(1000), @priority int, @place bigint,
     @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT, @before bigint = NULL OUTPUT,
-    @ahead int = NULL OUTPUT, @answer bit = 0, @attended_ms int = NULL AS {begin}
+    @ahead int = NULL OUTPUT, @answer bit = 0, @attended_ms int = NULL AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
@@ -181,4 +181,4 @@ CREATE OR ALTER PROCEDURE {schema}.acquire_by_priority
         EXEC {schema}.release_session_lock @freed;
     IF @answer = 1
         SELECT @position AS queue_position, @granted AS granted, @before AS before, @ahead AS ahead;
-END;
+{end_try_own}

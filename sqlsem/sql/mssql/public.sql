@@ -474,7 +474,7 @@ BEGIN TRY
                         ROLLBACK TRANSACTION;
                     -- Another session has locked rows, perhaps in another order. (That is no deadlock of requests: wait
                     -- on.)
-                    IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
+                    IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222, 50002)
                         THROW;
                     SET @code = -1;
                 END CATCH;

@@ -468,7 +468,7 @@ CREATE OR ALTER FUNCTION {schema}.windows_of(@resource nvarchar(255), @now bigin
 -- until there is room for one more; cap: the operator's limit.
 --
 -- Waits for no request, and delays none.
-CREATE OR ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL AS {begin_try}
     SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
     DECLARE @now bigint = {schema}.clock_us() / 1000;
     SELECT r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in, r.cap
@@ -476,7 +476,7 @@ CREATE OR ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL AS {begi
           WHERE w.resource_id LIKE N'rate:%' AND (@resource IS NULL OR w.resource_id = @resource)) AS n  -- (without the starts of tasks)
     CROSS APPLY {schema}.windows_of(n.resource_id, @now) AS r
     ORDER BY r.resource_id, r.window_ms;
-END;
+{end_try}
 
 
 -- For sessions -----------------------------------------------------------------------------------------------------

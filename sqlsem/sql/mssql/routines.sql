@@ -660,7 +660,7 @@ CREATE OR ALTER PROCEDURE {schema}.register_member
 -- Reattach a member to a new session: take a new beacon, and the wakeup locks of its rows. (The server may not have
 -- ended the old session yet: that session's locks protect the member meanwhile.) Return 1, or 0 if the member was
 -- removed.
-CREATE OR ALTER PROCEDURE {schema}.reattach_member @member bigint, @answer bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.reattach_member @member bigint, @answer bit = 0 AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
@@ -708,12 +708,12 @@ CREATE OR ALTER PROCEDURE {schema}.reattach_member @member bigint, @answer bit =
     IF @answer = 1
         SELECT CASE WHEN @exists > 0 THEN 1 ELSE 0 END AS known;
     RETURN CASE WHEN @exists > 0 THEN 1 ELSE 0 END;
-END;
+{end_try_own}
 
 -- Write a heartbeat of the member, which renews its lease and clears missing_since. Return one row for each of its rows
 -- in the queue, or one without a queue_position if it has none; known is 0 if the member was removed. Raise if the
 -- session changed under the member (a pool that hands connections out by the transaction).
-CREATE OR ALTER PROCEDURE {schema}.heartbeat @member bigint AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.heartbeat @member bigint AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -748,7 +748,7 @@ CREATE OR ALTER PROCEDURE {schema}.heartbeat @member bigint AS {begin}
         OPTION (KEEPFIXED PLAN);
     ELSE
         SELECT 0 AS known, CAST(NULL AS bigint) AS queue_position, 0 AS revoked;
-END;
+{end_try_own}
 
 -- Remove the member, and all rows that it still has.
 CREATE OR ALTER PROCEDURE {schema}.deregister_member @member bigint AS {begin_try}
@@ -1318,7 +1318,7 @@ AS {begin_try}
 -- numbers. Return a row for each that is granted (granted 1), and for each that is gone, revoked or another member's
 -- (granted 0); rows that still wait are left out. Of rows with the same request, none can be granted before the first.
 -- So the rule is applied to the first one, if that is eligible to two more, then to four.
-CREATE OR ALTER PROCEDURE {schema}.poll_waiters @member bigint, @positions nvarchar(max) AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.poll_waiters @member bigint, @positions nvarchar(max) AS {begin_try_own}
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: poll_waiters must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -1409,7 +1409,7 @@ CREATE OR ALTER PROCEDURE {schema}.poll_waiters @member bigint, @positions nvarc
             THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
     END;
     SELECT queue_position, CASE WHEN answer = 1 THEN 1 ELSE 0 END AS granted FROM @waiters WHERE answer IN (1, -2);
-END;
+{end_try_own}
 
 -- Release a lock, or remove a waiting row. Without @position: all locks that this requester has on the resource. Return
 -- 0 done, -1 nothing to release: it was released before, revoked, lost, or belongs to another login. May be repeated.
@@ -1531,7 +1531,7 @@ BEGIN TRY
 -- Release the rows that a call of register or register_all may have left: its reply was lost, or it was interrupted.
 -- Return how many.
 CREATE OR ALTER PROCEDURE {schema}.cancel @member bigint, @uid nvarchar(64), @outcome nvarchar(16), @answer bit = 0
-AS {begin}
+AS {begin_try_own}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @resource nvarchar(255), @position bigint = -1, @before bigint, @code int, @count int = 0, @pinned int = 0,
@@ -1562,12 +1562,12 @@ AS {begin}
     IF @answer = 1
         SELECT @count AS cancelled;
     RETURN @count;
-END;
+{end_try_own}
 
 -- Pin a granted row of this login to the caller's own transaction: the row cannot be released or revoked before the
 -- transaction ends, so no other request is granted in its place. Return 1 if the row exists, else 0.
 CREATE OR ALTER PROCEDURE {schema}.pin @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400), @answer bit = 0
-AS {begin}
+AS {begin_try}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @holding int = 0;
     -- In manual commit mode the transaction begins with the first statement that reads a table.
@@ -1595,12 +1595,12 @@ AS {begin}
     IF @answer = 1
         SELECT @holding AS holding;
     RETURN @holding;
-END;
+{end_try}
 
 
 -- Make the engine compile the procedures of a holder (or, with @waits, of a waiter) beforehand, and change nothing.
 -- Some engines compile once for each session, and slowly: a holder must not wait for that later.
-CREATE OR ALTER PROCEDURE {schema}.warm_up @waits bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.warm_up @waits bit = 0 AS {begin_try_own}
     DECLARE @eligible int;
     SELECT @eligible = a.eligible FROM {schema}.eligibility(N'', 0, N'write', 1, 1, NULL) AS a;
     IF @waits = 1
@@ -1622,7 +1622,7 @@ CREATE OR ALTER PROCEDURE {schema}.warm_up @waits bit = 0 AS {begin}
     BEGIN CATCH
         RETURN 0;
     END CATCH;
-END;
+{end_try_own}
 
 
 -- Displays ---------------------------------------------------------------------------------------------------
@@ -1687,7 +1687,7 @@ END;
 -- died, ends with its last heartbeat.
 CREATE OR ALTER PROCEDURE {schema}.past
     @resource nvarchar(255) = NULL, @maximum int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
-    @outcome nvarchar(16) = NULL, @who nvarchar(400) = NULL AS {begin}
+    @outcome nvarchar(16) = NULL, @who nvarchar(400) = NULL AS {begin_try}
     DECLARE @since datetime2(6), @until datetime2(6);
     EXEC {schema}.ages_to_times @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
     SELECT TOP (@maximum) h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
@@ -1703,7 +1703,7 @@ CREATE OR ALTER PROCEDURE {schema}.past
       AND (@who IS NULL OR @who IN (h.login, h.host, CONCAT(h.host, N':', h.pid), h.program, h.requesting_id, h.ended_by))
     ORDER BY h.ended_at DESC
     OPTION (RECOMPILE);  -- a plan for these conditions: they have different indexes
-END;
+{end_try}
 
 -- Return the resources and the patterns of limits, as 'tenant:*'. The cap is the effective one: the resource's own or a
 -- pattern's.
@@ -1722,9 +1722,9 @@ CREATE OR ALTER PROCEDURE {schema}.resources AS {begin_try}
 {end_try}
 
 -- Return the settings of this database.
-CREATE OR ALTER PROCEDURE {schema}.settings AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.settings AS {begin_try}
     SELECT s.name, s.value FROM {schema}.setting AS s;
-END;
+{end_try}
 
 
 -- feature: operate
@@ -1732,7 +1732,7 @@ END;
 
 -- Set one setting of a resource. @what: 'cap' (NULL: none; a name that ends with * is a pattern), 'stale_after' in ms
 -- (NULL: never), 'paused' (1 or 0), 'ageing' in ms (NULL: no priorities).
-CREATE OR ALTER PROCEDURE {schema}.set_resource @resource nvarchar(255), @what nvarchar(20), @value bigint AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.set_resource @resource nvarchar(255), @what nvarchar(20), @value bigint AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -1821,12 +1821,12 @@ CREATE OR ALTER PROCEDURE {schema}.set_resource @resource nvarchar(255), @what n
         EXEC {schema}.raise_error 50008, @message;
     END;
     COMMIT TRANSACTION;
-END;
+{end_try_own}
 
 -- Revoke a row. A waiting row is removed at once, and so is a bare participant's. The row of any other holder is
 -- removed at once only with @force; else the holder learns of it by its next heartbeat, and has its grace to release.
 -- Return 0 removed, 1 marked as revoked, -1 no such row.
-CREATE OR ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0, @answer bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0, @answer bit = 0 AS {begin_try_own}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @exists int, @resource nvarchar(255), @granted_at datetime2(6), @member bigint, @code int = 1, @pin nvarchar(255);
@@ -1864,13 +1864,13 @@ CREATE OR ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0, @a
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
-END;
+{end_try_own}
 
 -- Revoke all rows of a member, or of all members of a login, and remove the members. Waiting rows are removed at once.
 -- Live holders are notified first, unless @force, as in revoke; then the member stays until it has released its rows.
 -- Return the number of removed members.
 CREATE OR ALTER PROCEDURE {schema}.revoke_members @member bigint = NULL, @login nvarchar(128) = NULL, @force bit = 0, @answer bit = 0
-AS {begin}
+AS {begin_try_own}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: revoke_members must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -1911,7 +1911,7 @@ AS {begin}
     IF @answer = 1
         SELECT @gone AS gone;
     RETURN @gone;
-END;
+{end_try_own}
 
 -- Test every member now; return the number of removed rows.
 CREATE OR ALTER PROCEDURE {schema}.reap @answer bit = 0 AS {begin_try}
@@ -1973,7 +1973,7 @@ CREATE OR ALTER PROCEDURE {schema}.reap @answer bit = 0 AS {begin_try}
 -- @who: login, host, host:pid or program.
 CREATE OR ALTER PROCEDURE {schema}.operations
     @name nvarchar(255) = NULL, @maximum int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
-    @action nvarchar(16) = NULL, @who nvarchar(400) = NULL AS {begin}
+    @action nvarchar(16) = NULL, @who nvarchar(400) = NULL AS {begin_try}
     DECLARE @since datetime2(6), @until datetime2(6);
     EXEC {schema}.ages_to_times @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
     SELECT TOP (@maximum) o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position,
@@ -1983,11 +1983,11 @@ CREATE OR ALTER PROCEDURE {schema}.operations
       AND (@until IS NULL OR o.done_at <= @until) AND (@action IS NULL OR o.action = @action)
       AND (@who IS NULL OR @who IN (o.login, o.host, CONCAT(o.host, N':', o.pid), o.program))
     ORDER BY o.operation_id DESC;
-END;
+{end_try}
 
 -- Remove operations that are older than history_days, or beyond history_rows, at most @maximum in one call. Returns
 -- their number.
-CREATE OR ALTER PROCEDURE {schema}.prune_operations @maximum int, @answer bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.prune_operations @maximum int, @answer bit = 0 AS {begin_try_own}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @days int, @rows bigint, @first bigint = 0, @before datetime2(6), @count int;
@@ -2005,12 +2005,12 @@ CREATE OR ALTER PROCEDURE {schema}.prune_operations @maximum int, @answer bit = 
     IF @answer = 1
         SELECT @count AS pruned;
     RETURN @count;
-END;
+{end_try_own}
 
 -- Remove history that is older than setting history_days or beyond history_rows: among the oldest @maximum rows.
 -- Positions jump by up to 10,000 when the server restarts. So if no more rows than that are kept, the rows are counted;
 -- a larger number is estimated by their positions, as a count would read them all. Returns the number removed.
-CREATE OR ALTER PROCEDURE {schema}.prune @maximum int, @answer bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.prune @maximum int, @answer bit = 0 AS {begin_try_own}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @before datetime2(6), @edge datetime2(6), @last bigint, @rows bigint, @kept datetime2(6), @count int;
@@ -2048,7 +2048,7 @@ CREATE OR ALTER PROCEDURE {schema}.prune @maximum int, @answer bit = 0 AS {begin
     IF @answer = 1
         SELECT @count AS pruned;
     RETURN @count;
-END;
+{end_try_own}
 
 
 -- Number the rows that bare participants insert. The trigger, too, draws the numbers under the gate, so that they

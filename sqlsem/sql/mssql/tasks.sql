@@ -197,7 +197,7 @@ CREATE OR ALTER PROCEDURE {schema}.put_task
     @after_ms bigint = 0, @max_attempts int = 1, @backoff_ms bigint = 1000, @on_failure nvarchar(100) = N'stop',
     @note nvarchar(1000) = NULL, @task_id bigint = NULL OUTPUT, @answer bit = 0, @unique_key nvarchar(400) = NULL,
     @replace_key nvarchar(400) = NULL, @time_limit_ms bigint = NULL, @task_key nvarchar(400) = NULL, @priority int = 0,
-    @locks nvarchar(max) = NULL AS {begin}
+    @locks nvarchar(max) = NULL AS {begin_try_own}
     DECLARE @put_by nvarchar(128) = ORIGINAL_LOGIN();
     SET @task_id = NULL;
     EXEC {schema}.check_work @kind OUTPUT, @body;
@@ -207,7 +207,7 @@ CREATE OR ALTER PROCEDURE {schema}.put_task
         @on_failure, @note, @unique_key, @replace_key, @time_limit_ms, @task_key, @priority, @task_id OUTPUT, @locks;
     IF @answer = 1
         SELECT @task_id AS task_id;
-END;
+{end_try_own}
 
 
 -- Claiming and ending ----------------------------------------------------------------------------------------------
@@ -508,19 +508,19 @@ END;
 
 -- Do take_task, and return a row with the task, or none.
 CREATE OR ALTER PROCEDURE {schema}.claim_task
-    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0 AS {begin}
+    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0 AS {begin_try_own}
     DECLARE @task bigint;
     EXEC {schema}.take_task @member, @queue, @owner, @uid, @again, @task OUTPUT;
     SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
     FROM {schema}.task AS t WHERE t.task_id = @task;
-END;
+{end_try_own}
 
 -- End an attempt: 'finished', 'failed' (retried after a growing pause, as often as max_attempts says), 'returned'
 -- (pending at once; does not count), or 'cancelled'. If its cancellation was requested, the task is cancelled unless it
 -- has finished. @status is the task's new status; NULL if the attempt was no longer this member's. May be repeated.
 CREATE OR ALTER PROCEDURE {schema}.end_task
     @member bigint, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max) = NULL,
-    @error nvarchar(max) = NULL, @status nvarchar(16) = NULL OUTPUT, @answer bit = 0 AS {begin}
+    @error nvarchar(max) = NULL, @status nvarchar(16) = NULL OUTPUT, @answer bit = 0 AS {begin_try_own}
     SET @status = NULL;
     DECLARE @failures int, @maximum int, @backoff_ms int, @on_failure nvarchar(8), @pause float, @open bit,
             @exists int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000), @by nvarchar(128), @locks int,
@@ -596,25 +596,25 @@ CREATE OR ALTER PROCEDURE {schema}.end_task
         WHERE l.task_id = @task AND l.attempt = @attempt AND l.member_id = @member AND l.outcome = @outcome;
     IF @answer = 1
         SELECT @status AS status;
-END;
+{end_try_own}
 
 -- End one task and claim the next in one call, between two tasks of a worker. Return one row.
 CREATE OR ALTER PROCEDURE {schema}.next_task
     @member bigint, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max), @error nvarchar(max),
-    @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0 AS {begin}
+    @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0 AS {begin_try_own}
     DECLARE @status nvarchar(16), @next bigint;
     EXEC {schema}.end_task @member, @task, @attempt, @outcome, @result, @error, @status OUTPUT;
     EXEC {schema}.take_task @member, @queue, @owner, @uid, @again, @next OUTPUT;
     SELECT @status AS ended, t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
     FROM (SELECT 1 AS one) AS o LEFT JOIN {schema}.task AS t ON t.task_id = @next;
-END;
+{end_try_own}
 
 -- Claim a group of up to @maximum tasks, and return a row for each; otherwise like claim_task. A group is the first
 -- tasks of kind call or sql, up to a million characters of bodies. It ends before a task of another kind, and before a
 -- task that has lost a worker: such tasks are claimed alone.
 CREATE OR ALTER PROCEDURE {schema}.claim_tasks
     @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0, @maximum int = 1
-AS {begin}
+AS {begin_try_own}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: claim_tasks must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
@@ -707,11 +707,11 @@ AS {begin}
     SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
     FROM @taken AS k JOIN {schema}.task AS t ON t.task_id = k.task_id
     WHERE @count > 0 ORDER BY t.task_id;
-END;
+{end_try_own}
 
 -- Give back the tasks of a claim whose reply was lost for good; return their number.
 CREATE OR ALTER PROCEDURE {schema}.return_claim @member bigint, @queue nvarchar(400), @uid nvarchar(64), @answer bit = 0
-AS {begin}
+AS {begin_try_own}
     DECLARE @task bigint, @attempt int, @status nvarchar(16), @count int = 0;
     WHILE 1 = 1
     BEGIN
@@ -729,12 +729,12 @@ AS {begin}
     IF @answer = 1
         SELECT @count AS returned;
     RETURN @count;
-END;
+{end_try_own}
 
 -- Test the members that run tasks of a queue (NULL: of all queues), and make the tasks of dead members pending again;
 -- return the number of these tasks. A task fails when its worker died for the fifth time, as the task may be the cause.
 CREATE OR ALTER PROCEDURE {schema}.recover_tasks @queue nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0
-AS {begin}
+AS {begin_try_own}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id bigint NOT NULL);
@@ -795,12 +795,12 @@ AS {begin}
     IF @answer = 1
         SELECT @count AS recovered;
     RETURN @count;
-END;
+{end_try_own}
 
 -- Return the state of a queue, in one row. pending, running: there are such tasks. next_pending: a task of the lowest
 -- open order is pending (if not, all pending tasks wait for that order). failed, error: the first failed task that
 -- blocks later orders.
-CREATE OR ALTER PROCEDURE {schema}.queue_state @queue nvarchar(400) AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.queue_state @queue nvarchar(400) AS {begin_try}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @pending bit = 0, @running bit = 0, @next_pending bit = 0, @failed bigint, @order int,
             @any bit = 0, @any_next bit = 0, @all bit;
@@ -830,7 +830,7 @@ CREATE OR ALTER PROCEDURE {schema}.queue_state @queue nvarchar(400) AS {begin}
     SELECT @pending AS pending, @running AS running, @next_pending AS next_pending, @failed AS failed,
            -- (A login that only puts tasks sees only errors of its own tasks.)
            (SELECT t.error FROM {schema}.task AS t WHERE t.task_id = @failed AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())) AS error;
-END;
+{end_try}
 
 
 -- Displays ----------------------------------------------------------------------------------------------------
@@ -846,7 +846,7 @@ END;
 -- first. status: as in the table, or 'lost' (the worker of a running task is dead, and the next test makes the task
 -- pending again). A login that may only put sees its own tasks.
 CREATE OR ALTER PROCEDURE {schema}.show_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @maximum int = 100, @skip int = 0
-AS {begin}
+AS {begin_try}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL);
@@ -914,7 +914,7 @@ AS {begin}
            p.host, p.pid, p.error, p.result, p.put_by, p.login, p.time_limit, p.unique_key, p.cancel_asked_at,
            p.cancel_asked_by, p.task_key, p.task_priority, p.lock_count
     FROM @page AS p ORDER BY p.place;
-END;
+{end_try}
 
 -- Return tasks: open ones first, in the order in which they will run (but for fair queueing), then ended ones, newest
 -- first. status: as in the table, or lost (its worker is dead, and the task will become pending). A login that may only
@@ -929,7 +929,7 @@ AS {begin_try}
 -- Return the counts of each queue: tasks by status (lost: running tasks whose worker is dead); oldest: the seconds that
 -- the oldest task that may run has waited; rate: tasks a minute that ended in the last five; blocked_by: the failed
 -- task that blocks later orders. A login that may only put sees its own tasks. Reads all tasks that are kept.
-CREATE OR ALTER PROCEDURE {schema}.queue_counts @queue nvarchar(400) = NULL AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.queue_counts @queue nvarchar(400) = NULL AS {begin_try}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin()), @all int;
@@ -977,10 +977,10 @@ CREATE OR ALTER PROCEDURE {schema}.queue_counts @queue nvarchar(400) = NULL AS {
           WHERE (@queue IS NULL OR t.queue_name = @queue) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
           GROUP BY t.queue_name) AS c
     ORDER BY c.queue_name;
-END;
+{end_try}
 
 -- Return every attempt at a task, including a running one.
-CREATE OR ALTER PROCEDURE {schema}.task_attempts @task bigint AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.task_attempts @task bigint AS {begin_try}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @all int;
     EXEC @all = {schema}.sees_all;
@@ -997,7 +997,7 @@ CREATE OR ALTER PROCEDURE {schema}.task_attempts @task bigint AS {begin}
     FROM {schema}.task AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.task_id = @task AND t.status = N'running'
     ORDER BY 2;
-END;
+{end_try}
 
 
 -- Operators ------------------------------------------------------------------------------------------------------
@@ -1011,7 +1011,7 @@ END;
 --   -3 another task with its key is open
 --
 -- The worker of a running task is tested first: if it is dead, the task becomes pending, and a retry does nothing more.
-CREATE OR ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @answer bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @answer bit = 0 AS {begin_try_own}
     DECLARE @code int, @count int = 0, @status nvarchar(16), @old nvarchar(16), @member bigint, @queue nvarchar(255),
             @key nvarchar(255);
     IF @what NOT IN (N'retry', N'cancel') OR @what IS NULL
@@ -1067,7 +1067,7 @@ CREATE OR ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @a
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
-END;
+{end_try_own}
 
 -- Cancel a task. A login that may only put may do so with its own tasks. Return:
 --   0 it was pending or had failed, and is cancelled
@@ -1076,7 +1076,7 @@ END;
 --   -2 its state does not allow that
 -- A session that runs the task by `work` cannot poll for a cancellation: the task is cancelled when its SQL has ended,
 -- or KILL has ended it.
-CREATE OR ALTER PROCEDURE {schema}.cancel_task @task bigint, @answer bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.cancel_task @task bigint, @answer bit = 0 AS {begin_try_own}
     DECLARE @code int = 1, @count int = 0, @tries int = 0;
     WHILE @code = 1 AND @count = 0 AND @tries < 100
     BEGIN
@@ -1098,11 +1098,11 @@ CREATE OR ALTER PROCEDURE {schema}.cancel_task @task bigint, @answer bit = 0 AS 
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
-END;
+{end_try_own}
 
 -- Return (task, time limit in s, login that requested its cancellation) for each running task of a member that has a
 -- limit or such a request. @tasks: a JSON array of task numbers.
-CREATE OR ALTER PROCEDURE {schema}.task_controls @member bigint, @tasks nvarchar(max) AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.task_controls @member bigint, @tasks nvarchar(max) AS {begin_try}
     DECLARE @requested TABLE (task_id bigint NOT NULL PRIMARY KEY);
     INSERT INTO @requested (task_id) SELECT DISTINCT CAST(j.value AS bigint) FROM OPENJSON(@tasks) AS j;
     SELECT t.task_id, t.time_limit_ms / CAST(1000 AS float) AS time_limit, t.cancel_asked_by
@@ -1110,14 +1110,13 @@ CREATE OR ALTER PROCEDURE {schema}.task_controls @member bigint, @tasks nvarchar
     WHERE t.member_id = @member AND t.status = N'running'
       AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
       AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());
-END;
+{end_try}
 
 -- Set a limit, rate or weight of a queue. N'limit': how many tasks may run at a time, of the queue (@key NULL) or of
 -- one key; N'key_limit': of each key. N'rate': how many tasks may start in @per_ms milliseconds, of the queue or of one
 -- key; N'key_rate': of each key. N'weight': the share of a key. @value NULL: remove the setting. Running tasks run on.
 CREATE OR ALTER PROCEDURE {schema}.set_queue @queue nvarchar(400), @key nvarchar(400), @what nvarchar(20), @value int, @per_ms int = NULL
-AS {begin_try}
-    DECLARE @outside int = @@TRANCOUNT;
+AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -1196,17 +1195,11 @@ AS {begin_try}
         VALUES (LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), @what, @queue, CONCAT(@key + N': ', @before),
                 CONCAT(@key + N': ', @after));
     COMMIT TRANSACTION;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND @outside = 0
-        ROLLBACK TRANSACTION;
-    {throw_if_busy}
-    THROW;
-END CATCH;
+{end_try_own}
 
 -- Return the settings of one queue or all: a row for the queue (task_key NULL), and one for each key with settings.
 -- task_per, key_per: the windows of the rates, in seconds.
-CREATE OR ALTER PROCEDURE {schema}.queue_limits @queue nvarchar(400) = NULL AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.queue_limits @queue nvarchar(400) = NULL AS {begin_try}
     SELECT s.queue_name, CAST(NULL AS nvarchar(255)) AS task_key, s.task_limit, s.key_limit, CAST(NULL AS int) AS weight,
            s.set_at, s.set_by, s.task_rate, s.task_ms / 1000e0 AS task_per, s.key_rate, s.key_ms / 1000e0 AS key_per
     FROM {schema}.queue_setting AS s WITH (NOLOCK) WHERE @queue IS NULL OR s.queue_name = @queue
@@ -1215,20 +1208,20 @@ CREATE OR ALTER PROCEDURE {schema}.queue_limits @queue nvarchar(400) = NULL AS {
            CAST(NULL AS int), CAST(NULL AS float)
     FROM {schema}.queue_key AS k WHERE @queue IS NULL OR k.queue_name = @queue
     ORDER BY 1, 2;
-END;
+{end_try}
 
 -- Return the rates that claims have found used up, of one queue or all, and the seconds until there is room again.
 -- task_key NULL: the queue's own rate.
-CREATE OR ALTER PROCEDURE {schema}.queue_waits @queue nvarchar(400) = NULL AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.queue_waits @queue nvarchar(400) = NULL AS {begin_try}
     DECLARE @now bigint = {schema}.clock_us() / 1000;
     SELECT w.queue_name, CASE WHEN w.task_key <> N'' THEN w.task_key END AS task_key, (w.free_ms - @now) / 1000e0 AS seconds
     FROM {schema}.queue_wait AS w WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE (@queue IS NULL OR w.queue_name = @queue) AND @now >= w.since_ms AND @now < w.free_ms
     ORDER BY 1, 2;
-END;
+{end_try}
 
 -- Delete ended tasks older than setting history_days, with their log, at most @maximum a call; return their number.
-CREATE OR ALTER PROCEDURE {schema}.prune_tasks @maximum int, @answer bit = 0 AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.prune_tasks @maximum int, @answer bit = 0 AS {begin_try_own}
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @old TABLE (task_id bigint NOT NULL PRIMARY KEY);
@@ -1255,7 +1248,7 @@ CREATE OR ALTER PROCEDURE {schema}.prune_tasks @maximum int, @answer bit = 0 AS 
     IF @answer = 1
         SELECT @count AS pruned;
     RETURN @count;
-END;
+{end_try_own}
 
 
 -- Schedules --------------------------------------------------------------------------------------------------------
@@ -1323,7 +1316,7 @@ END;
 -- form is checked.
 CREATE OR ALTER PROCEDURE {schema}.save_schedule
     @schedule nvarchar(400), @queue nvarchar(400), @cron nvarchar(400), @time_zone nvarchar(400), @kind nvarchar(100),
-    @body nvarchar(max), @options nvarchar(max), @next datetime2(6) AS {begin}
+    @body nvarchar(max), @options nvarchar(max), @next datetime2(6) AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @message nvarchar(1000), @code int, @by nvarchar(128), @count int, @locks nvarchar(max);
     EXEC {schema}.check_name N'queue', @queue;
@@ -1377,17 +1370,17 @@ CREATE OR ALTER PROCEDURE {schema}.save_schedule
             VALUES (@schedule, @queue, @cron, @time_zone, @kind, @body, @options, @next);
         COMMIT TRANSACTION;
     {end_try_rollback}
-END;
+{end_try_own}
 
 -- Do recover_tasks. Return one row: its number, and due = 1 if a schedule of the queue is due.
-CREATE OR ALTER PROCEDURE {schema}.maintain_queue @queue nvarchar(400), @mine bigint = NULL AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.maintain_queue @queue nvarchar(400), @mine bigint = NULL AS {begin_try_own}
     DECLARE @recovered int, @due bit = 0;
     EXEC @recovered = {schema}.recover_tasks @queue, @mine;
     -- (READPAST: a schedule that another session writes, as in fire_schedule, is tested the next time.)
     SELECT TOP (1) @due = 1 FROM {schema}.schedule WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE queue_name = @queue AND paused_at IS NULL AND next_due <= SYSUTCDATETIME();
     SELECT @recovered AS recovered, @due AS due;
-END;
+{end_try_own}
 
 -- Put the task of a schedule for the due time @due, and store the next time @next, in one transaction. @last: the
 -- latest of the due times, if this one task is put for several. @put = 0: skip that time, as the schedule says for
@@ -1446,7 +1439,7 @@ END;
 -- Change a schedule: 'pause', 'resume' (from @next on: times that were due meanwhile are skipped) or 'remove'. Return
 -- 0, or -1 if there is none, or it is another login's and this login is no operator.
 CREATE OR ALTER PROCEDURE {schema}.set_schedule
-    @schedule nvarchar(400), @what nvarchar(16), @next datetime2(6) = NULL, @answer bit = 0 AS {begin}
+    @schedule nvarchar(400), @what nvarchar(16), @next datetime2(6) = NULL, @answer bit = 0 AS {begin_try_own}
     IF @what NOT IN (N'pause', N'resume', N'remove') OR @what IS NULL
         THROW 50000, N'sqlsem: a schedule can be told to pause, resume or remove', 1;
     IF @what = N'resume'
@@ -1479,10 +1472,10 @@ CREATE OR ALTER PROCEDURE {schema}.set_schedule
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
-END;
+{end_try_own}
 
 -- Return the schedules, by name. A login that may only put sees its own.
-CREATE OR ALTER PROCEDURE {schema}.list_schedules @schedule nvarchar(400) = NULL, @queue nvarchar(400) = NULL AS {begin}
+CREATE OR ALTER PROCEDURE {schema}.list_schedules @schedule nvarchar(400) = NULL, @queue nvarchar(400) = NULL AS {begin_try}
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @all int;
     EXEC @all = {schema}.sees_all;
@@ -1496,7 +1489,7 @@ CREATE OR ALTER PROCEDURE {schema}.list_schedules @schedule nvarchar(400) = NULL
     WHERE (@schedule IS NULL OR s.schedule_name = @schedule) AND (@queue IS NULL OR s.queue_name = @queue)
       AND (@all = 1 OR s.put_by = ORIGINAL_LOGIN())
     ORDER BY s.schedule_name;
-END;
+{end_try}
 
 
 -- For sessions -----------------------------------------------------------------------------------------------------
@@ -1511,8 +1504,7 @@ CREATE OR ALTER PROCEDURE {schema}.put
     @max_attempts int = 1, @note nvarchar(1000) = NULL, @on_failure nvarchar(100) = N'stop', @backoff_seconds float = 1,
     @task_id bigint = NULL OUTPUT, @unique_key nvarchar(400) = NULL, @replace_key nvarchar(400) = NULL,
     @time_limit_seconds float = NULL, @key nvarchar(400) = NULL, @priority int = 0, @locks nvarchar(max) = NULL
-AS {begin_try}
-    DECLARE @outside int = @@TRANCOUNT;
+AS {begin_try_own}
     -- (A value that is too large for bigint becomes -1, which put_task refuses.)
     DECLARE @after_ms bigint = CASE WHEN ABS(@after_seconds) > 1e12 THEN -1 ELSE FLOOR(@after_seconds * 1000) END,
             @backoff_ms bigint = CASE WHEN ABS(@backoff_seconds) > 1e12 THEN -1 ELSE FLOOR(@backoff_seconds * 1000) END,
@@ -1520,13 +1512,7 @@ AS {begin_try}
                                          ELSE CEILING(@time_limit_seconds * 1000) END;
     EXEC {schema}.put_task @queue, NULL, @kind, @body, @order, @after_ms, @max_attempts, @backoff_ms, @on_failure,
         @note, @task_id OUTPUT, 0, @unique_key, @replace_key, @time_limit_ms, @key, @priority, @locks;
-END TRY
-BEGIN CATCH
-    IF @@TRANCOUNT > 0 AND @outside = 0
-        ROLLBACK TRANSACTION;
-    {throw_if_busy}
-    THROW;
-END CATCH;
+{end_try_own}
 
 -- Claim a task for this session; @task is NULL if there is none now, or another session blocks the claim.
 CREATE OR ALTER PROCEDURE {schema}.session_claim
@@ -1568,7 +1554,7 @@ CREATE OR ALTER PROCEDURE {schema}.session_end
         BEGIN CATCH
             IF @@TRANCOUNT > 0
                 ROLLBACK TRANSACTION;
-            IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
+            IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222, 50002)
                 THROW;
             SET @again = 1;
         END CATCH;
@@ -1615,7 +1601,10 @@ END;
 -- refused in EXEC) and its local tables. Application locks, global cursors, SESSION_CONTEXT, sqlsem's own locks and
 -- parts of batches belong to the session, and stay until that ends.
 CREATE OR ALTER PROCEDURE {schema}.work
-    @queue nvarchar(400), @idle_seconds float = 30, @done int = 0 OUTPUT, @failed int = 0 OUTPUT AS {begin_inner}
+    @queue nvarchar(400), @idle_seconds float = 30, @done int = 0 OUTPUT, @failed int = 0 OUTPUT
+AS
+BEGIN TRY
+    SET NOCOUNT ON;  -- (ROWCOUNT stays as it is, for the texts.)
     SET @done = 0;
     SET @failed = 0;
     IF @@TRANCOUNT > 0
@@ -1624,7 +1613,7 @@ CREATE OR ALTER PROCEDURE {schema}.work
         SET IMPLICIT_TRANSACTIONS OFF;
     SET TEXTSIZE 2147483647;  -- Agent sets 1024
     DECLARE @owner nvarchar(400), @member bigint, @task bigint, @kind nvarchar(8), @body nvarchar(max), @attempt int,
-            @error nvarchar(max), @message nvarchar(1000), @status nvarchar(16), @pause int = 5,
+            @error nvarchar(max), @message nvarchar(1000), @status nvarchar(16), @pause int = 5, @read bit,
             @since datetime2(6) = SYSUTCDATETIME();
     EXEC {schema}.check_name N'queue', @queue;
     IF @idle_seconds IS NULL OR @idle_seconds < 0
@@ -1646,7 +1635,18 @@ CREATE OR ALTER PROCEDURE {schema}.work
             SET @pause = CASE WHEN @pause > 333 THEN 500 ELSE @pause * 3 / 2 END;
             CONTINUE;
         END;
-        SELECT @kind = kind, @body = body, @attempt = attempt FROM {schema}.task WHERE task_id = @task;
+        -- (The task is claimed: if another session has locked its row, as with a request to cancel, read it again.)
+        SET @read = 0;
+        WHILE @read = 0
+        BEGIN TRY
+            SELECT @kind = kind, @body = body, @attempt = attempt FROM {schema}.task WHERE task_id = @task;
+            SET @read = 1;
+        END TRY
+        BEGIN CATCH
+            IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
+                THROW;
+            EXEC {schema}.client_sleep 40;
+        END CATCH;
         SET @error = NULL;
         IF @kind <> N'sql'
             SET @error = CONCAT(N'a database session runs SQL, not kind ', @kind, N'; use sqlsem work');
@@ -1682,4 +1682,4 @@ CREATE OR ALTER PROCEDURE {schema}.work
         SET @since = SYSUTCDATETIME();
         SET @pause = 5;
     END;
-END;
+{end_try_rollback_own}
