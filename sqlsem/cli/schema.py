@@ -194,10 +194,11 @@ def sql_(
 ) -> None:
     """Print the scripts of an engine, with --schema and --table filled in.
 
-    ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, priorities,
+    ENGINE is sqlite, postgresql, mysql or mssql; left out, the one of the URL. SCRIPT is schema, routines, priorities,
     deadlocks, public (what sessions call), rates, tasks, blocked_tasks, batches, conversions, handovers, overview,
     guards, once, features, permissions, drop or client (what the Python client sends); left out, all but the last two
-    in the order in which to run them. SQLite has no routines, and so fewer scripts. Connects to nothing.
+    in the order in which to run them. SQLite, MariaDB and MySQL have no routines, and so fewer scripts. Connects to
+    nothing.
 
     --only prints just the tables, routines and roles of some features, and of those that they need: locks (always
     included), operate, priorities, conversions, handovers, guards, rates, once, queue, batches. --only locks --add
