@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "e333c4a966143771dc2240b76e7b16d49982d419c390da6e77011e3b9c378490"}
+DIGESTS = {"0.1.0": "8baa56799e82d3ad661f878e71bd5f2ce30124dcac04cebcbd4f8d8865ee9fa4"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

@@ -18,9 +18,6 @@ AS $$
 -- name: plpgsql_immutable
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
--- name: plpgsql_definer
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
 -- name: plpgsql_indexed
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
@@ -36,6 +33,10 @@ AS $$
 -- name: sql
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
+-- name: sql_indexed
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+AS $$
 -- name: sql_indexed_definer
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
@@ -48,6 +49,10 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 -- name: sql_definer
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+-- name: sql_stable_indexed_definer
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
 -- name: sql_stable_definer
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp

@@ -55,7 +55,7 @@ $$;
 -- Test the members that run parts or callbacks of the batches of a name (NULL: of all names), except p_mine. Parts of a
 -- dead member fail, and its callbacks become pending again. Return the batches in which parts have failed.
 CREATE OR REPLACE FUNCTION {schema}.recover_batches(p_name varchar, p_mine bigint) RETURNS SETOF bigint
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_member bigint;
     v_batch  record;
@@ -105,7 +105,7 @@ END
 $$;
 
 -- Make a callback that this member claimed pending again; return true if there was one. May be repeated.
-CREATE OR REPLACE FUNCTION {schema}.return_callback(p_member bigint, p_uid varchar) RETURNS boolean {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.return_callback(p_member bigint, p_uid varchar) RETURNS boolean {plpgsql_indexed_definer}
 BEGIN
     UPDATE {schema}.batch AS r SET callback_status = 'pending', callback_uid = NULL
     WHERE r.callback_status = 'running' AND r.callback_member = p_member AND r.callback_uid = p_uid
@@ -167,7 +167,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.start_part(
     p_member bigint, p_name varchar, p_part varchar, p_parts text, p_window_ms bigint, p_owner varchar, p_uid varchar,
     p_callback_kind varchar, p_callback_body text, OUT code varchar, OUT id bigint, OUT attempt integer, OUT previous bigint)
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_batch {schema}.batch;
     v_part  {schema}.batch_part;
@@ -205,7 +205,7 @@ BEGIN
                 id := NULL;
             ELSIF v_batch.callback_status = 'running'
                   AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = v_batch.callback_member) THEN
-                IF EXISTS (SELECT FROM {schema}.member_liveness() AS l WHERE l.member_id = v_batch.callback_member AND l.missing) THEN
+                IF EXISTS (SELECT FROM {schema}.member_liveness(ARRAY[v_batch.callback_member]) AS l WHERE l.missing) THEN
                     code := 'in_callback';
                     RETURN;
                 END IF;
@@ -272,7 +272,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.end_part(
     p_member bigint, p_name varchar, p_part varchar, p_uid varchar, p_outcome varchar, p_error text, p_owner varchar,
     p_callback_kind varchar, p_callback_body text, OUT code varchar, OUT id bigint, OUT is_last boolean,
-    OUT batch_status varchar, OUT callback_attempt integer, OUT kind varchar, OUT body text) {plpgsql_definer}
+    OUT batch_status varchar, OUT callback_attempt integer, OUT kind varchar, OUT body text) {plpgsql_indexed_definer}
 DECLARE
     v_batch {schema}.batch;
     v_part  {schema}.batch_part;
@@ -345,7 +345,7 @@ $$;
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.claim_callback(
     p_member bigint, p_name varchar, p_batch bigint, p_owner varchar, p_uid varchar, p_own boolean,
-    OUT id bigint, OUT name varchar, OUT callback_attempt integer, OUT kind varchar, OUT body text) {plpgsql_definer}
+    OUT id bigint, OUT name varchar, OUT callback_attempt integer, OUT kind varchar, OUT body text) {plpgsql_indexed_definer}
 BEGIN
     PERFORM {schema}.lock_batch(
         coalesce(p_name, (SELECT r.batch_name FROM {schema}.batch AS r WHERE r.batch_id = p_batch)));
@@ -372,7 +372,7 @@ $$;
 
 -- End a callback, with an error if it failed. Return false if the callback is no longer this member's. May be repeated.
 CREATE OR REPLACE FUNCTION {schema}.end_callback(p_member bigint, p_batch bigint, p_attempt integer, p_error text)
-RETURNS boolean {plpgsql_definer}
+RETURNS boolean {plpgsql_indexed_definer}
 BEGIN
     UPDATE {schema}.batch AS r
     SET callback_status = CASE WHEN p_error IS NULL THEN 'finished' ELSE 'failed' END, callback_ended = clock_timestamp(),
@@ -389,7 +389,7 @@ $$;
 -- failed. The next start of a part begins a new batch. Return its number; NULL if there is no batch
 -- to abandon.
 CREATE OR REPLACE FUNCTION {schema}.abandon_batch(p_name varchar, p_batch bigint DEFAULT NULL) RETURNS bigint
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_name  varchar := p_name;
     v_batch {schema}.batch;
@@ -433,7 +433,7 @@ RETURNS TABLE (batch_id bigint, batch_name varchar, status varchar, window_secon
                callback_seconds float, callback_error text, part varchar, part_status varchar, is_last boolean,
                attempt integer, member_id bigint, owner varchar, host varchar, pid integer,
                part_started timestamptz, part_ended timestamptz, part_seconds float, error text, missing_for float,
-               opened_by name, login name, callback_kept_by name, callback_login name) {sql_definer}
+               opened_by name, login name, callback_kept_by name, callback_login name) {sql_indexed_definer}
     SELECT r.batch_id, r.batch_name, r.status, r.window_ms / 1000.0::float, r.opened_at, r.ended_at,
            extract(epoch FROM coalesce(r.ended_at, clock_timestamp()) - r.opened_at)::float,
            r.callback_status, r.callback_kind, CASE WHEN (SELECT {schema}.has_role('putter', 'operator', 'reader')) OR r.callback_kept_by = session_user THEN r.callback_body END,
@@ -476,7 +476,7 @@ $$;
 -- Sessions call functions that run with the caller's rights, as the caller's login can see when this session began.
 -- Each calls a function session_…, which runs with the owner's rights and does the work.
 CREATE OR REPLACE FUNCTION {schema}.session_part_start(
-    name text, part text, parts text, window_seconds double precision, p_owner text) RETURNS bigint {plpgsql_definer}
+    name text, part text, parts text, window_seconds double precision, p_owner text) RETURNS bigint {plpgsql_indexed_definer}
 DECLARE
     v_parts  text := {schema}.check_parts(name, part, parts);
     v_member bigint;
@@ -532,7 +532,7 @@ $$;
 -- End this session's part with an outcome, for batch_part_finish and batch_part_fail.
 CREATE OR REPLACE FUNCTION {schema}.session_part_end(p_name text, p_part text, p_outcome text, p_error text, p_owner text)
 RETURNS TABLE (code varchar, id bigint, is_last boolean, batch_status varchar, failed text, kept_by text)
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_member bigint := {schema}.session_member(NULL);
     v_uid    varchar;
@@ -592,7 +592,7 @@ END
 $$;
 
 -- Claim a callback for this session, for batch_resume.
-CREATE OR REPLACE FUNCTION {schema}.session_batch_resume(name text, p_owner text) RETURNS integer {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.session_batch_resume(name text, p_owner text) RETURNS integer {plpgsql_indexed_definer}
 DECLARE
     v_member bigint;
 BEGIN
@@ -615,7 +615,7 @@ $$;
 -- End the callback that this session runs (of several, the one that it claimed last), with an error if it failed.
 -- Return the number of the batch.
 CREATE OR REPLACE FUNCTION {schema}.batch_callback_ended(name text, error text DEFAULT NULL) RETURNS bigint
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_member bigint;
     v_batch  record;

@@ -152,7 +152,7 @@ $$;
 
 -- Delete the rows of a task with locks when an attempt ends, by whatever statement, or when the blocked task is
 -- cancelled or becomes pending anew. A pending task becomes a blocked one.
-CREATE OR REPLACE FUNCTION {schema}.on_task_blocked() RETURNS trigger {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.on_task_blocked() RETURNS trigger {plpgsql_indexed_definer}
 BEGIN
     IF OLD.status = 'running' THEN
         PERFORM {schema}.end_task_rows(OLD.task_id, OLD.member_id, concat(coalesce(OLD.claim_uid, 'blocked ' || OLD.task_id), '.'), 'released');
@@ -181,7 +181,7 @@ END
 $$;
 
 -- Delete the rows of a blocked task that is deleted by hand.
-CREATE OR REPLACE FUNCTION {schema}.on_task_removed() RETURNS trigger {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.on_task_removed() RETURNS trigger {plpgsql_indexed_definer}
 BEGIN
     PERFORM {schema}.leave_lock_queues(OLD.task_id, OLD.queue_name);
     RETURN OLD;

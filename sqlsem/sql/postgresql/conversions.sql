@@ -194,7 +194,7 @@ $$;
 -- It takes the gate although a downgrade blocks no request: an earlier begin_upgrade of a client that no longer waits
 -- for it may still wait for the gate, and has to come first.
 CREATE OR REPLACE FUNCTION {schema}.downgrade(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS integer
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_row record;
 BEGIN
@@ -226,7 +226,7 @@ $$;
 -- Take the wakeup lock of a row of this session's member again, after its release has woken the waiters. (Without the
 -- lock the waiters poll.)
 CREATE OR REPLACE FUNCTION {schema}.retake_wakeup_lock(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS void
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 BEGIN
     IF EXISTS (SELECT FROM {schema}.{table} AS t CROSS JOIN LATERAL {schema}.missing_wakeup_locks(t.member_id, ARRAY[p_position])
                WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id) THEN

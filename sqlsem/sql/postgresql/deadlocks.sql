@@ -51,7 +51,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.deadlock_rows(p_member bigint)
 RETURNS TABLE (queue_position bigint, resource_id varchar, member_id bigint, owner varchar, access_type varchar,
                concurrency_limit integer, weight integer, granted boolean, cap integer, waits boolean)
-{sql_stable_definer}
+{sql_stable_indexed_definer}
     WITH q AS (
         SELECT t.*, t.granted_at IS NOT NULL AS granted, t.granted_at IS NULL OR t.access_type = 'upgrade' AS waits,
                t.owner IS NOT NULL AND bool_or(t.granted_at IS NULL OR t.access_type = 'upgrade') OVER one
@@ -72,7 +72,7 @@ $$;
 -- Return host, process and session of these members; but no rows if one of them may be dead, as its removal will end
 -- the deadlock.
 CREATE OR REPLACE FUNCTION {schema}.live_members(p_members bigint[], p_mine bigint)
-RETURNS TABLE (member_id bigint, host varchar, pid integer, session_id integer) {plpgsql_definer}
+RETURNS TABLE (member_id bigint, host varchar, pid integer, session_id integer) {plpgsql_indexed_definer}
 #variable_conflict use_column
 DECLARE
     v_member bigint;
@@ -98,7 +98,7 @@ CREATE OR REPLACE FUNCTION {schema}.find_deadlock(p_member bigint)
 RETURNS TABLE (step integer, member_id bigint, host varchar, pid integer, session_id integer, owner varchar,
                ahead_resource varchar, ahead_position bigint, ahead_granted boolean,
                resource_id varchar, queue_position bigint, upgrade boolean, behind_position bigint, whos integer)
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 #variable_conflict use_column
 DECLARE
     v_rows     {schema}.deadlock_row[];

@@ -11,7 +11,7 @@ SET search_path = pg_catalog, pg_temp;
 -- Return the note for a connection that uses a grant for a while: the position and its owner, which changes at a
 -- hand-over. NULL: there is no such grant.
 CREATE OR REPLACE FUNCTION {schema}.session_entry(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS text
-{sql_stable_definer}
+{sql_stable_indexed_definer}
     SELECT format('%s:%s', queue_position, member_id) FROM {schema}.{table}
     WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
       AND member_id IS NOT NULL AND granted_at IS NOT NULL

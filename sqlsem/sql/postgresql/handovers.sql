@@ -48,7 +48,7 @@ BEGIN
     DELETE FROM {schema}.handover WHERE token_hash = ANY (ARRAY(
         SELECT token_hash FROM {schema}.handover AS h
         WHERE given_at < clock_timestamp() - interval '1 day'
-          AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = h.member_id)
+          AND (SELECT m.member_id FROM {schema}.member AS m WHERE m.member_id = h.member_id) IS NULL  -- (no join, which may read all)
         ORDER BY given_at LIMIT 100 FOR UPDATE SKIP LOCKED));
     -- Record a heartbeat. The UPDATE also locks the giver: until the commit no session can reap it.
     UPDATE {schema}.member
@@ -218,7 +218,7 @@ $$;
 -- this row alone.
 CREATE OR REPLACE FUNCTION {schema}.session_rows(
     p_resource text, p_position bigint, p_requesting_id text, OUT member bigint, OUT queue_position bigint, OUT own boolean)
-RETURNS SETOF record {sql_definer}
+RETURNS SETOF record {sql_indexed_definer}
     SELECT t.member_id, t.queue_position, m.pid IS NULL AND m.lease_ms IS NOT NULL
     FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.requesting_id = p_requesting_id AND m.login = session_user AND t.granted_at IS NOT NULL
@@ -226,7 +226,7 @@ RETURNS SETOF record {sql_definer}
 $$;
 
 -- Delete a member that was registered for one row alone, and has no rows any more.
-CREATE OR REPLACE FUNCTION {schema}.delete_empty_member(p_member bigint) RETURNS void {sql_definer}
+CREATE OR REPLACE FUNCTION {schema}.delete_empty_member(p_member bigint) RETURNS void {sql_indexed_definer}
     DELETE FROM {schema}.member AS m
     WHERE m.member_id = p_member AND m.pid IS NULL AND m.lease_ms IS NOT NULL AND m.login = session_user
       AND NOT EXISTS (SELECT FROM {schema}.member_rows(p_member))
@@ -333,7 +333,7 @@ $$;
 -- Store a marker: the commit of this transaction releases a lock, which the transaction has pinned before.
 -- Only the process of the lock's owner knows the marker, and deletes it when it sees it. (A login with thousands of
 -- markers misuses this function, and gets an error.)
-CREATE OR REPLACE FUNCTION {schema}.release_on_commit(p_marker varchar) RETURNS void {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.release_on_commit(p_marker varchar) RETURNS void {plpgsql_indexed_definer}
 BEGIN
     IF (char_length(p_marker) BETWEEN 1 AND 64) IS NOT TRUE THEN
         RAISE EXCEPTION 'sqlsem: release_on_commit needs a marker of 1 to 64 characters' USING ERRCODE = '22023';
@@ -347,8 +347,8 @@ $$;
 
 -- Return true if the transaction with this marker has committed.
 CREATE OR REPLACE FUNCTION {schema}.is_committed(p_marker varchar) RETURNS boolean
-{sql_definer} SELECT EXISTS (SELECT FROM {schema}.commit_marker WHERE marker = p_marker) $$;
+{sql_indexed_definer} SELECT EXISTS (SELECT FROM {schema}.commit_marker WHERE marker = p_marker) $$;
 
 -- Delete a marker whose lock is released, or for which no process waits any more; and some markers of dead processes.
 CREATE OR REPLACE FUNCTION {schema}.delete_commit_marker(p_marker varchar) RETURNS void
-{sql_definer} DELETE FROM {schema}.commit_marker WHERE marker = p_marker OR marked_at < clock_timestamp() - interval '1 day' $$;
+{sql_indexed_definer} DELETE FROM {schema}.commit_marker WHERE marker = p_marker OR marked_at < clock_timestamp() - interval '1 day' $$;

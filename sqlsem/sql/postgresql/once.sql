@@ -16,7 +16,7 @@ CREATE OR REPLACE FUNCTION {schema}.epoch_ms(p_at timestamptz) RETURNS bigint
 -- the present one. NULL: there is no such row.
 CREATE OR REPLACE FUNCTION {schema}.once_due(
     p_name varchar, p_position bigint, p_requesting_id varchar, p_per_ms bigint, p_offset_ms bigint) RETURNS boolean
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_at bigint := {schema}.epoch_ms(clock_timestamp());
 BEGIN
@@ -37,7 +37,7 @@ $$;
 -- Record a run as done, for the period in which its row was granted. Return 0, or -1 if the row is not held. May be
 -- repeated.
 CREATE OR REPLACE FUNCTION {schema}.mark_once(p_name varchar, p_position bigint, p_requesting_id varchar) RETURNS integer
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 BEGIN
     -- Pin the row: no other run begins before this one is recorded.
     IF NOT {schema}.pin('once:' || p_name, p_position, p_requesting_id) THEN
@@ -56,14 +56,14 @@ $$;
 -- Return the last run of a name, or of each name, with its times and its login; and the server's time.
 CREATE OR REPLACE FUNCTION {schema}.once_runs(p_name varchar)
 RETURNS TABLE (once_name varchar, granted_at timestamptz, done_at timestamptz, queue_position bigint, requesting_id varchar, login name,
-               taken_at timestamptz) {sql_definer}
+               taken_at timestamptz) {sql_indexed_definer}
     SELECT once_name, granted_at, done_at, queue_position, requesting_id, login, clock_timestamp() FROM {schema}.once_run
     WHERE p_name IS NULL OR once_name = p_name ORDER BY once_name
 $$;
 
 -- Delete the record of the last run, so that the name may run again in this period. Allowed to the login of the last
 -- run, and to operators. Return 0, or -1 if there was none.
-CREATE OR REPLACE FUNCTION {schema}.once_forget(name text) RETURNS integer {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.once_forget(name text) RETURNS integer {plpgsql_indexed_definer}
 DECLARE
     v_run {schema}.once_run;
 BEGIN

@@ -13,7 +13,7 @@ AS $$ SELECT pg_catalog.round(pg_catalog.date_part('epoch', p_moment) OPERATOR(p
 -- appear as 'tenant:*'; their effect on a resource is not computed here.
 CREATE OR REPLACE FUNCTION {schema}.resource_settings()
 RETURNS TABLE (resource_id varchar, cap integer, paused_at timestamptz, stale_after float, paused_by name, cap_by name)
-{sql_stable_definer}
+{sql_stable_indexed_definer}
     SELECT coalesce(o.resource_id, l.prefix || '*'), coalesce(l.cap, o.cap), o.paused_at, o.stale_after_ms / 1000.0::float, o.paused_by,
            coalesce(l.cap_by, o.cap_by)
     FROM {schema}.resource AS o FULL JOIN {schema}.limit_pattern AS l ON l.prefix || '*' = o.resource_id
@@ -66,7 +66,7 @@ $$;
 -- of all resources.
 CREATE OR REPLACE FUNCTION {schema}.kept_locks(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (kind text, resource_id varchar, pid integer, login text, program text, seconds float, is_stranger boolean)
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 #variable_conflict use_column
 DECLARE
     v_first text[] := ARRAY(SELECT concat_ws(' ', h.kind, h.key, h.pid, h.transaction) FROM {schema}.held_locks(p_resource) AS h
@@ -98,7 +98,10 @@ BEGIN
     RETURN QUERY
     SELECT round(extract(epoch FROM greatest(h.ended_at - h.granted_at, interval '0'))::numeric, 3)::float,
            round(extract(epoch FROM greatest(h.granted_at - h.requested_at, interval '0'))::numeric, 3)::float, h.note, h.program
-    FROM (SELECT p.* FROM {schema}.history AS p WHERE p.resource_id = p_resource ORDER BY p.ended_at DESC LIMIT 200) AS h
+    FROM (SELECT p.* FROM {schema}.history AS p
+          -- (Not =: the planner would then walk the index of ended_at, if it took this resource for the usual one.)
+          WHERE p.resource_id BETWEEN p_resource AND p_resource
+          ORDER BY p.resource_id DESC, p.ended_at DESC LIMIT 200) AS h
     WHERE h.outcome = 'released' AND h.granted_at IS NOT NULL
     ORDER BY h.ended_at DESC, h.queue_position DESC;
 END
@@ -109,7 +112,7 @@ $$;
 -- resources with the most waiters.
 CREATE OR REPLACE FUNCTION {schema}.overview(
     OUT taken_at timestamptz, OUT settings json, OUT members json, OUT queues json, OUT batches json, OUT holds json)
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 BEGIN
     taken_at := clock_timestamp();
     settings := (SELECT json_agg(json_build_array(s.resource_id, s.cap, {schema}.microseconds(s.paused_at), s.stale_after, s.paused_by, s.cap_by))
@@ -226,7 +229,7 @@ $$;
 -- The estimate simulates the queue 100 times, like `sqlsem why` (which also estimates what this leaves out). A holder
 -- stays for as long as one of the recent holds that were longer, and a waiter is granted as soon as the rule allows it.
 CREATE OR REPLACE FUNCTION {schema}.estimate(queue_position bigint)
-RETURNS TABLE (low float, likely float, high float, held_low float, held_high float, holds integer) {plpgsql_definer}
+RETURNS TABLE (low float, likely float, high float, held_low float, held_high float, holds integer) {plpgsql_indexed_definer}
 #variable_conflict use_column
 DECLARE
     v_plays  constant integer := 100;
@@ -314,7 +317,7 @@ $$;
 -- position at which the blocker's owner waits itself, for the next call.
 CREATE OR REPLACE FUNCTION {schema}.why(queue_position bigint)
 RETURNS TABLE (code text, reason text, behind bigint, state text, host varchar, pid integer, program varchar, note varchar,
-               seconds float, goes_on_at bigint) {plpgsql_definer}
+               seconds float, goes_on_at bigint) {plpgsql_indexed_definer}
 #variable_conflict use_column
 DECLARE
     v_row    record;
@@ -398,10 +401,12 @@ BEGIN
         FROM {schema}.estimate(why.queue_position) AS i WHERE v_row.state = 'waits'), '');
     RETURN QUERY
     SELECT code, reason, e.queue_position, e.state, e.host, e.pid, e.program, e.note, e.seconds,
-           (SELECT w.queue_position FROM {schema}.{table} AS w
-            WHERE w.granted_at IS NULL AND w.revoked_at IS NULL
-              AND (w.queue_position = e.queue_position OR w.member_id = e.member_id AND w.owner = e.owner)
-            ORDER BY w.queue_position <> e.queue_position, w.queue_position LIMIT 1)
+           coalesce((SELECT w.queue_position FROM {schema}.{table} AS w
+                     WHERE w.resource_id = v_row.resource_id AND w.queue_position = e.queue_position
+                       AND w.granted_at IS NULL AND w.revoked_at IS NULL),
+                    (SELECT w.queue_position FROM {schema}.member_rows(e.member_id) AS w
+                     WHERE w.owner = e.owner AND w.granted_at IS NULL AND w.revoked_at IS NULL
+                     ORDER BY w.queue_position LIMIT 1))
     FROM (SELECT 1) AS one LEFT JOIN {schema}.entries(v_row.resource_id) AS e ON e.queue_position = ANY (v_rows)
     ORDER BY e.queue_position;
 END

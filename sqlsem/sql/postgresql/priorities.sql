@@ -24,7 +24,7 @@ AS $$ SELECT ('priority:'::pg_catalog.text OPERATOR(pg_catalog.||) p_resource::p
 
 -- Return the resources with priorities, and the seconds of waiting that one step of priority is worth.
 CREATE OR REPLACE FUNCTION {schema}.priorities() RETURNS TABLE (resource_id varchar, ageing float)
-{sql_stable_definer} SELECT o.resource_id, o.ageing_ms / 1000.0::float FROM {schema}.resource AS o WHERE o.ageing_ms IS NOT NULL $$;
+{sql_stable_indexed_definer} SELECT o.resource_id, o.ageing_ms / 1000.0::float FROM {schema}.resource AS o WHERE o.ageing_ms IS NOT NULL $$;
 
 -- Return the entry right before one in a priority queue (`before`; NULL: it is the first), and how many entries are
 -- before it (`ahead`). A request without an entry (p_place NULL) comes after all of its own rank.

@@ -171,7 +171,7 @@ END
 $$;
 
 -- Return the member of this session: that of an earlier acquire, or a new one. With a lease always a new one.
-CREATE OR REPLACE FUNCTION {schema}.session_member(p_lease_ms integer) RETURNS bigint {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.session_member(p_lease_ms integer) RETURNS bigint {plpgsql_indexed_definer}
 DECLARE
     v_member bigint;
 BEGIN
@@ -197,7 +197,7 @@ $$;
 -- Renew the waiter lease of a row, by five seconds, and the member's lease, if it has one. Return false if row or
 -- member is gone.
 CREATE OR REPLACE FUNCTION {schema}.renew_waiter_lease(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 BEGIN
     -- (This locks the member until the commit. So a session that is about to remove the member finds its lease renewed;
     -- or this session finds the member gone.)
@@ -222,7 +222,7 @@ $$;
 -- Return true if this row would wait for ever for rows of its own session or member: they leave no room for it even
 -- when all other rows are gone.
 CREATE OR REPLACE FUNCTION {schema}.waits_for_itself(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
-{sql_definer}
+{sql_indexed_definer}
     SELECT coalesce(sum(a.weight) + min(mine.weight) > min(least(coalesce(mine.concurrency_limit, o.cap), a.concurrency_limit)), false)
     FROM {schema}.{table} AS mine
     JOIN {schema}.member AS m
@@ -238,7 +238,7 @@ $$;
 
 -- Return true if this session's member has another row than the one that it waits for: only then may others wait for
 -- this session.
-CREATE OR REPLACE FUNCTION {schema}.has_other_rows(p_member bigint, p_position bigint) RETURNS boolean {sql_definer}
+CREATE OR REPLACE FUNCTION {schema}.has_other_rows(p_member bigint, p_position bigint) RETURNS boolean {sql_indexed_definer}
     SELECT EXISTS (SELECT FROM {schema}.member_rows(p_member) AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
                    WHERE t.queue_position <> p_position AND m.login = session_user)
 $$;
@@ -252,14 +252,14 @@ $$;
 
 -- Return the outcome of a row that was in the queue at p_since; NULL if the history does not have it.
 CREATE OR REPLACE FUNCTION {schema}.row_outcome(p_resource text, p_position bigint, p_since timestamptz) RETURNS text
-{sql_definer}
+{sql_indexed_definer}
     SELECT outcome FROM {schema}.history WHERE ended_at >= p_since AND resource_id = p_resource AND queue_position = p_position
 $$;
 
 -- Release one row of a requester, or all of its rows on a resource (p_position NULL). Return 0, or -1 if there was
 -- none.
 CREATE OR REPLACE FUNCTION {schema}.release_rows(p_resource text, p_position bigint, p_requesting_id text) RETURNS integer
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_row  record;
     v_code integer := -1;
@@ -285,7 +285,7 @@ $$;
 
 -- Renew the lease of a row. Return 0 if the row is still held, -1 if not.
 CREATE OR REPLACE FUNCTION {schema}.renew_row(p_resource text, p_position bigint, p_requesting_id text, p_lease_ms integer)
-RETURNS integer {plpgsql_definer}
+RETURNS integer {plpgsql_indexed_definer}
 DECLARE
     v_member {schema}.member;
 BEGIN
@@ -574,7 +574,7 @@ $$;
 
 -- Return 1 if a row may be granted, also a bare participant's, 0 if not yet, -1 if it is not there. 1 stays true until
 -- the row is released. Changes nothing, and reads committed rows.
-CREATE OR REPLACE FUNCTION {schema}.may_enter(resource text, queue_position bigint) RETURNS integer {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.may_enter(resource text, queue_position bigint) RETURNS integer {plpgsql_indexed_definer}
 DECLARE
     v_row record;
 BEGIN

@@ -410,7 +410,7 @@ $$;
 
 -- Reset a rate: delete all use, debts, reservations and declared limits, but not the operator's limits and the
 -- counters. Return 0, or -1 if there is no such rate. For operators.
-CREATE OR REPLACE FUNCTION {schema}.reset_rate(p_resource varchar) RETURNS integer {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.reset_rate(p_resource varchar) RETURNS integer {plpgsql_indexed_definer}
 DECLARE
     v_used bigint;
 BEGIN
@@ -433,7 +433,7 @@ $$;
 -- Set an operator's limit of a rate in a window of this length: an upper bound on declared limits, and the limit of
 -- requests that declare none. NULL: remove it. Return 0, or -1 if there was none to remove. For operators.
 CREATE OR REPLACE FUNCTION {schema}.set_rate(p_resource varchar, p_window_ms bigint, p_limit bigint) RETURNS integer
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_before bigint;
 BEGIN
@@ -496,7 +496,7 @@ $$;
 
 -- Renew the waiter lease of the first request in the queue of a rate, by ten seconds.
 CREATE OR REPLACE FUNCTION {schema}.renew_rate_waiter_lease(p_resource text, p_position bigint, p_requesting_id text) RETURNS void
-{sql_definer}
+{sql_indexed_definer}
     UPDATE {schema}.{table} AS t SET waiter_lease_until = clock_timestamp() + interval '10 seconds'
     FROM {schema}.member AS m
     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id

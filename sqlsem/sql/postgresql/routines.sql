@@ -478,11 +478,12 @@ CREATE OR REPLACE FUNCTION {schema}.holds_beacon(p_pid integer, p_beacon integer
 $$;
 
 
--- Return the state of all members at one instant, and write nothing. missing: the beacon is missing, or the lease is
--- over. dead: besides, the last heartbeat is older than the grace. since: when the member was first missed, as far as
--- known. On a standby no beacon can be seen, and only leases count.
-CREATE OR REPLACE FUNCTION {schema}.member_liveness()
-RETURNS TABLE (member_id bigint, missing boolean, dead boolean, since timestamptz) {sql}
+-- Return the state of these members, or of all, at one instant, and write nothing. missing: the beacon is missing, or
+-- the lease is over. dead: besides, the last heartbeat is older than the grace. since: when the member was first missed,
+-- as far as known. On a standby no beacon can be seen, and only leases count. grace: in seconds; NULL with a lease.
+CREATE OR REPLACE FUNCTION {schema}.member_liveness(p_members bigint[] DEFAULT NULL)
+RETURNS TABLE (member_id bigint, missing boolean, dead boolean, since timestamptz, host varchar, pid integer, program varchar,
+               grace float) {sql_indexed}
     WITH held AS MATERIALIZED (
         SELECT objid::bigint AS beacon, pid FROM pg_locks
         WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
@@ -496,10 +497,16 @@ RETURNS TABLE (member_id bigint, missing boolean, dead boolean, since timestampt
                 ELSE gone AND greatest(m.heartbeat_at, s.since) + m.grace_ms * interval '1 millisecond' <= clock_timestamp() END,
            CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
                 WHEN m.missing_since IS NOT NULL THEN m.missing_since
-                WHEN m.grace_ms > 0 THEN m.heartbeat_at END  -- without a grace there are no heartbeats
-    FROM {schema}.member AS m CROSS JOIN server AS s LEFT JOIN held AS h ON h.beacon = m.beacon AND h.pid = m.backend_pid
+                WHEN m.grace_ms > 0 THEN m.heartbeat_at END,  -- without a grace there are no heartbeats
+           m.host, coalesce(m.pid, m.backend_pid), m.program, CASE WHEN m.lease_ms IS NULL THEN m.grace_ms / 1000.0::float END
+    FROM (SELECT m.* FROM {schema}.member AS m WHERE p_members IS NULL
+          UNION ALL
+          SELECT m.* FROM {schema}.member AS m WHERE m.member_id = ANY (p_members)) AS m
+    CROSS JOIN server AS s
+    -- (A subquery, as it is hashed in any case: a join might compare each member with each beacon.)
     CROSS JOIN LATERAL (SELECT CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until < clock_timestamp()
-                                    ELSE h.beacon IS NULL AND NOT s.standby END AS gone) AS g
+                                    ELSE ((m.beacon::bigint, m.backend_pid) IN (SELECT h.beacon, h.pid FROM held AS h)) IS NOT TRUE
+                                         AND NOT s.standby END AS gone) AS g
 $$;
 
 
@@ -697,7 +704,7 @@ $$;
 -- Register a new member, with its beacon (or its lease). Called once for each process, on the connection that it keeps.
 CREATE OR REPLACE FUNCTION {schema}.register_member(
     p_host varchar, p_pid integer, p_program varchar, p_grace_ms integer, p_lease_ms integer, OUT member_id bigint)
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_beacon integer;
 BEGIN
@@ -781,7 +788,7 @@ $$;
 -- Return those of a member's rows for which this session, the member's own, has no wakeup lock. p_positions NULL: look
 -- at all rows of the member.
 CREATE OR REPLACE FUNCTION {schema}.missing_wakeup_locks(p_member bigint, p_positions bigint[] DEFAULT NULL) RETURNS SETOF bigint
-{sql_definer}
+{sql_indexed_definer}
     SELECT r.queue_position FROM {schema}.member AS m JOIN {schema}.{table} AS r ON r.member_id = m.member_id
     WHERE m.member_id = p_member AND m.login = session_user AND m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL
       AND r.queue_position = ANY (coalesce(p_positions, ARRAY(SELECT queue_position FROM {schema}.member_rows(p_member))))
@@ -1617,7 +1624,7 @@ $$;
 -- pinned again by a transaction that had pinned it before; for any other this returns false. Under REPEATABLE READ a
 -- row that left meanwhile raises a serialization failure.
 CREATE OR REPLACE FUNCTION {schema}.pin(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS boolean
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_login  name;
     v_member bigint;
@@ -1676,9 +1683,11 @@ CREATE OR REPLACE FUNCTION {schema}.entries(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
                weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
                program varchar, note varchar, requested_at timestamptz, granted_at timestamptz,
-               seconds float, missing_for float, grace float) {sql_definer}
+               seconds float, missing_for float, grace float) {sql_indexed_definer}
     WITH q AS MATERIALIZED (
-        SELECT t.* FROM {schema}.{table} AS t WHERE p_resource IS NULL OR t.resource_id = p_resource),
+        SELECT t.* FROM {schema}.{table} AS t WHERE p_resource IS NULL
+        UNION ALL
+        SELECT t.* FROM {schema}.{table} AS t WHERE t.resource_id = p_resource),
     bare AS (
         SELECT DISTINCT q.resource_id, q.access_type FROM q WHERE q.member_id IS NULL),
     ahead AS (
@@ -1693,19 +1702,18 @@ RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_ty
         WHERE a.member_id IS NULL AND a.access_type = a.label AND o.paused_at IS NULL
           AND coalesce(coalesce(a.load, 0) + a.weight <= least(a.concurrency_limit, a.declared, o.cap), true))
     SELECT q.resource_id, q.queue_position,
-           CASE WHEN l.dead OR q.member_id IS NOT NULL AND m.member_id IS NULL THEN 'dead'
+           CASE WHEN l.dead OR q.member_id IS NOT NULL AND l.member_id IS NULL THEN 'dead'
                 WHEN q.revoked_at IS NOT NULL THEN 'revoked' WHEN q.granted_at IS NOT NULL THEN 'holds'
-                WHEN i.queue_position IS NOT NULL THEN 'holds' ELSE 'waits' END,
+                -- (A subquery, as it is hashed in any case: a join might compare each row with each.)
+                WHEN q.queue_position IN (SELECT i.queue_position FROM inside AS i) THEN 'holds' ELSE 'waits' END,
            q.access_type, q.concurrency_limit, q.weight, q.requesting_id, q.member_id, q.owner,
-           m.host, coalesce(m.pid, m.backend_pid), m.program,
+           l.host, l.pid, l.program,
            q.note, q.requested_at, q.granted_at,
            extract(epoch FROM clock_timestamp() - coalesce(q.granted_at, q.requested_at))::float,
            CASE WHEN l.missing THEN
                extract(epoch FROM clock_timestamp() - coalesce(l.since, q.granted_at, q.requested_at))::float END,
-           CASE WHEN m.lease_ms IS NULL THEN m.grace_ms / 1000.0::float END
-    FROM q LEFT JOIN inside AS i ON i.queue_position = q.queue_position
-    LEFT JOIN {schema}.member AS m ON m.member_id = q.member_id
-    LEFT JOIN {schema}.member_liveness() AS l ON l.member_id = q.member_id
+           l.grace
+    FROM q LEFT JOIN {schema}.member_liveness(ARRAY(SELECT DISTINCT q.member_id FROM q)) AS l ON l.member_id = q.member_id
     ORDER BY q.resource_id, q.queue_position
 $$;
 
@@ -1828,7 +1836,7 @@ $$;
 -- Set one setting of a resource. p_what: 'cap' (NULL: none; a name that ends with * is a pattern), 'stale_after' in ms
 -- (NULL: never), 'paused' (1 or 0), 'ageing' in ms (NULL: no priorities).
 CREATE OR REPLACE FUNCTION {schema}.set_resource(p_resource varchar, p_what text, p_value bigint) RETURNS void
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_before {schema}.resource;
     v_after  {schema}.resource;
@@ -1893,10 +1901,10 @@ BEGIN
 END
 $$;
 
--- Revoke a row. A waiting row is removed at once, and so is a bare participant's. The row of any other holder is
--- removed at once only with p_force; else the holder learns of it by its next heartbeat, and has its grace to release.
--- Return 0 removed, 1 marked as revoked, -1 no such row.
-CREATE OR REPLACE FUNCTION {schema}.revoke(p_position bigint, p_force boolean) RETURNS integer {plpgsql_definer}
+-- Revoke a row of a resource. A waiting row is removed at once, and so is a bare participant's. The row of any other
+-- holder is removed at once only with p_force; else the holder learns of it by its next heartbeat, and has its grace to
+-- release. Return 0 removed, 1 marked as revoked, -1 no such row.
+CREATE OR REPLACE FUNCTION {schema}.revoke_row(p_resource varchar, p_position bigint, p_force boolean) RETURNS integer {plpgsql}
 DECLARE
     v_row record;
 BEGIN
@@ -1906,8 +1914,8 @@ BEGIN
     BEGIN
         -- revoked_at first: either a waiter that is granted this instant sees it, or this statement sees the grant.
         UPDATE {schema}.{table} SET revoked_at = coalesce(revoked_at, clock_timestamp()), revoked_by = coalesce(revoked_by, session_user)
-        WHERE queue_position = p_position
-        RETURNING resource_id, granted_at, member_id INTO v_row;
+        WHERE resource_id = p_resource AND queue_position = p_position
+        RETURNING granted_at, member_id INTO v_row;
         IF NOT FOUND THEN
             RETURN -1;
         END IF;
@@ -1915,13 +1923,21 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: position % is kept (assert_holding) by an open transaction: %', p_position, {schema}.describe_pins()
             USING ERRCODE = '55P03', HINT = 'Try again when that has ended; pg_terminate_backend(pid) ends it.';
     END;
-    PERFORM {schema}.note_operation('revoke', v_row.resource_id, p_position, NULL, NULL,
+    PERFORM {schema}.note_operation('revoke', p_resource, p_position, NULL, NULL,
                                     CASE WHEN v_row.granted_at IS NULL THEN 'waits' ELSE 'holds' END, CASE WHEN p_force THEN 'force' END);
     IF p_force OR v_row.granted_at IS NULL OR v_row.member_id IS NULL THEN
-        PERFORM {schema}.remove(v_row.resource_id, p_position, 'revoked');
+        PERFORM {schema}.remove(p_resource, p_position, 'revoked');
         RETURN 0;
     END IF;
     RETURN 1;
+END
+$$;
+
+-- Revoke a row by its position alone, which no index has: this reads the whole queue.
+CREATE OR REPLACE FUNCTION {schema}.revoke(p_position bigint, p_force boolean) RETURNS integer {plpgsql_indexed_definer}
+BEGIN
+    RETURN coalesce((SELECT {schema}.revoke_row(t.resource_id, t.queue_position, p_force) FROM {schema}.{table} AS t
+                     WHERE t.queue_position = p_position), -1);
 END
 $$;
 
@@ -1929,7 +1945,7 @@ $$;
 -- holder is notified first, unless p_force, as revoke does, and its member stays until it has released its rows. Return
 -- the number of members that are gone.
 CREATE OR REPLACE FUNCTION {schema}.revoke_members(p_member bigint, p_login text, p_force boolean DEFAULT false) RETURNS integer
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_member {schema}.member;
     v_gone   integer := 0;
@@ -1940,7 +1956,8 @@ BEGIN
     END IF;
     FOR v_member IN SELECT * FROM {schema}.member AS m WHERE m.member_id = p_member OR m.login::text = p_login ORDER BY m.member_id LOOP
         SELECT v_rows + count(*) INTO v_rows
-        FROM (SELECT {schema}.revoke(r.queue_position, coalesce(p_force, false)) FROM {schema}.member_rows(v_member.member_id) AS r) AS r;
+        FROM (SELECT {schema}.revoke_row(r.resource_id, r.queue_position, coalesce(p_force, false))
+              FROM {schema}.member_rows(v_member.member_id) AS r) AS r;
         CONTINUE WHEN EXISTS (SELECT FROM {schema}.member_rows(v_member.member_id));
         DELETE FROM {schema}.member AS m WHERE m.member_id = v_member.member_id;
         v_gone := v_gone + 1;
@@ -1954,7 +1971,7 @@ END
 $$;
 
 -- Test every member now; return the number of members and stale rows removed.
-CREATE OR REPLACE FUNCTION {schema}.reap() RETURNS integer {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.reap() RETURNS integer {plpgsql_indexed_definer}
 DECLARE
     v_row    record;
     v_before bigint := (SELECT count(*) FROM {schema}.{table});
@@ -2009,7 +2026,7 @@ CREATE OR REPLACE FUNCTION {schema}.operations(
     p_action varchar DEFAULT NULL, p_who varchar DEFAULT NULL)
 RETURNS TABLE (operation_id bigint, done_at timestamptz, login name, host varchar, pid integer, program varchar, action varchar,
                resource_id varchar, queue_position bigint, queue_name varchar, task_id bigint, old_value varchar, new_value varchar)
-{sql_stable_definer}
+{sql_stable_indexed_definer}
     SELECT o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position, o.queue_name,
            o.task_id, o.old_value, o.new_value
     FROM {schema}.operation AS o
@@ -2022,7 +2039,7 @@ RETURNS TABLE (operation_id bigint, done_at timestamptz, login name, host varcha
 $$;
 
 -- Delete records of calls that are too old, as prune does with the history: of the oldest p_maximum rows.
-CREATE OR REPLACE FUNCTION {schema}.prune_operations(p_maximum integer) RETURNS bigint {sql_definer}
+CREATE OR REPLACE FUNCTION {schema}.prune_operations(p_maximum integer) RETURNS bigint {sql_indexed_definer}
     WITH oldest AS MATERIALIZED (
         SELECT o.operation_id, o.done_at FROM {schema}.operation AS o ORDER BY o.operation_id LIMIT greatest(p_maximum, 0) FOR UPDATE SKIP LOCKED),
     gone AS (
@@ -2039,7 +2056,7 @@ $$;
 -- Delete history older than setting history_days, and rows beyond history_rows: of the oldest p_maximum rows. Rows are
 -- counted by their positions (few requests leave two rows, or none), as counting a million would take long. One call in
 -- ten also deletes low-water marks that a newer one replaces, or that are a day old: it has to read all marks.
-CREATE OR REPLACE FUNCTION {schema}.prune(p_maximum integer) RETURNS bigint {sql_definer}
+CREATE OR REPLACE FUNCTION {schema}.prune(p_maximum integer) RETURNS bigint {sql_indexed_definer}
     DELETE FROM {schema}.low_water WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM {schema}.low_water AS l
         WHERE (SELECT random() < 0.1)
@@ -2085,7 +2102,7 @@ $$;
 -- Number a row that a bare participant inserts. The trigger, too, draws the number under the gate, so that numbers
 -- become visible in order; the participant then has the gate until its transaction ends. (Rows of the routines have a
 -- request_uid, and do not come here.)
-CREATE OR REPLACE FUNCTION {schema}.number_bare_row() RETURNS trigger {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.number_bare_row() RETURNS trigger {plpgsql_indexed_definer}
 BEGIN
     IF NEW.resource_id = '' OR NEW.resource_id <> btrim(NEW.resource_id) OR NEW.weight < 1 OR NEW.concurrency_limit < NEW.weight THEN
         RAISE EXCEPTION 'sqlsem: bad row: resource %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',

@@ -96,7 +96,7 @@ $$;
 
 -- Take the put lock for a task that is inserted without these routines (by hand, or from a dump), and invalidate the
 -- mark. The task had its number before this trigger ran.
-CREATE OR REPLACE FUNCTION {schema}.number_bare_task() RETURNS trigger {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.number_bare_task() RETURNS trigger {plpgsql_indexed_definer}
 BEGIN
     PERFORM {schema}.take_put_lock(NEW.queue_name);
     PERFORM {schema}.invalidate_task_mark(NEW.queue_name, NEW.task_order, NEW.task_id);
@@ -594,7 +594,7 @@ $$;
 
 -- Have this session notified (NOTIFY) when tasks are put, or become claimable because others ended. A notification is
 -- only a hint. Each listener shares a lock while its session lives, so nothing is sent without listeners.
-CREATE OR REPLACE FUNCTION {schema}.listen_for_tasks() RETURNS void {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.listen_for_tasks() RETURNS void {plpgsql_indexed_definer}
 BEGIN
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
@@ -832,7 +832,7 @@ $$;
 -- returns the tasks of the first call, but needs a subtransaction for that, and a transaction with many of these makes
 -- all others slower.)
 CREATE OR REPLACE FUNCTION {schema}.put_tasks_once(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 BEGIN
     PERFORM {schema}.check_may_lock(p_tasks);
     RETURN QUERY SELECT p FROM {schema}.put_tasks_by(p_queue, p_uid, p_tasks, session_user::name) AS p;
@@ -841,7 +841,7 @@ $$;
 
 -- Put tasks. A second call with the same p_uid (the first reply was lost) finds the tasks of the first.
 CREATE OR REPLACE FUNCTION {schema}.put_tasks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 BEGIN
     PERFORM {schema}.check_may_lock(p_tasks);
     RETURN QUERY SELECT p FROM {schema}.put_tasks_by(p_queue, p_uid, p_tasks, session_user::name) AS p;
@@ -859,7 +859,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.claim_task(
     p_member bigint, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean,
     OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar, OUT attempt integer,
-    OUT failures integer, OUT max_attempts integer) {plpgsql_definer}
+    OUT failures integer, OUT max_attempts integer) {plpgsql_indexed_definer}
 DECLARE
     v_turns boolean;
     v_task  bigint;
@@ -977,7 +977,7 @@ CREATE OR REPLACE FUNCTION {schema}.next_task(
     p_member bigint, p_task bigint, p_attempt integer, p_outcome varchar, p_result text, p_error text,
     p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean,
     OUT ended varchar, OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar,
-    OUT attempt integer, OUT failures integer, OUT max_attempts integer) {plpgsql_definer}
+    OUT attempt integer, OUT failures integer, OUT max_attempts integer) {plpgsql_indexed_definer}
 BEGIN
     ended := {schema}.end_task(p_member, p_task, p_attempt, p_outcome, p_result, p_error);
     SELECT c.task_id, c.task_order, c.kind, c.body, c.note, c.attempt, c.failures, c.max_attempts
@@ -1119,7 +1119,7 @@ $$;
 
 -- Give back the tasks of a claim whose reply was lost for good; return their number.
 CREATE OR REPLACE FUNCTION {schema}.return_claim(p_member bigint, p_queue varchar, p_uid varchar) RETURNS integer
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_task  record;
     v_count integer := 0;
@@ -1194,7 +1194,8 @@ DECLARE
 BEGIN
     PERFORM pg_stat_clear_snapshot();  -- read what sessions do now, not at the first read of this transaction
     v_pid := (SELECT m.backend_pid FROM {schema}.task AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
-              JOIN {schema}.member_liveness() AS l ON l.member_id = m.member_id
+              JOIN {schema}.member_liveness(ARRAY(SELECT r.member_id FROM {schema}.task AS r WHERE r.task_id = p_task)) AS l
+                  ON l.member_id = m.member_id
               LEFT JOIN pg_stat_activity AS a ON a.pid = m.backend_pid
               WHERE t.task_id = p_task AND t.status = 'running' AND t.claim_uid IS NULL
                 AND t.signalled_attempt IS DISTINCT FROM t.attempt AND NOT l.missing AND m.lease_until IS NULL
@@ -1307,9 +1308,6 @@ RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varc
                task_priority integer, locks text)
 {sql_indexed_definer}
     WITH asks AS MATERIALIZED (SELECT {schema}.has_role('worker', 'operator', 'reader') AS sees),
-    looked AS MATERIALIZED (SELECT l.member_id, l.dead, l.since FROM {schema}.member_liveness() AS l
-                            WHERE EXISTS (SELECT FROM {schema}.task AS r WHERE r.status = 'running'
-                                          AND (p_queue IS NULL OR r.queue_name = p_queue))),
     -- A page of open tasks (tasks with a priority have an index of their own) and a page of ended ones, along their
     -- indexes. (Only a test of the worker shows if a task is lost, so for 'lost' all running tasks are read.)
     page AS (
@@ -1345,7 +1343,9 @@ RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varc
                (SELECT json_agg(json_build_array(k.resource_id, k.queue_position, k.access_type, k.concurrency_limit, k.weight)
                                 ORDER BY k.number)::text
                 FROM {schema}.task_lock AS k WHERE k.task_id = t.task_id) END
-    FROM page AS t LEFT JOIN looked AS l ON l.member_id = t.member_id
+    FROM page AS t
+    LEFT JOIN {schema}.member_liveness(ARRAY(SELECT DISTINCT p.member_id FROM page AS p WHERE p.status = 'running')) AS l
+           ON l.member_id = t.member_id
     CROSS JOIN LATERAL (SELECT CASE WHEN t.status = 'running' AND l.dead IS NOT FALSE THEN 'lost' ELSE t.status END::varchar AS status) AS s
     WHERE p_status IS NULL OR s.status = p_status
     ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
@@ -1373,21 +1373,22 @@ $$;
 -- task that blocks later orders. A login that may only put sees its own tasks. Reads all tasks that are kept.
 CREATE OR REPLACE FUNCTION {schema}.queue_counts(p_queue varchar DEFAULT NULL)
 RETURNS TABLE (queue_name varchar, pending bigint, running bigint, finished bigint, failed bigint, cancelled bigint, lost bigint,
-               oldest float, rate float, blocked_by bigint) {sql_definer}
+               oldest float, rate float, blocked_by bigint) {sql_indexed_definer}
     WITH asks AS MATERIALIZED (SELECT {schema}.has_role('worker', 'operator', 'reader') AS sees, clock_timestamp() AS now),
-    dead AS MATERIALIZED (SELECT r.task_id, l.dead IS NOT FALSE AS is_lost FROM {schema}.task AS r
-                          LEFT JOIN {schema}.member_liveness() AS l ON l.member_id = r.member_id
-                          WHERE r.status = 'running'),
+    -- (Subqueries, as they are hashed in any case: a join might compare each row with each.)
+    lost AS MATERIALIZED (SELECT r.task_id FROM {schema}.task AS r
+                          WHERE r.status = 'running'
+                            AND (r.member_id IN (SELECT l.member_id FROM {schema}.member_liveness() AS l WHERE NOT l.dead)) IS NOT TRUE),
     counted AS (
         SELECT t.queue_name, count(*) FILTER (WHERE t.status = 'pending') AS pending,
                count(*) FILTER (WHERE t.status = 'running') AS running, count(*) FILTER (WHERE t.status = 'finished') AS finished,
                count(*) FILTER (WHERE t.status = 'failed') AS failed, count(*) FILTER (WHERE t.status = 'cancelled') AS cancelled,
-               count(*) FILTER (WHERE d.is_lost) AS lost,
+               count(*) FILTER (WHERE t.task_id IN (SELECT l.task_id FROM lost AS l)) AS lost,
                extract(epoch FROM max(a.now - greatest(t.put_at, t.ready_at))
                                   FILTER (WHERE t.status = 'pending' AND t.ready_at <= greatest(a.now, t.put_at)))::float AS oldest,
                count(*) FILTER (WHERE t.ended_at > a.now - interval '5 minutes') / 5.0::float AS rate,
                max(t.task_order) FILTER (WHERE t.status = 'pending') AS last_order
-        FROM {schema}.task AS t CROSS JOIN asks AS a LEFT JOIN dead AS d ON d.task_id = t.task_id
+        FROM {schema}.task AS t CROSS JOIN asks AS a
         WHERE (p_queue IS NULL OR t.queue_name = p_queue) AND (a.sees OR t.put_by = session_user)
         GROUP BY t.queue_name)
     SELECT c.queue_name, c.pending, c.running, c.finished, c.failed, c.cancelled, c.lost, 
@@ -1403,7 +1404,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.task_attempts(p_task bigint)
 RETURNS TABLE (task_id bigint, attempt integer, outcome varchar, member_id bigint, owner varchar, host varchar, pid integer,
                session_id integer, started_at timestamptz, ended_at timestamptz, seconds float, error text, result text, login name)
-{sql_definer}
+{sql_indexed_definer}
     SELECT a.* FROM (
         SELECT l.task_id, l.attempt, l.outcome, l.member_id, l.owner, l.host, l.pid, l.session_id, l.started_at, l.ended_at,
                extract(epoch FROM l.ended_at - l.started_at)::float, l.error, l.result, l.login
@@ -1430,7 +1431,7 @@ $$;
 --   -3 another task with its key is open
 --
 -- The worker of a running task is tested first: if it is dead, the task becomes pending, and a retry does nothing more.
-CREATE OR REPLACE FUNCTION {schema}.set_task(p_task bigint, p_what varchar) RETURNS integer {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.set_task(p_task bigint, p_what varchar) RETURNS integer {plpgsql_indexed_definer}
 DECLARE
     v_task   record;
     v_status varchar;
@@ -1479,7 +1480,7 @@ $$;
 --   1 it runs, and is cancelled as soon as its worker has learned of that and ended it
 --   -1 no such task
 --   -2 its state does not allow that
-CREATE OR REPLACE FUNCTION {schema}.cancel_task(p_task bigint) RETURNS integer {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.cancel_task(p_task bigint) RETURNS integer {plpgsql_indexed_definer}
 DECLARE
     v_code integer := {schema}.set_task(p_task, 'cancel');  -- and the task is locked from here on
     v_task record;
@@ -1504,7 +1505,7 @@ $$;
 -- Return (task, time limit in s, login that requested its cancellation) for each running task of a member that has a
 -- limit or such a request.
 CREATE OR REPLACE FUNCTION {schema}.task_controls(p_member bigint, p_tasks bigint[])
-RETURNS TABLE (task_id bigint, time_limit float, cancel_asked_by name) {sql_definer}
+RETURNS TABLE (task_id bigint, time_limit float, cancel_asked_by name) {sql_indexed_definer}
     SELECT t.task_id, t.time_limit_ms / 1000.0::float, t.cancel_asked_by FROM {schema}.task AS t
     WHERE t.task_id = ANY (p_tasks) AND t.member_id = p_member AND coalesce(t.status, '') = 'running'
       AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
@@ -1516,7 +1517,7 @@ $$;
 -- key; 'key_rate': of each key. 'weight': the share of a key. p_value NULL: remove the setting. Running tasks run on.
 CREATE OR REPLACE FUNCTION {schema}.set_queue(
     p_queue varchar, p_key varchar, p_what text, p_value integer, p_per_ms integer DEFAULT NULL) RETURNS void
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_minimum constant integer := CASE p_what WHEN 'limit' THEN 0 WHEN 'key_limit' THEN 0 ELSE 1 END;
     v_is_rate constant boolean := coalesce(p_what IN ('rate', 'key_rate'), false);
@@ -1593,7 +1594,7 @@ $$;
 -- task_per, key_per: the windows of the rates, in seconds.
 CREATE OR REPLACE FUNCTION {schema}.queue_limits(p_queue varchar DEFAULT NULL)
 RETURNS TABLE (queue_name varchar, task_key varchar, task_limit integer, key_limit integer, weight integer, set_at timestamptz, set_by name,
-               task_rate integer, task_per float, key_rate integer, key_per float) {sql_definer}
+               task_rate integer, task_per float, key_rate integer, key_per float) {sql_indexed_definer}
     SELECT * FROM (
         SELECT s.queue_name, NULL::varchar AS task_key, s.task_limit, s.key_limit, NULL::integer AS weight, s.set_at, s.set_by,
                s.task_rate, s.task_ms / 1000.0::float, s.key_rate, s.key_ms / 1000.0::float
@@ -1609,7 +1610,7 @@ $$;
 -- Return the rates that claims have found used up, of one queue or all, and the seconds until there is room again.
 -- task_key NULL: the queue's own rate.
 CREATE OR REPLACE FUNCTION {schema}.queue_waits(p_queue varchar DEFAULT NULL)
-RETURNS TABLE (queue_name varchar, task_key varchar, seconds float) {sql_definer}
+RETURNS TABLE (queue_name varchar, task_key varchar, seconds float) {sql_indexed_definer}
     SELECT w.queue_name, nullif(w.task_key, ''), (w.free_ms - n.now_ms) / 1000.0::float
     FROM (SELECT {schema}.clock_ms() AS now_ms) AS n
     JOIN {schema}.queue_wait AS w ON n.now_ms >= w.since_ms AND n.now_ms < w.free_ms
@@ -1618,7 +1619,7 @@ RETURNS TABLE (queue_name varchar, task_key varchar, seconds float) {sql_definer
 $$;
 
 -- Delete ended tasks older than setting history_days, with their log, at most p_maximum a call.
-CREATE OR REPLACE FUNCTION {schema}.prune_tasks(p_maximum integer) RETURNS bigint {sql_definer}
+CREATE OR REPLACE FUNCTION {schema}.prune_tasks(p_maximum integer) RETURNS bigint {sql_indexed_definer}
     WITH gone AS (
         DELETE FROM {schema}.task WHERE task_id = ANY (ARRAY(
             SELECT task_id FROM {schema}.task
@@ -1661,7 +1662,7 @@ $$;
 -- Save a schedule, in place of one of the same name. p_options: those of a task (put_tasks_by), and `missed`.
 CREATE OR REPLACE FUNCTION {schema}.save_schedule(
     p_name varchar, p_queue varchar, p_cron varchar, p_zone varchar, p_kind varchar, p_body text, p_options jsonb,
-    p_next timestamptz) RETURNS void {plpgsql_definer}
+    p_next timestamptz) RETURNS void {plpgsql_indexed_definer}
 DECLARE
     v_by   name;
     v_task jsonb;
@@ -1711,7 +1712,7 @@ $$;
 
 -- Call recover_tasks; return true in due if a schedule of the queue is due.
 CREATE OR REPLACE FUNCTION {schema}.maintain_queue(p_queue varchar, p_mine bigint, OUT recovered integer, OUT due boolean)
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 BEGIN
     recovered := {schema}.recover_tasks(p_queue, p_mine);
     due := EXISTS (SELECT FROM {schema}.schedule AS s
@@ -1725,7 +1726,7 @@ $$;
 -- more than a year away.
 CREATE OR REPLACE FUNCTION {schema}.fire_schedule(
     p_name varchar, p_due timestamptz, p_last timestamptz, p_next timestamptz, p_put boolean, OUT done boolean, OUT task_id bigint)
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_schedule {schema}.schedule;
 BEGIN
@@ -1752,7 +1753,7 @@ $$;
 -- Change a schedule: 'pause', 'resume' (from p_next on: times that were due meanwhile are skipped) or 'remove'. Return
 -- false if there is none, or it is another login's and this login is no operator.
 CREATE OR REPLACE FUNCTION {schema}.set_schedule(p_name varchar, p_what varchar, p_next timestamptz) RETURNS boolean
-{plpgsql_definer}
+{plpgsql_indexed_definer}
 DECLARE
     v_queue varchar;
 BEGIN
@@ -1783,7 +1784,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.list_schedules(p_name varchar DEFAULT NULL, p_queue varchar DEFAULT NULL)
 RETURNS TABLE (schedule_name varchar, queue_name varchar, cron varchar, time_zone varchar, kind varchar, body text, options text,
                next_due timestamptz, last_due timestamptz, put_at timestamptz, put_by name, paused_at timestamptz, paused_by name,
-               taken_at timestamptz) {sql_definer}
+               taken_at timestamptz) {sql_indexed_definer}
     SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options::text,
            CASE WHEN s.next_due IS NOT NULL THEN greatest(least(s.next_due, '9999-12-30 UTC'), '0001-01-03 UTC') END,
            CASE WHEN s.last_due IS NOT NULL THEN greatest(least(s.last_due, '9999-12-30 UTC'), '0001-01-03 UTC') END, s.put_at,
@@ -1845,7 +1846,7 @@ $$;
 
 -- End the tasks of an earlier call of `work` that was interrupted between a claim and the task's end. (No other session
 -- ends them, as this session is alive.)
-CREATE OR REPLACE FUNCTION {schema}.recover_session_tasks(p_queue text) RETURNS void {plpgsql_definer}
+CREATE OR REPLACE FUNCTION {schema}.recover_session_tasks(p_queue text) RETURNS void {plpgsql_indexed_definer}
 DECLARE
     v_member bigint;
 BEGIN
@@ -1860,7 +1861,7 @@ $$;
 -- Return, for a task that this session's member runs, the login that requested its cancellation, and its time limit (s)
 -- if it has run longer.
 CREATE OR REPLACE FUNCTION {schema}.session_task_controls(p_member bigint, p_task bigint, OUT cancel_asked_by name, OUT passed_limit float)
-{sql_definer}
+{sql_indexed_definer}
     SELECT a.cancel_asked_by,
            CASE WHEN t.claimed_at < clock_timestamp() - a.time_limit * interval '1 second' THEN a.time_limit END
     FROM {schema}.task_controls(p_member, ARRAY[p_task]) AS a JOIN {schema}.task AS t ON t.task_id = a.task_id
