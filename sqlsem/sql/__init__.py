@@ -49,7 +49,8 @@ Each engine's folder holds the same scripts:
 ``abbreviations.sql``
     lines that most routines have in common, by name. Not for SQLite.
 ``certify.sql``
-    the statements of ``sqlsem certify``, in a schema that it creates and drops; in the same form.
+    the statements of ``sqlsem certify``, in a schema that it creates and drops; in the same form. For the engines
+    without routines most are in folder ``statements``.
 ``simulated.sql``
     only for PostgreSQL: turns a database into one for simulations (`sqlsem.testing.simulate`). Run it in no other.
 
@@ -116,6 +117,9 @@ ALL = frozenset(FEATURES)
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _WHERE_LINE = re.compile(r"^-- where \{(\w+)(:x)?\} is (.+)\n", re.MULTILINE)
+#: Comments behind a statement: they are about the next statements. (An engine's file follows that of folder
+#: ``statements``.)
+_LAST_COMMENTS = re.compile(r"(?:\n(?:--[^\n]*)?)+\Z")
 _NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 #: A routine of SQL Server: up to the first line without indentation that is followed by an empty line, or by none.
 _BATCH = re.compile(r"^CREATE OR ALTER .*?^\S[^\n]*\n(?=\n|\Z)", re.MULTILINE | re.DOTALL)
@@ -266,7 +270,8 @@ def migrations(
 def queries(engine: str, schema: str = "sqlsem", table: str = "ProcessControl", file: str = "client") -> dict[str, str]:
     """Return the statements of a file by name: of client.sql, or with ``file="doctor"`` of doctor.sql, and so on."""
     parts = _NAME_LINE.split(script(engine, file, schema=schema, table=table))
-    return {name: body.strip().rstrip(";") for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    bodies = (_LAST_COMMENTS.sub("", body).strip().rstrip(";") for body in parts[2::2])
+    return dict(zip(parts[1::2], bodies, strict=True))
 
 
 @functools.cache

@@ -1,5 +1,8 @@
--- sqlsem, the statements of `sqlsem certify` for MariaDB and MySQL, on tables that it creates and drops. (A session keeps
--- the server's own settings here, and parameters are those of the driver.)
+-- sqlsem, the statements of `sqlsem certify` for MariaDB and MySQL. (Most are in sqlsem/sql/statements.) A session keeps
+-- the server's own settings here, and parameters are those of the driver.
+-- where {name} is VARCHAR(200)
+-- where {options} is ENGINE = InnoDB
+-- where {mark} is %s
 
 -- name: facts
 SELECT 'server', CONCAT(CASE WHEN VERSION() LIKE '%MariaDB%' THEN '' ELSE 'MySQL ' END, VERSION());
@@ -16,50 +19,6 @@ SELECT CONNECTION_ID()
 
 -- name: kill
 KILL %s
-
--- name: create_inside
--- The present holders, recorded independently of sqlsem.
-CREATE TABLE {schema}_certify_inside (
-    resource_id VARCHAR(200) NOT NULL,
-    who         VARCHAR(200) NOT NULL,
-    access_type VARCHAR(200) NOT NULL,
-    PRIMARY KEY (resource_id, who)
-) ENGINE = InnoDB
-
--- name: create_dead
--- The holders that were killed: their rows in certify_inside no longer count.
-CREATE TABLE {schema}_certify_dead (who VARCHAR(200) NOT NULL PRIMARY KEY) ENGINE = InnoDB
-
--- name: create_counter
-CREATE TABLE {schema}_certify_counter (counter_id TINYINT NOT NULL PRIMARY KEY, number BIGINT NOT NULL) ENGINE = InnoDB
-
--- name: begin_counter
-INSERT INTO {schema}_certify_counter (counter_id, number) VALUES (1, 0)
-
--- name: enter
-INSERT INTO {schema}_certify_inside (resource_id, who, access_type) VALUES (%s, %s, %s)
-
--- name: others
-SELECT i.who, i.access_type FROM {schema}_certify_inside AS i
-WHERE i.resource_id = %s AND i.who <> %s AND NOT EXISTS (SELECT 1 FROM {schema}_certify_dead AS d WHERE d.who = i.who)
-
--- name: leave
-DELETE FROM {schema}_certify_inside WHERE resource_id = %s AND who = %s
-
--- name: delete_member_rows
-INSERT INTO {schema}_certify_dead (who) VALUES (%s)
-
--- name: read_counter
-SELECT number FROM {schema}_certify_counter
-
--- name: write_counter
-UPDATE {schema}_certify_counter SET number = %s
-
--- name: positions
-SELECT queue_position FROM {table} WHERE resource_id = %s
-
--- name: age_handovers
-UPDATE {schema}_handover SET given_at = given_at - 2592000.0, adopted_at = adopted_at - 2592000.0
 
 -- name: raw_take
 DO GET_LOCK('{schema}', 10)
