@@ -1,7 +1,7 @@
 """docs/howto/ssis.md: every statement on the page is run, with the parameters of the page's table.
 
 OLE DB's go through pyodbc, with variables for the output, as that driver has no output parameters. ADO.NET's go through
-sp_executesql, as SqlClient sends them.
+sp_executesql, as SqlClient sends them. As in SSIS, a variable of a number or a text takes no NULL.
 """
 
 import re
@@ -15,8 +15,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "ssis.md"
 CONNECTIONS = ("OLE DB", "ADO.NET")
 FENCE = re.compile(r"^```sql\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 PARAMETERS = "| parameter | variable | direction | ADO.NET | OLE DB |"
-#: A placeholder of OLE DB, with the parameter of the procedure; without one it is the return code.
-PLACEHOLDER = re.compile(r"(?:(@\w+) = )?\?")
+#: A placeholder of OLE DB, with the parameter of the procedure. Behind SELECT it is the position, else the return code.
+PLACEHOLDER = re.compile(r"(?:(@\w+) = |(SELECT ))?\?")
 SQL_TYPES = {
     # by the page's name: for a T-SQL declaration
     "LONG": "int",
@@ -70,9 +70,9 @@ def parameters_of(text, connection):
     """Return the parameters of a statement for OLE DB, in their order."""
     parameters = []
     for match in PLACEHOLDER.finditer(text):
-        name = match[1] or "@code"
+        name = match[1] or ("@position" if match[2] else "@code")
         variable, _, ado_net, ole_db = PAGE_PARAMETERS[name]
-        is_output = name == "@code" or text[match.end() :].startswith(" OUTPUT")
+        is_output = not match[1] or text[match.end() :].startswith(" OUTPUT")
         kind = ole_db if connection == "OLE DB" else ado_net
         parameters.append(Parameter(name, "Output" if is_output else "Input", variable, kind))
     return parameters
@@ -104,7 +104,8 @@ def with_ole_db(session, text, parameters, values):
 
 
 def with_ado_net(session, text, parameters, values):
-    text = PLACEHOLDER.sub(lambda match: f"{match[1]} = {match[1]}" if match[1] else "@code", text)
+    names = iter(parameter.name for parameter in parameters)
+    text = PLACEHOLDER.sub(lambda match: match[0].replace("?", next(names)), text)
     back = [parameter for parameter in parameters if parameter.direction == "Output"]
     inputs = [parameter for parameter in parameters if parameter.direction == "Input"]
     signature = ", ".join(f"{p.name} {SQL_TYPES[p.type]}{' OUTPUT' if p in back else ''}" for p in parameters)
@@ -145,6 +146,8 @@ class Package:
         back = send(
             self.session, text.replace("sqlsem.", f"{self.session.schema}."), parameters_of(text, kind), self.values
         )
+        for variable, value in back.items():
+            assert value is not None, f"The type of the value (DBNull) being assigned to variable {variable} differs"
         self.values.update(back)
         return back.get("User::Code")
 
@@ -178,6 +181,11 @@ def test_a_lease(package, session, database, name, connection):
     for kind in CONNECTIONS:
         assert task.run("Renew", kind) == 0
     assert other.acquire(name, routine="try").code == -1
+    late = package(connection)
+    assert late.run("A lease") == -1
+    assert late.values["User::Position"] == 0
+    for kind in CONNECTIONS:
+        assert late.run("Renew", kind) == -1
     task.run("Release")
     assert other.acquire(name, routine="try").code == 0
     other.release(name)

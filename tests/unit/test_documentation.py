@@ -154,3 +154,11 @@ def test_environment_variables_have_names_that_are_found():
     """No name is built from parts, as the scan would miss it."""
     for path in (ROOT / "sqlsem").rglob("*.py"):
         assert not re.search(r"SQLSEM_[\"'{%]", path.read_text(encoding="utf-8")), path
+
+
+def test_ssis_page_maps_no_output_that_may_be_null():
+    """SSIS cannot assign NULL to a variable of a number, and @position is NULL if the lock was not granted."""
+    page = (ROOT / "docs" / "howto" / "ssis.md").read_text(encoding="utf-8")
+    mapped = re.findall(r"SELECT \? = (\w+)", page)
+    assert "? OUTPUT" not in page
+    assert mapped == ["COALESCE"] * page.count("SELECT ?") != []
