@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "8baa56799e82d3ad661f878e71bd5f2ce30124dcac04cebcbd4f8d8865ee9fa4"}
+DIGESTS = {"0.1.0": "2f8ba838824bc4fde299efa5733346ceb24861ced44a304c8091acc148e10a93"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

@@ -656,8 +656,10 @@ AS {begin_try}
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Start a part for this session; return a row with the number of the batch. @parts: the names of all parts, with commas
--- in between or as a JSON array. If the session ends before the part, the part fails.
+-- Start a part for this session; return a row with the number of the batch, and @batch_id. @parts: the names of all
+-- parts, with commas in between or as a JSON array. @window_seconds: the time for all parts, from the first start on; a
+-- start after it begins a new batch. If the session ends before the part, the part fails. Raise 50007 if the part runs
+-- already, or the batch is open with other parts.
 CREATE OR ALTER PROCEDURE {schema}.batch_part_start
     @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_seconds float,
     @batch_id bigint = NULL OUTPUT AS {begin_try}
@@ -790,7 +792,8 @@ END;
 -- End this session's part as succeeded. If is_last = 1, it was the last part: the session has to run the callback, and
 -- then to call batch_callback_ended. A message is sent if only another login may run the callback. outcome: succeeded;
 -- or late: the part does not count, as it took longer than the window, or the batch was abandoned. If all other parts
--- have ended, a message names the parts that have failed. Returns a row, and OUTPUT parameters.
+-- have ended, a message names the parts that have failed. Returns a row, and OUTPUT parameters. Raise 50004 if this
+-- session does not run the part.
 CREATE OR ALTER PROCEDURE {schema}.batch_part_finish
     @name nvarchar(400), @part nvarchar(400), @is_last bit = NULL OUTPUT, @outcome nvarchar(16) = NULL OUTPUT
 AS {begin_try}
@@ -817,7 +820,7 @@ AS {begin_try}
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
 {end_try_rollback_own}
 
--- End this session's part as failed. Returns a row; is_last is always 0.
+-- End this session's part as failed. Returns a row as batch_part_finish does; is_last is always 0.
 CREATE OR ALTER PROCEDURE {schema}.batch_part_fail @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
 AS {begin_try}
     IF @@TRANCOUNT > 0
@@ -831,7 +834,8 @@ AS {begin_try}
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
 {end_try_rollback_own}
 
--- Claim a callback that no session runs. is_last: 1 if this session has to run one now, else 0.
+-- Claim a callback that no session runs. Return a row, and @is_last: 1 if this session has to run one now, and then to
+-- call batch_callback_ended; else 0.
 CREATE OR ALTER PROCEDURE {schema}.batch_resume @name nvarchar(400), @is_last bit = NULL OUTPUT AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: batch_resume must not be called inside an open transaction; commit first', 1;

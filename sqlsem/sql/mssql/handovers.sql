@@ -282,8 +282,9 @@ CREATE OR ALTER PROCEDURE {schema}.adopt_rows
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Hand over the locks that this session holds on a resource, or the one at @position, and return a token. A session
--- that adopts the token within @ttl_seconds, as login @to_login (by default this login), holds them from then on.
+-- Hand over the lock that this requester holds on a resource, and return a @token. Of several locks, @position says
+-- which; without it the call fails (50000). A session that adopts the token within @ttl_seconds, as login @to_login (by
+-- default this login), holds the lock from then on. Raise 50004 if nothing is held.
 CREATE OR ALTER PROCEDURE {schema}.hand_over
     @resource nvarchar(400), @token nvarchar(200) = NULL OUTPUT, @position bigint = NULL, @ttl_seconds float = 60,
     @to_login nvarchar(128) = NULL, @requesting_id nvarchar(400) = NULL AS {begin_try}
@@ -336,7 +337,8 @@ CREATE OR ALTER PROCEDURE {schema}.hand_over
         DELETE FROM {schema}.member WHERE member_id = @member;
 {end_try_rollback_own}
 
--- Adopt the locks of a token for this session, or with a lease; raise if the token is not valid. `release` ends them. If
+-- Adopt the locks of a token for this session, or with a lease. Raise 50004 if the token is not valid (any more), 50006
+-- if it is for another login. `release` ends them. If
 -- the token is for several locks, the first one is returned, and all get the same @requesting_id.
 CREATE OR ALTER PROCEDURE {schema}.adopt
     @token nvarchar(200), @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,

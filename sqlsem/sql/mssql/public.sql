@@ -594,8 +594,8 @@ CREATE OR ALTER PROCEDURE {schema}.[try]
 END;
 
 -- Extend a lease, by @lease_seconds or by as much as before. Return 0 if the lock is still held, -1 if not. For a lock
--- without a lease, write a heartbeat of the session, and return the same, which also keeps a gateway from closing an
--- idle connection.
+-- without a lease (and without @lease_seconds), write a heartbeat of the session, and return the same, which also keeps
+-- a gateway from closing an idle connection.
 CREATE OR ALTER PROCEDURE {schema}.renew
     @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL
 AS {begin_try}
@@ -659,7 +659,8 @@ AS {begin_try}
     RETURN @code;
 {end_try_rollback_own}
 
--- Raise if the lock is not held; else keep it held until the caller's transaction ends. Call it inside that transaction.
+-- Raise 50004 if the lock is not held; else keep it held until the caller's transaction ends. Call it inside that
+-- transaction.
 CREATE OR ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
 AS {begin_try}
     DECLARE @holding int, @message nvarchar(1000);
@@ -718,7 +719,7 @@ CREATE OR ALTER PROCEDURE {schema}.status @resource nvarchar(400) = NULL AS {beg
 -- Operators (and reap, in routines.sql) ------------------------------------------------------------------------
 
 -- Set the limit of a resource, or of all whose names begin with a prefix ('tenant:*'): an upper bound on declared
--- limits, and the limit of requests that declare none. NULL removes it.
+-- limits, and the limit of requests that declare none. NULL removes it; raise 50008 while requests depend on it.
 CREATE OR ALTER PROCEDURE {schema}.set_limit @resource nvarchar(400), @limit int AS {begin_try}
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: set_limit must not be called inside an open transaction; commit first', 1;

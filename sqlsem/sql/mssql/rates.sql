@@ -463,9 +463,9 @@ CREATE OR ALTER FUNCTION {schema}.windows_of(@resource nvarchar(255), @now bigin
     CROSS APPLY {schema}.window_use(f.resource_id, f.window_ms, f.rate_limit, 1, @now) AS u
 );
 
--- Return the windows of all rates, or of one. rate_limit: the limit in force; used: the use that counts now; idle:
--- seconds since the last use; taken, returned, waits: counters since the window was declared; free_in: the seconds
--- until there is room for one more; cap: the operator's limit.
+-- Return the windows of all rates, or of one: @resource N'rate:api' for rate api. rate_limit: the limit in force; used:
+-- the use that counts now; idle: seconds since the last use; taken, returned, waits: counters since the window was
+-- declared; free_in: the seconds until there is room for one more; cap: the operator's limit.
 --
 -- Waits for no request, and delays none.
 CREATE OR ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL AS {begin_try}
@@ -483,11 +483,13 @@ CREATE OR ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL AS {begi
 
 -- Take from a rate: at most @limit in any @per_ms, by all clients together. Wait up to @timeout_ms, in the order of
 -- requests. @more_windows: further windows, such as [{"limit": 1000, "ms": 3600000}]. @limit and @per_ms NULL: the
--- operator's limits. @taken_ms: the moment of the take, for `adjust`. Return code:
+-- operator's limits. @burst: at most this at once, and the rest evenly over the window. @taken_ms: the moment of the
+-- take, for `adjust`; NULL if nothing was taken. Return code:
 --   0 taken at once
 --   1 taken after waiting
 --   -1 not in time
 --   -2 an operator revoked its row in the queue
+--   -3 victim of a deadlock, as of acquire
 CREATE OR ALTER PROCEDURE {schema}.take
     @rate nvarchar(400), @limit bigint, @per_ms bigint, @cost bigint = 1, @timeout_ms int = -1, @burst bigint = NULL,
     @more_windows nvarchar(1000) = NULL, @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL,

@@ -1414,9 +1414,9 @@ CREATE OR ALTER PROCEDURE {schema}.poll_waiters @member bigint, @positions nvarc
 -- Release a lock, or remove a waiting row. Without @position: all locks that this requester has on the resource. Return
 -- 0 done, -1 nothing to release: it was released before, revoked, lost, or belongs to another login. May be repeated.
 -- With @answer the code is in a row, and not in the return code. If an open transaction has asserted the lock, this
--- waits for its end.
+-- waits for its end: for ever, or for SET LOCK_TIMEOUT, and then fails with 50002.
 --
--- (The wait is up to SET LOCK_TIMEOUT. Without @requesting_id the requester is this session: see public.sql.)
+-- (Without @requesting_id the requester is this session: see public.sql.)
 -- A crash of the server may undo a release. Then a program finds the row at its next heartbeat, and releases it again.
 -- (The row of a session is removed, as the session ended with the server.)
 CREATE OR ALTER PROCEDURE {schema}.release

@@ -1494,11 +1494,14 @@ CREATE OR ALTER PROCEDURE {schema}.list_schedules @schedule nvarchar(400) = NULL
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Put one task, a SQL text if @kind is not given. May be part of the caller's transaction. @unique_key: while a task
--- with this key is open, put none, and return that task's number. @replace_key: replace the open task with this key.
--- @key: the task's key; workers are divided between the keys. @priority: among the tasks of its key, higher ones
--- first. @locks: the locks that it needs to run, such as N'[{"resource": "customers", "access": "write", "limit": 1}]';
--- the task starts, on any worker, when all of them can be granted.
+-- Put one task, a SQL text if @kind is not given; @task_id is its number. May be part of the caller's transaction.
+-- @order: the task waits for all open tasks of lower orders. @on_failure: N'stop', so that later orders wait if it has
+-- failed, or N'continue'. @backoff_seconds: the pause before the second of @max_attempts; then doubled. (`work` keeps
+-- no time limit.) @unique_key: while a task with this key is open, put none, and return that task's number.
+-- @replace_key: replace the open task with this key. @key: the task's key; workers are divided between the keys.
+-- @priority: among the tasks of its key, higher ones first. @locks: the locks that it needs to run, such as
+-- N'[{"resource": "customers", "access": "write", "limit": 1}]'; the task starts, on any worker, when all of them can
+-- be granted.
 CREATE OR ALTER PROCEDURE {schema}.put
     @queue nvarchar(400), @body nvarchar(max), @kind nvarchar(100) = N'sql', @order int = 0, @after_seconds float = 0,
     @max_attempts int = 1, @note nvarchar(1000) = NULL, @on_failure nvarchar(100) = N'stop', @backoff_seconds float = 1,
@@ -1593,8 +1596,8 @@ CREATE OR ALTER PROCEDURE {schema}.recover_session_tasks AS {begin}
 END;
 
 -- Run the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for @idle_seconds.
--- Call it from Agent jobs, one for each concurrent worker, without a command timeout. @done and @failed count the
--- tasks. A task's text is run by EXEC (text), with the session's settings and no transaction around it. If the text
+-- Call it from Agent jobs, one for each concurrent worker, without a command timeout. @done counts finished tasks, and
+-- @failed attempts that have failed; tasks of other kinds than SQL fail. A task's text is run by EXEC (text), with the session's settings and no transaction around it. If the text
 -- leaves a transaction open, that is rolled back, and the task fails.
 --
 -- The end of EXEC undoes the settings of a text, its change of the database, its impersonation (WITH NO REVERT is

@@ -232,8 +232,9 @@ CREATE OR REPLACE FUNCTION {schema}.delete_empty_member(p_member bigint) RETURNS
       AND NOT EXISTS (SELECT FROM {schema}.member_rows(p_member))
 $$;
 
--- Hand over the locks that this session holds on a resource, or the one at queue_position, and return a token. A session
--- that adopts the token within ttl_seconds, as login to_login (by default this login), holds them from then on.
+-- Hand over the lock that this requester holds on a resource, and return a token. Of several locks, queue_position says
+-- which; without it the call fails (22023). A session that adopts the token within ttl_seconds, as login to_login (by
+-- default this login), holds the lock from then on. Raise 55000 if nothing is held.
 CREATE OR REPLACE PROCEDURE {schema}.hand_over(
     resource text, queue_position bigint DEFAULT NULL, ttl_seconds double precision DEFAULT 60, to_login text DEFAULT NULL,
     requesting_id text DEFAULT NULL, INOUT token text DEFAULT NULL)

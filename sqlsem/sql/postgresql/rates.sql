@@ -466,9 +466,9 @@ BEGIN
 END
 $$;
 
--- Return the windows of all rates, or of one. rate_limit: the limit in force; used: the use that counts now; idle:
--- seconds since the last use; taken, returned, waits: counters since the window was declared; free_in: the seconds
--- until there is room for one more; cap: the operator's limit.
+-- Return the windows of all rates, or of one: p_resource 'rate:api' for rate api. rate_limit: the limit in force; used:
+-- the use that counts now; idle: seconds since the last use; taken, returned, waits: counters since the window was
+-- declared; free_in: the seconds until there is room for one more; cap: the operator's limit.
 --
 -- The range of names leaves out the starts of tasks, which are in these tables under other names, and is read by the
 -- indexes.
@@ -531,6 +531,7 @@ $$;
 --   1 taken after waiting
 --   -1 not in time
 --   -2 an operator revoked its row in the queue
+--   -3 victim of a deadlock, as of acquire
 --
 -- This procedure commits, like acquire, so every name in it is qualified.
 CREATE OR REPLACE PROCEDURE {schema}.take(
