@@ -3,7 +3,7 @@
 The screen is compared with snapshots/*.txt; SQLSEM_SNAPSHOTS=write writes them anew.
 """
 
-import asyncio
+import contextlib
 import dataclasses
 import os
 from datetime import timedelta
@@ -34,35 +34,27 @@ def screen(app):
     return "\n".join("".join(part.text for part in strip).rstrip() for strip in strips(app)) + "\n"
 
 
-def drive(live, script, size=NARROW):
-    """Run ``script(app, press)``; ``await press(…)`` presses keys, and returns the screen afterwards."""
+@contextlib.asynccontextmanager
+async def driven(live, size=NARROW):
+    """Give the running application, and ``press``: ``await press(…)`` presses keys, and returns the screen then."""
+    app = Top(live)
+    async with app.run_test(size=size) as pilot:
 
-    async def main():
-        app = Top(live)
-        async with app.run_test(size=size) as pilot:
-
-            async def press(*keys):
-                await pilot.press(*keys)
-                await pilot.pause()
-                await app.workers.wait_for_complete()
-                await pilot.pause()
-                return screen(app)
-
+        async def press(*keys):
+            await pilot.press(*keys)
             await pilot.pause()
-            await script(app, press)
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            return screen(app)
 
-    asyncio.run(main())
+        await pilot.pause()
+        yield app, press
 
 
-def shown(live, *keys, size=NARROW):
+async def shown(live, *keys, size=NARROW):
     """Return the screen after some keys."""
-    screens = []
-
-    async def script(app, press):
-        screens.append(await press(*keys))
-
-    drive(live, script, size)
-    return screens[0]
+    async with driven(live, size) as (_, press):
+        return await press(*keys)
 
 
 def said(app):
@@ -79,8 +71,8 @@ def row(text):
 
 @pytest.mark.parametrize("size", [NARROW, WIDE], ids=["80", "200"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_view_matches_its_snapshot(view, size):
-    text = shown(FakePoller(a_night()), str(list(VIEWS).index(view) + 1), size=size)
+async def test_view_matches_its_snapshot(view, size):
+    text = await shown(FakePoller(a_night()), str(list(VIEWS).index(view) + 1), size=size)
     lines = text.splitlines()
     assert len(lines) <= size[1]
     assert max(map(cell_len, lines)) <= size[0]
@@ -90,12 +82,11 @@ def test_view_matches_its_snapshot(view, size):
     assert text == file.read_text(encoding="utf-8")
 
 
-def test_screen_without_colour_has_the_same_text(monkeypatch):
-    text = shown(FakePoller(a_night()), "j", "j")
+async def test_screen_without_colour_has_the_same_text(monkeypatch):
+    text = await shown(FakePoller(a_night()), "j", "j")
     assert "> " in text
     monkeypatch.setenv("NO_COLOR", "1")
-
-    async def script(app, press):
+    async with driven(FakePoller(a_night())) as (app, press):
         assert await press("j", "j") == text
         colours = {
             colour.triplet
@@ -107,50 +98,41 @@ def test_screen_without_colour_has_the_same_text(monkeypatch):
         }
         assert len(colours) > 1
         assert all(colour.red == colour.green == colour.blue for colour in colours if colour is not None), colours
-
-    drive(FakePoller(a_night()), script)
     # Each colour also has a word on the screen, and the cursor has a mark.
     assert row(text).split()[:2] == ["9", "revoked"]
     assert all(word in text for word in ("holds", "waits", "dead", "PAUSED"))
 
 
-def test_long_queue_draws_only_visible_rows():
+async def test_long_queue_draws_only_visible_rows():
     live = FakePoller(overview(entry(position) for position in range(1, 10_001)))
-
-    async def script(app, press):
+    async with driven(live) as (app, press):
         assert row(await press("end")).split()[0] == "10000"
         assert row(await press("pageup")).split()[0] == str(10_000 - app.query_one(Grid).size.height + 1)
         top = await press("home")
         assert row(top).startswith("etl  0 holding, 10000 waiting")
         assert "POS" in top
 
-    drive(live, script)
-
 
 @pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI, "[red]x[/red]"])
-def test_screen_escapes_control_characters(name):
+async def test_screen_escapes_control_characters(name):
     entries = [entry(1, "holds", name, host=name, note=name, limit=1), entry(2, "waits", name, limit=1)]
     live = FakePoller(overview(entries, [resource(name, paused=True, paused_by=name)]))
-
-    async def script(app, press):
+    async with driven(live) as (app, press):
         for keys in (["j"], ["x"], ["n", "r"], ["n", "2"], ["slash", *"zz"]):
             text = await press(*keys)
             assert all(line.isprintable() for line in text.splitlines())
         live.failure = sqlsem.NotHeld(name)
         await press("escape", "1", "r", "y")
         assert all(message.isprintable() for message in said(app))
-
-    drive(live, script)
-    assert "[red]x" in shown(FakePoller(overview([entry(1, "holds", "[red]x[/red]")])))
+    assert "[red]x" in await shown(FakePoller(overview([entry(1, "holds", "[red]x[/red]")])))
 
 
 # -- navigation
 
 
-def test_cursor_stays_on_its_row():
+async def test_cursor_stays_on_its_row():
     live = FakePoller(overview([entry(1, "holds"), entry(2), entry(3)]))
-
-    async def script(app, press):
+    async with driven(live) as (_, press):
         assert row(await press("j", "j", "j")).split()[:2] == ["3", "waits"]
         # Other requests come and go ahead of it, and it is granted.
         live.see(Snapshot(overview([entry(0, "holds", "a"), entry(3, "holds"), entry(4)]), NOW))
@@ -160,11 +142,9 @@ def test_cursor_stays_on_its_row():
         live.see(Snapshot(overview(), NOW))
         assert "No request holds or waits." in await press()
 
-    drive(live, script)
 
-
-def test_filter_applies_during_and_after_typing():
-    async def script(app, press):
+async def test_filter_applies_during_and_after_typing():
+    async with driven(FakePoller(a_night())) as (_, press):
         text = await press("slash", *"db2")
         assert row(text).startswith("etl")
         assert "1 of 9" in text
@@ -172,13 +152,11 @@ def test_filter_applies_during_and_after_typing():
         assert "No row" not in await press("enter")
         assert "/db2" in await press("3", "1")
         assert "1 of 9" not in await press("escape")
-
-    drive(FakePoller(a_night()), script)
-    assert "No row has these words in it." in shown(FakePoller(a_night()), "slash", *"qqq")
+    assert "No row has these words in it." in await shown(FakePoller(a_night()), "slash", *"qqq")
 
 
-def test_sort_key_cycles_through_the_columns():
-    async def script(app, press):
+async def test_sort_key_cycles_through_the_columns():
+    async with driven(FakePoller(a_night())) as (_, press):
         assert "by RESOURCE" in await press("s")
         text = await press("s", "s", "s")
         assert "by FOR" in text
@@ -186,66 +164,49 @@ def test_sort_key_cycles_through_the_columns():
         assert "by STATE" in await press("S")
         assert "by " not in (await press("3")).splitlines()[3], "each view is sorted by itself"
 
-    drive(FakePoller(a_night()), script)
 
-
-def test_keys_switch_views():
-    async def script(app, press):
+async def test_keys_switch_views():
+    async with driven(FakePoller(a_night())) as (_, press):
         assert "[2 Leaders]" in await press("tab")
         assert "[7 Rates]" in await press("shift+tab", "shift+tab")
 
-    drive(FakePoller(a_night()), script)
 
-
-def test_rates_view_appears_with_rates():
+async def test_rates_view_appears_with_rates():
     live = FakePoller(overview([entry(1, "holds")]))
-
-    async def script(app, press):
+    waiting = [entry(5, "holds", "rate:api", limit=1), entry(6, "waits", "rate:api", limit=1)]
+    async with driven(live) as (_, press):
         text = await press()
         assert "6 Times" in text
         assert "7 Rates" not in text
         assert "[6 Times]" in await press("shift+tab"), "it is not gone to"
         assert "No rate has been used of late." in await press("7")
-        live.see(Snapshot(dataclasses.replace(overview(in_line()), rates=a_night().rates), NOW))
+        live.see(Snapshot(dataclasses.replace(overview(waiting), rates=a_night().rates), NOW))
         text = await press()
         assert row(text).split()[:6] == ["api", "1.0s", "10", "3", "7", "2"]
         assert "103 of 100 used in 1m00s, room in 12s" in await press("1")
         await press("7", "p", "y")
         assert live.done == [Action("pause", resource="rate:api")]
 
-    def in_line():
-        return [entry(5, "holds", "rate:api", limit=1), entry(6, "waits", "rate:api", limit=1)]
 
-    drive(live, script)
-
-
-def test_frozen_view_shows_nothing_new():
+async def test_frozen_view_shows_nothing_new():
     live = FakePoller(overview([entry(1, "holds")]))
-
-    async def script(app, press):
+    async with driven(live) as (_, press):
         assert "FROZEN" in await press("space")
         live.see(Snapshot(overview([entry(7, "holds")]), NOW))
         assert "db1:801" in await press()
         assert "db1:807" in await press("space")
 
-    drive(live, script)
 
-
-def test_help_explains_the_keys():
-    async def script(app, press):
+async def test_help_explains_the_keys():
+    async with driven(FakePoller(a_night())) as (_, press):
         assert "pause the resource" in await press("question_mark")
         assert "pause the resource" not in await press("p")
 
-    drive(FakePoller(a_night()), script)
 
-
-def test_quit_stops_polling():
+async def test_quit_stops_polling():
     live = FakePoller(a_night())
-
-    async def script(app, press):
+    async with driven(live) as (_, press):
         await press("q")
-
-    drive(live, script)
     assert live.stopped.is_set()
 
 
@@ -267,11 +228,10 @@ ACTIONS = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_action_shows_its_consequence_and_asks(name):
+async def test_action_shows_its_consequence_and_asks(name):
     way, key, question, action = ACTIONS[name]
     live = FakePoller(a_night())
-
-    async def script(app, press):
+    async with driven(live) as (app, press):
         await press(*way)
         for no in ("n", "enter", "escape"):
             text = await press(key)
@@ -283,13 +243,10 @@ def test_action_shows_its_consequence_and_asks(name):
         assert live.done == [action]
         assert said(app) == [f"done: {action.command}"]
 
-    drive(live, script)
 
-
-def test_cap_dialog_updates_its_consequence():
+async def test_cap_dialog_updates_its_consequence():
     live = FakePoller(overview([entry(1, "holds", limit=9), entry(2, limit=9), entry(3, limit=9)], [resource(cap=1)]))
-
-    async def script(app, press):
+    async with driven(live) as (_, press):
         text = await press("c")
         assert "'etl' has the limit 1 already" in text
         text = await press("backspace", "2")
@@ -307,13 +264,10 @@ def test_cap_dialog_updates_its_consequence():
         await press("c", "escape")
         assert len(live.done) == 2
 
-    drive(live, script)
 
-
-def test_question_follows_the_overview():
+async def test_question_follows_the_overview():
     live = FakePoller(overview([entry(1, "holds", limit=1), entry(2, limit=1)]))
-
-    async def script(app, press):
+    async with driven(live) as (_, press):
         assert "Grants 2 (db1:802); no request waits behind." in await press("j", "x")
         live.see(Snapshot(overview([entry(1, "holds", limit=1), entry(5, limit=1)]), NOW))
         assert "Grants 5 (db1:805)" in await press()
@@ -324,50 +278,39 @@ def test_question_follows_the_overview():
         await press("y")
         assert live.done == []
 
-    drive(live, script)
-
 
 @pytest.mark.parametrize("key", list("prcxXt"))
-def test_inapplicable_key_says_so(key):
-    async def script(app, press):
+async def test_inapplicable_key_says_so(key):
+    async with driven(FakePoller(a_night())) as (app, press):
         await press("5", key)
         assert len(said(app)) == 1
         assert said(app)[0].startswith("There is no ")
 
-    drive(FakePoller(a_night()), script)
 
-
-def test_failed_action_shows_its_error():
+async def test_failed_action_shows_its_error():
     live = FakePoller(a_night())
     live.failure = sqlsem.NotHeld("There is no row at position 1;\nsee: sqlsem ls")
-
-    async def script(app, press):
+    async with driven(live) as (app, press):
         await press("j", "j", "j", "j", "x", "y")
         assert said(app) == ["There is no row at position 1; see: sqlsem ls"]
 
-    drive(live, script)
 
-
-def test_reader_sees_missing_rights_before_the_question():
+async def test_reader_sees_missing_rights_before_the_question():
     live = FakePoller(a_night(), rights=())
-
-    async def script(app, press):
+    async with driven(live) as (app, press):
         assert "READ-ONLY" in (await press("j")).splitlines()[0]
         for key in "pxXc":
             text = await press(key)
             assert "yes" not in text
         assert said(app) == ["This login may only read"] * 4
 
-    drive(live, script)
-
 
 # -- outages
 
 
-def test_top_survives_an_outage():
+async def test_top_survives_an_outage():
     live = FakePoller(a_night())
-
-    async def script(app, press):
+    async with driven(live) as (_, press):
         down = dataclasses.replace(
             live.snapshot, down_since=NOW + timedelta(seconds=3), trouble="Cannot reach it: connection refused"
         )
@@ -382,16 +325,11 @@ def test_top_survives_an_outage():
         assert "NO ANSWER" not in text
         assert "db1:807" in text
 
-    drive(live, script)
 
-
-def test_start_during_an_outage():
+async def test_start_during_an_outage():
     live = FakePoller(Snapshot(down_since=NOW, trouble="Cannot reach it"))
-
-    async def script(app, press):
+    async with driven(live) as (_, press):
         assert "NO ANSWER since 03:12:05" in await press()
         await press("x", "p", "c", "slash", "a", "enter", "s", "3")
         live.see(Snapshot(a_night(), NOW))
         assert "lives" in await press("escape")
-
-    drive(live, script)
