@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 from support import Database, random_name, until
+from support.callers import Caller
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +66,18 @@ def login(database):
 @pytest.fixture
 def user(login):
     return login("sqlsem_user")
+
+
+@pytest.fixture
+def session(database):
+    """``session()`` opens a session, and returns its `Caller`."""
+    callers = []
+
+    def session(**options):
+        callers.append(Caller(database.url, **options))
+        return callers[-1]
+
+    yield session
+    for caller in callers:
+        with contextlib.suppress(psycopg.Error):
+            caller.close()

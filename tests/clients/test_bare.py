@@ -2,120 +2,86 @@
 instant between the assignment of a number and the commit of its row, and abandoned rows.
 """
 
+import contextlib
 import os
 import random
 import subprocess
 import sys
-import threading
 import time
 
 import psycopg
 import pytest
-from support import PATIENCE, Attempt, Recorder, Stay, check_history, overlap, slack, until
+from support import Attempt, Recorder, Stay, check_history, overlap, slack, until
 from support.bare import bare_worker, delete_bare, member_worker
+from support.callers import Caller
 
 pytestmark = pytest.mark.engines("postgresql")
 
 
-def acquire(connection, resource, timeout_ms=-1, **named):
-    arguments = "".join(f", {parameter} => %({parameter})s" for parameter in named)
-    return connection.execute(
-        f"CALL sqlsem.acquire(resource => %(resource)s, timeout_ms => %(timeout_ms)s{arguments})",
-        {"resource": str(resource), "timeout_ms": timeout_ms, **named},
-    ).fetchone()
-
-
-class Later:
-    """A call in a thread."""
-
-    def __init__(self, function, *arguments):
-        self.done = threading.Event()
-        self.value = self.error = None
-
-        def run():
-            try:
-                self.value = function(*arguments)
-            except BaseException as exc:
-                self.error = exc
-            self.done.set()
-
-        threading.Thread(target=run, daemon=True, name="later").start()
-
-    def waits(self, seconds=0.4):
-        return not self.done.wait(seconds)
-
-    def get(self):
-        assert self.done.wait(PATIENCE)
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("level", [psycopg.IsolationLevel.READ_COMMITTED, psycopg.IsolationLevel.REPEATABLE_READ])
-def test_acquire_waits_for_a_bare_row_not_committed_yet(database, two, name, end, level):
-    slow, quick = two
+def test_acquire_waits_for_a_bare_row_not_committed_yet(database, two, session, name, end, level):
+    slow, _ = two
     slow.isolation_level = level
     slow.execute("SELECT 1 FROM sqlsem.setting")  # its snapshot is old by then
     bare = database.insert_bare(slow.cursor(), name, "bare", concurrency_limit=1)
-    late = Later(acquire, quick, name)
-    assert late.waits(), "entered beside a number that was given out and not seen"
+    late = session().start(name)
+    assert late.waits(0.4), "entered beside a number that was given out and not seen"
     getattr(slow, end)()
     if end == "commit":
-        assert late.waits()
+        assert late.waits(0.4)
         with database.raw() as other:
             delete_bare(database, other, bare)
-    code, position, _ = late.get()
-    assert code in (0, 1)
-    assert position > bare
+    assert late.granted() > bare
 
 
-def test_try_and_timeout_wait_for_uncommitted_bare_row(database, two, name):
+def test_try_and_timeout_wait_for_uncommitted_bare_row(database, two, session, name):
     slow, quick = two
+    caller = session()
     bare = database.insert_bare(slow.cursor(), name, "bare", concurrency_limit=1)
-    assert acquire(quick, name, 0) == (-1, None, None)
-    assert quick.execute("CALL sqlsem.try(%s)", (str(name),)).fetchone() == (-1, None, None)
+    assert caller.acquire(name, timeout_ms=0) == (-1, None, None)
+    assert caller.try_(name) == (-1, None, None)
     began = time.monotonic()
-    assert acquire(quick, name, 700) == (-1, None, None)
+    assert caller.acquire(name, timeout_ms=700) == (-1, None, None)
     assert 0.6 < time.monotonic() - began < slack(5)
     slow.commit()
     assert [row[0] for row in database.queue(name)] == [bare], "nothing of the others is left"
-    assert acquire(quick, name, 300) == (-1, None, None)
+    assert caller.acquire(name, timeout_ms=300) == (-1, None, None)
     delete_bare(database, quick, bare)
-    assert acquire(quick, name, 0)[0] == 0
+    assert caller.acquire(name, timeout_ms=0)[0] == 0
 
 
 def test_bare_row_waits_behind_routine_and_python_holders(connect, database, two, name):
     _, quick = two
-    with database.raw() as caller:
-        code, position, _ = acquire(caller, name, concurrency_limit=3)
+    with contextlib.closing(Caller(database.url)) as caller:
+        code, position, _ = caller.acquire(name, concurrency_limit=3)
         assert code == 0
         with connect().limit(name, 3) as grant:
             bare = database.insert_bare(quick.cursor(), name, "bare", concurrency_limit=2)
             assert position < grant.position < bare
-            assert [row[0] for row in caller.execute("SELECT state FROM sqlsem.status(%s)", (str(name),))] == [
+            assert [
+                row[0] for row in caller.connection.execute("SELECT state FROM sqlsem.status(%s)", (str(name),))
+            ] == [
                 "holds",
                 "holds",
                 "waits",
             ]
-        assert [row[0] for row in caller.execute("SELECT state FROM sqlsem.status(%s)", (str(name),))] == [
-            "holds",
-            "holds",
-        ]
+        states = caller.connection.execute("SELECT state FROM sqlsem.status(%s)", (str(name),))
+        assert [row[0] for row in states] == ["holds", "holds"]
     delete_bare(database, quick, bare)
     until(lambda: database.rows("SELECT sqlsem.reap()") and database.queue(name) == [])
 
 
 def call_worker(database, resource, rounds, seed, recorder):
     chance = random.Random(seed)
-    with database.raw() as connection:
+    with contextlib.closing(Caller(database.url)) as caller:
         for _ in range(rounds):
-            code, position, _ = acquire(connection, resource, 60_000)
+            code, position, _ = caller.acquire(resource, timeout_ms=60_000)
             entered = time.monotonic()
             assert code in (0, 1)
             time.sleep(chance.random() * 0.002)
             left_at = time.monotonic()
-            assert connection.execute("SELECT sqlsem.release(%s, %s)", (resource, position)).fetchone() == (0,)
+            assert caller.release(resource, position) == 0
             recorder.add(Stay(resource, position, entered, left_at, who=f"call-{seed}"))
 
 
@@ -141,13 +107,13 @@ def test_never_two_inside(connect, database, name, threads, others):
     until(lambda: database.queue(name) == [])
 
 
-def test_stale_rows_go_where_an_operator_said_so(connect, database, two, name):
+def test_stale_rows_go_where_an_operator_said_so(connect, database, two, session, name):
     """Off by default; the clock is the database's."""
     _, quick = two
     age = database.sql("UPDATE {table} SET requested_at = clock_timestamp() - ?::interval WHERE queue_position = ?")
     old = database.insert_bare(quick.cursor(), name, "crashed", concurrency_limit=1)
     quick.execute(age, ("3 hours", old))
-    assert acquire(quick, name, 300)[0] == -1, "never by itself"
+    assert session().acquire(name, timeout_ms=300)[0] == -1, "never by itself"
     subprocess.run(
         [sys.executable, "-m", "sqlsem", "set", str(name), "--stale-after", "2h"],
         check=True,
@@ -156,7 +122,7 @@ def test_stale_rows_go_where_an_operator_said_so(connect, database, two, name):
     )
     young = database.insert_bare(quick.cursor(), name, "at work", concurrency_limit=1)
     quick.execute(age, ("1 hour", young))
-    assert acquire(quick, name, 500)[0] == -1
+    assert session().acquire(name, timeout_ms=500)[0] == -1
     assert [row[0] for row in database.queue(name)] == [young], "what is younger stays"
     late = Attempt(connect().mutex(name))
     assert late.waits()

@@ -4,67 +4,27 @@ import os
 import threading
 import time
 
-import psycopg
 import pytest
-from support import PATIENCE, remains, until
+from support import remains, until
+from support.callers import Caller
 
 import sqlsem
 
 pytestmark = pytest.mark.engines("postgresql")
 
 
-class Caller:
-    """A session that runs its calls in a thread."""
+class Waiter(Caller):
+    """A session whose `start` returns when its request is in the queue."""
 
     def __init__(self, database, looking=None, **options):
-        self.connection = psycopg.connect(database.url, autocommit=True, **options)
-        self.pid = self.connection.info.backend_pid
+        super().__init__(database.url, **options)
         self.database = looking or database
-        self.notices = []
-        self.connection.add_notice_handler(lambda notice: self.notices.append(notice.message_primary))
 
-    def acquire(self, resource, limit=1, access="write", weight=1, timeout_ms=-1, **others):
-        named = "".join(f", {name} => %({name})s" for name in others)
-        return self.connection.execute(
-            "CALL sqlsem.acquire(%(resource)s, %(limit)s, %(access)s, %(weight)s, %(timeout_ms)s" + named + ")",
-            {
-                "resource": resource,
-                "limit": limit,
-                "access": access,
-                "weight": weight,
-                "timeout_ms": timeout_ms,
-                **others,
-            },
-        ).fetchone()
-
-    def start(self, resource, *rest, **others):
-        """Start an acquire, and return when its request is in the queue."""
+    def start(self, resource, **named):
         before = len(self.database.queue(resource))
-        self.answer, self.began, self.ended, self.error = None, time.monotonic(), None, None
-
-        def run():
-            try:
-                self.answer = self.acquire(resource, *rest, **others)
-            except psycopg.Error as exc:
-                self.error = exc
-            self.ended = time.monotonic()
-
-        self.thread = threading.Thread(target=run, daemon=True)
-        self.thread.start()
-        until(lambda: self.ended or len(self.database.queue(resource)) > before, "the request in the queue")
-
-    def done(self):
-        self.thread.join(PATIENCE)
-        assert self.ended is not None, "it still waits"
-        if self.error is not None:
-            raise self.error
-        return self.answer
-
-    def waits(self):
-        return self.ended is None
-
-    def release(self, resource):
-        return self.connection.execute("SELECT sqlsem.release(%s)", (resource,)).fetchone()[0]
+        super().start(resource, **named)
+        until(lambda: self.done.is_set() or len(self.database.queue(resource)) > before, "the request in the queue")
+        return self
 
 
 @pytest.fixture
@@ -72,7 +32,7 @@ def caller(database, name):
     callers = []
 
     def caller(**options):
-        callers.append(Caller(database, **options))
+        callers.append(Waiter(database, **options))
         return callers[-1]
 
     yield caller
@@ -89,12 +49,12 @@ def test_the_youngest_of_a_ring(caller, database, name, size):
     held = [database.queue(name(number))[0][0] for number in range(size)]
     for number, session in enumerate(callers):
         session.start(name((number + 1) % size))
-    closed = callers[-1].began
-    assert callers[-1].done() == (-3, None, None)
-    assert callers[-1].ended - closed < 20  # under a second on a machine that has time
+    closed = time.monotonic()
+    assert callers[-1].result() == (-3, None, None)
+    assert callers[-1].entered - closed < 20  # under a second on a machine that has time
     # Its request is gone, it keeps its other lock, and all others still wait.
     assert len(database.queue(name)) == 2 * size - 1
-    assert all(session.waits() for session in callers[:-1])
+    assert all(session.waits(0) for session in callers[:-1])
     (text,) = callers[-1].notices
     for number, session in enumerate(callers):
         assert f"session {session.pid} (postgres) holds '{name(number)}' at {held[number]}, waits for '" in text
@@ -103,7 +63,7 @@ def test_the_youngest_of_a_ring(caller, database, name, size):
     assert text.endswith(f"the request for '{name(0)}' has left the queue: release what is held, and try again")
     assert callers[-1].release(name(size - 1)) == 0
     for number in reversed(range(size - 1)):
-        assert callers[number].done()[0] == 1
+        assert callers[number].result()[0] == 1
         assert callers[number].release(name(number)) == 0
         assert callers[number].release(name(number + 1)) == 0
         assert callers[number].notices == []
@@ -115,10 +75,10 @@ def test_the_youngest_though_the_server_would_take_another(caller, name):
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
     second.start(name("a"))
-    assert second.done()[0] == -3
-    assert first.waits()
+    assert second.result()[0] == -3
+    assert first.waits(0)
     assert second.release(name("b")) == 0
-    assert first.done()[0] == 1
+    assert first.result()[0] == 1
 
 
 def test_servers_own_deadlock_search_is_handled(caller, database, name):
@@ -127,29 +87,29 @@ def test_servers_own_deadlock_search_is_handled(caller, database, name):
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
     second.start(name("a"))
-    until(lambda: first.ended or second.ended, "the deadlock found")
-    victim, other = (first, second) if first.ended else (second, first)
-    assert victim.done() == (-3, None, None)
+    until(lambda: first.done.is_set() or second.done.is_set(), "the deadlock found")
+    victim, other = (first, second) if first.done.is_set() else (second, first)
+    assert victim.result() == (-3, None, None)
     (text,) = victim.notices
     assert "eadlock" in text or "blocked by process" in text
     victim.release(name("a" if victim is first else "b"))
-    assert other.done()[0] == 1
+    assert other.result()[0] == 1
 
 
 def test_readers_and_limits(caller, database, name):
     readers, pool = name("read"), name("pool")
     first, second, three = caller(), caller(), caller()
-    assert first.acquire(readers, 1, "read")[0] == 0
-    assert second.acquire(pool, 2)[0] == three.acquire(pool, 2)[0] == 0
-    second.start(readers, 1, "write")
-    first.start(pool, 2)
-    remains(lambda: first.waits() and second.waits(), 2.5, "the third will go some day, so this is none")
-    three.start(readers, 1, "write")
-    assert three.done()[0] == -3
+    assert first.acquire(readers, access="read")[0] == 0
+    assert second.acquire(pool, concurrency_limit=2)[0] == three.acquire(pool, concurrency_limit=2)[0] == 0
+    second.start(readers, access="write")
+    first.start(pool, concurrency_limit=2)
+    remains(lambda: first.waits(0) and second.waits(0), 2.5, "the third will go some day, so this is none")
+    three.start(readers, access="write")
+    assert three.result()[0] == -3
     assert three.release(pool) == 0
-    assert first.done()[0] == 1
+    assert first.result()[0] == 1
     assert first.release(pool) == first.release(readers) == 0
-    assert second.done()[0] == 1
+    assert second.result()[0] == 1
 
 
 def test_self_deadlock_is_reported(caller, database, name):
@@ -167,9 +127,9 @@ def test_a_timeout_comes_first(caller, name):
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"), timeout_ms=50)
     second.start(name("a"))
-    assert first.done()[0] == -1
+    assert first.result()[0] == -1
     assert first.release(name("a")) == 0
-    assert second.done()[0] == 1
+    assert second.result()[0] == 1
     assert second.notices == []
 
 
@@ -180,14 +140,14 @@ def test_a_lease_is_never_waited_with(caller, database, name):
     assert second.acquire(name("b"), lease_seconds=60, requesting_id=name)[0] == 0
     first.start(name("b"))
     second.start(name("a"))
-    remains(lambda: first.waits() and second.waits(), 2.5, "both wait")
+    remains(lambda: first.waits(0) and second.waits(0), 2.5, "both wait")
     for resource in (name("a"), name("b")):
         database.rows("SELECT sqlsem.release(?, NULL, ?)", resource, name)
-    assert first.done()[0] == second.done()[0] == 1
+    assert first.result()[0] == second.result()[0] == 1
 
 
 def test_only_its_own_login_may_ask(caller, login, database, name):
-    other = Caller(login("sqlsem_user"))
+    other = Waiter(login("sqlsem_user"))
     first, second = caller(), caller()
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
@@ -197,20 +157,20 @@ def test_only_its_own_login_may_ask(caller, login, database, name):
     )[0][0]
     rows = other.connection.execute("SELECT * FROM sqlsem.find_deadlock(%s)", (member,)).fetchall()
     assert rows == []
-    assert second.done()[0] == -3
+    assert second.result()[0] == -3
     other.connection.close()
 
 
 def test_user_role_may_search_deadlocks(database, login, name):
     """The search for deadlocks needs no more rights than acquire."""
     user = login("sqlsem_user")
-    first, second = Caller(user, database), Caller(user, database)
+    first, second = Waiter(user, database), Waiter(user, database)
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
     second.start(name("a"))
-    assert second.done()[0] == -3
+    assert second.result()[0] == -3
     assert second.release(name("b")) == 0
-    assert first.done()[0] == 1
+    assert first.result()[0] == 1
     first.connection.close()
     second.connection.close()
 
@@ -235,7 +195,7 @@ def test_a_session_and_python_the_session_is_younger(caller, connect, database, 
         def later():
             until(lambda: len(database.queue(name("b"))) == 2, "Python's request in the queue")
             session.start(name("a"))
-            done.append(session.done())
+            done.append(session.result())
             session.release(name("b"))
 
         other = threading.Thread(target=later)
@@ -262,7 +222,7 @@ def test_a_session_and_python_python_is_younger(caller, connect, database, name)
         assert f"session {session.pid} (postgres) holds '{name('b')}' at" in str(caught.value)
         owner = grant.state.caller.owner
         assert f":{os.getpid()} ({owner}) holds '{name('a')}' at {grant.position}" in str(caught.value)
-        assert session.waits()
-    assert session.done()[0] == 1
+        assert session.waits(0)
+    assert session.result()[0] == 1
     assert session.notices == []
     assert session.release(name("a")) == session.release(name("b")) == 0

@@ -4,102 +4,15 @@ import contextlib
 import os
 import random
 import signal
-import threading
 import time
 
 import psycopg
 import pytest
 from psycopg import errors
-from support import PATIENCE, Attempt, Stay, check_history, overlap, slack, until
+from support import PATIENCE, Attempt, Recorder, Stay, check_history, overlap, slack, until
+from support.callers import Caller
 
 pytestmark = pytest.mark.engines("postgresql")
-
-
-class Caller:
-    """A session that uses plain SQL."""
-
-    def __init__(self, url, **options):
-        self.connection = psycopg.connect(url, **{"autocommit": True, **options})
-        self.pid = self.connection.info.backend_pid
-        self.done = threading.Event()
-        self.answer = self.error = self.entered = self.thread = None
-
-    def call(self, routine, *positional, **named):
-        """(code, queue_position, fence)"""
-        marks = [*("%s" for _ in positional), *(f"{name} => %({name})s" for name in named)]
-        parameters = named or positional
-        assert not (positional and named)
-        cursor = self.connection.execute(f"CALL sqlsem.{routine}({', '.join(marks)})", parameters)
-        return cursor.fetchone() if cursor.description else None
-
-    def acquire(self, resource, **named):
-        return self.call("acquire", resource=resource, **named)
-
-    def try_(self, resource, **named):
-        return self.call("try", resource=resource, **named)
-
-    def value(self, text, *parameters):
-        return self.connection.execute(f"SELECT {text}", parameters).fetchone()[0]
-
-    def release(self, resource, position=None, requesting_id=None):
-        return self.value("sqlsem.release(%s, %s, %s)", resource, position, requesting_id)
-
-    def renew(self, resource, position, requesting_id=None, lease=None):
-        return self.value("sqlsem.renew(%s, %s, %s, %s)", resource, position, requesting_id, lease)
-
-    def start(self, resource, **named):
-        """Start acquire in a thread."""
-
-        def run():
-            try:
-                self.answer = self.acquire(resource, **named)
-                self.entered = time.monotonic()
-            except psycopg.Error as exc:
-                self.error = exc
-            self.done.set()
-
-        self.done.clear()
-        self.answer = self.error = self.entered = None
-        self.thread = threading.Thread(target=run, daemon=True, name="caller")
-        self.thread.start()
-        return self
-
-    def waits(self, seconds=0.2):
-        return not self.done.wait(seconds)
-
-    def granted(self, timeout=PATIENCE):
-        assert self.done.wait(timeout), "not granted"
-        if self.error is not None:
-            raise self.error
-        code, position, fence = self.answer
-        assert code in (0, 1), code
-        assert fence == position
-        return position
-
-    def failed(self, timeout=PATIENCE):
-        assert self.done.wait(timeout)
-        assert self.error is not None, self.answer
-        return self.error
-
-    def close(self):
-        if self.thread is not None and self.thread.is_alive():
-            self.connection.cancel()
-            self.thread.join(PATIENCE)
-        self.connection.close()
-
-
-@pytest.fixture
-def session(database):
-    callers = []
-
-    def session(**options):
-        callers.append(Caller(database.url, **options))
-        return callers[-1]
-
-    yield session
-    for caller in callers:
-        with contextlib.suppress(psycopg.Error):
-            caller.close()
 
 
 @pytest.fixture
@@ -726,12 +639,14 @@ def test_stages_and_readers(connect, database, session, name):
     connection.release(name("s"))
 
 
-def worker(url, resource, rounds, seed, stays, guard):
+KINDS = ["write", "read", "stage:1", "limit", "limit"]
+
+
+def worker(url, resource, rounds, seed, recorder):
     chance = random.Random(seed)
-    caller = Caller(url)
-    try:
+    with contextlib.closing(Caller(url)) as caller:
         for number in range(rounds):
-            kind = chance.choice(["write", "read", "stage:1", "limit", "limit"])
+            kind = chance.choice(KINDS)
             limit = 3 if kind == "limit" else 1
             weight = chance.choice([1, 2]) if kind == "limit" else 1
             access = "write" if kind == "limit" else kind
@@ -744,45 +659,34 @@ def worker(url, resource, rounds, seed, stays, guard):
             time.sleep(chance.random() * 0.003)
             left_at = time.monotonic()
             assert caller.release(resource, position) == 0
-            with guard:
-                stays.append(Stay(resource, position, entered, left_at, access, weight, limit, f"sql-{seed}"))
-    finally:
-        caller.close()
+            recorder.add(Stay(resource, position, entered, left_at, access, weight, limit, f"sql-{seed}"))
 
 
-def python_worker(coordinator, resource, rounds, seed, stays, guard):
+def python_worker(coordinator, resource, rounds, seed, recorder):
     chance = random.Random(seed)
     for _ in range(rounds):
-        kind = chance.choice(["write", "read", "stage:1", "limit", "limit"])
-        limit, access = (3, "write") if kind == "limit" else (1, kind)
-        weight = chance.choice([1, 2]) if kind == "limit" else 1
         lock = {
             "write": lambda: coordinator.write(resource),
             "read": lambda: coordinator.read(resource),
             "stage:1": lambda: coordinator.stage(resource, 1),
-            "limit": lambda weight=weight: coordinator.limit(resource, 3, weight=weight),
-        }[kind]()
-        assert lock.acquire(timeout=PATIENCE)
-        entered = time.monotonic()
-        time.sleep(chance.random() * 0.003)
-        position, left_at = lock.grant.position, time.monotonic()
-        lock.release()
-        with guard:
-            stays.append(Stay(resource, position, entered, left_at, access, weight, limit, f"python-{seed}"))
+            "limit": lambda: coordinator.limit(resource, 3, weight=chance.choice([1, 2])),
+        }[chance.choice(KINDS)]()
+        with recorder.stay(lock):
+            time.sleep(chance.random() * 0.003)
 
 
 def test_all_kinds_beside_python_under_load(connect, database, name, threads):
     """Stays never overlap, and no request is overtaken by a conflicting one."""
-    stays, guard, rounds = [], threading.Lock(), 12
+    recorder, rounds = Recorder(), 12
     coordinator = connect()
     for attempt in range(1, 11):
         for seed in range(4):
-            threads.start(worker, database.url, str(name), rounds, 10 * attempt + seed, stays, guard)
+            threads.start(worker, database.url, str(name), rounds, 10 * attempt + seed, recorder)
         for seed in range(4, 7):
-            threads.start(python_worker, coordinator, str(name), rounds, 10 * attempt + seed, stays, guard)
+            threads.start(python_worker, coordinator, str(name), rounds, 10 * attempt + seed, recorder)
         threads.join()
-        assert check_history(stays) == 7 * rounds * attempt
-        if overlap(stays) > 1:  # as nearly always; otherwise the test proved too little
+        assert check_history(recorder.stays) == 7 * rounds * attempt
+        if overlap(recorder.stays) > 1:  # as nearly always; otherwise the test proved too little
             break
     else:
         pytest.fail("nothing was shared, again and again")

@@ -1,9 +1,7 @@
 """The wait of a CALL of acquire on PostgreSQL: it sleeps, renews its lease, and never waits for itself."""
 
-import contextlib
 import time
 
-import psycopg
 import pytest
 from psycopg import errors
 from support import slack, until
@@ -11,44 +9,25 @@ from support import slack, until
 pytestmark = pytest.mark.engines("postgresql")
 
 
-@pytest.fixture
-def session(database):
-    with contextlib.ExitStack() as opened:
-        yield lambda: opened.enter_context(contextlib.closing(psycopg.connect(database.url, autocommit=True)))
-
-
-def acquire(connection, resource, **named):
-    """(code, queue_position)"""
-    words = ", ".join(["%(resource)s", *(f"{name} => %({name})s" for name in named)])
-    return connection.execute(f"CALL sqlsem.acquire({words})", {"resource": resource, **named}).fetchone()[:2]
-
-
-def start(threads, connection, resource, **named):
-    """Start acquire in a thread, and return a list that gets the answer."""
-    answer = []
-    threads.start(lambda: answer.append(acquire(connection, resource, **named)))
-    return answer
-
-
 def positions(database, name):
     return [row[0] for row in database.queue(name)]
 
 
-def test_waiting_session_sleeps_for_many_slices(database, session, name, threads):
+def test_waiting_session_sleeps_for_many_slices(database, session, name):
     """Longer than its slices of three seconds."""
     holder, waiter, witness = session(), session(), session()
-    acquire(holder, name)
+    holder.acquire(name)
     started = time.monotonic()
-    answer = start(threads, waiter, name, timeout_ms=7_000)
+    waiter.start(name, timeout_ms=7_000)
     until(lambda: len(positions(database, name)) == 2)
     began = time.monotonic()
     slices, late = set(), []
     while time.monotonic() - began < 6:
-        row = witness.execute(
+        row = witness.connection.execute(
             "SELECT a.xact_start, t.waiter_lease_until < clock_timestamp()"
             " FROM pg_stat_activity a, sqlsem.ProcessControl t"
             " WHERE a.pid = %s AND t.resource_id = %s AND t.granted_at IS NULL",
-            (waiter.info.backend_pid, name),
+            (waiter.pid, name),
         ).fetchone()
         slices.add(row[0])
         late.append(row[1])
@@ -58,9 +37,8 @@ def test_waiting_session_sleeps_for_many_slices(database, session, name, threads
     assert len(late) > 20
     # (Briefly, after the server stood still.)
     assert sum(late) <= len(late) // 10, "the waiter's lease had expired: another client could have removed its row"
-    threads.join()
+    assert waiter.result() == (-1, None, None)
     assert 7 <= time.monotonic() - started < slack(20)
-    assert answer == [(-1, None)]
 
 
 @pytest.mark.parametrize(
@@ -79,46 +57,45 @@ def test_waiting_session_sleeps_for_many_slices(database, session, name, threads
 def test_self_wait_of_a_session_is_a_deadlock(database, session, name, held, terms):
     first, other = session(), session()
     for named in held:
-        assert acquire(first, name, **named)[0] == 0
+        assert first.acquire(name, **named)[0] == 0
     before = positions(database, name)
-    assert acquire(first, name, **terms, timeout_ms=60_000) == (-3, None)
-    assert first.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == -1
+    assert first.acquire(name, **terms, timeout_ms=60_000) == (-3, None, None)
+    assert first.try_(name)[0] == -1
     assert positions(database, name) == before
-    assert first.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
-    assert acquire(other, name, **terms, timeout_ms=60_000)[0] == 0
+    assert first.release(name) == 0
+    assert other.acquire(name, **terms, timeout_ms=60_000)[0] == 0
 
 
-def test_wait_for_another_session_is_no_deadlock(database, session, name, threads):
+def test_wait_for_another_session_is_no_deadlock(database, session, name):
     """It holds a part of the limit itself, and waits for another session's part."""
     first, other = session(), session()
-    acquire(first, name, concurrency_limit=3)
-    acquire(other, name, concurrency_limit=3, weight=2)
-    answer = start(threads, first, name, concurrency_limit=3, weight=2)
+    first.acquire(name, concurrency_limit=3)
+    other.acquire(name, concurrency_limit=3, weight=2)
+    first.start(name, concurrency_limit=3, weight=2)
     until(lambda: len(positions(database, name)) == 3)
-    other.execute("SELECT sqlsem.release(%s)", (name,))
-    threads.join()
-    assert answer[0][0] == 1
-    assert acquire(first, name("shared"), access="read")[0] == 0
-    assert acquire(first, name("shared"), access="read")[0] == 0
+    other.release(name)
+    first.granted()
+    assert first.acquire(name("shared"), access="read")[0] == 0
+    assert first.acquire(name("shared"), access="read")[0] == 0
 
 
 def test_a_broken_off_wait_keeps_no_lock_of_the_engines(database, session, name):
     """An interrupt may strike just after wait() has got the lock that it waited for."""
     holder, waiter, witness = session(), session(), session()
-    _, position = acquire(holder, name)
+    _, position, _ = holder.acquire(name)
     # The lock that such an interrupt would leave, here on the row of a third session: it would block the next wait.
-    waiter.execute("SELECT pg_advisory_lock_shared(sqlsem.lock_class(3), 4711)")
+    waiter.connection.execute("SELECT pg_advisory_lock_shared(sqlsem.lock_class(3), 4711)")
     shared = (
         "SELECT count(*) FROM pg_locks WHERE pid = %s AND locktype = 'advisory' AND mode = 'ShareLock'",
-        (waiter.info.backend_pid,),
+        (waiter.pid,),
     )
-    assert witness.execute(*shared).fetchone() == (1,)
-    waiter.execute("SET statement_timeout = 500")
+    assert witness.connection.execute(*shared).fetchone() == (1,)
+    waiter.connection.execute("SET statement_timeout = 500")
     with pytest.raises(errors.QueryCanceled, match="has left the queue"):
-        acquire(waiter, name)
-    assert witness.execute(*shared).fetchone() == (0,)
+        waiter.acquire(name)
+    assert witness.connection.execute(*shared).fetchone() == (0,)
     assert positions(database, name) == [position]
     # The beacon, and the session's other locks, are unchanged.
-    waiter.execute("SET statement_timeout = 0")
-    assert holder.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
-    assert acquire(waiter, name)[0] == 0
+    waiter.connection.execute("SET statement_timeout = 0")
+    assert holder.release(name) == 0
+    assert waiter.acquire(name)[0] == 0
