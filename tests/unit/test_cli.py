@@ -477,25 +477,21 @@ def test_reap_leaves_the_living_alone(coordinator: sqlsem.Coordinator) -> None:
         grant.check()
 
 
+def leave_dead(url: str, uses: str, **options: float) -> None:
+    """Run a process that uses a lock, and ends without a word."""
+    script = f"import os, sqlsem; lock = sqlsem.connect({url!r}, **{options}).mutex('x'); {uses}; os._exit(0)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(sqlsem.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
 def test_reap_counts_members_without_rows(url: str) -> None:
-    lock = f"lock = sqlsem.connect({url!r}, grace=0).mutex('x')"
-    script = f"import os, sqlsem; {lock}; lock.acquire(); lock.release(); os._exit(0)"
     for _ in range(2):
-        subprocess.run(
-            [sys.executable, "-c", script],
-            check=True,
-            env={**os.environ, "PYTHONPATH": str(Path(sqlsem.__file__).parents[1])},
-        )
+        leave_dead(url, "lock.acquire(); lock.release()", grace=0)
     assert done("reap") == "2 dead members and 0 rows removed.\n"
 
 
 def test_reap_removes_the_dead(url: str) -> None:
-    script = f"import os, sqlsem; sqlsem.connect({url!r}).mutex('x').acquire(); os._exit(0)"
-    subprocess.run(
-        [sys.executable, "-c", script],
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(sqlsem.__file__).parents[1])},
-    )
+    leave_dead(url, "lock.acquire()")
     for code in ("1 dead member and 1 row", "0 dead members and 0 rows"):
         assert done("reap") == f"{code} removed.\n"
     assert done("ls") == "No request holds or waits.\n"

@@ -309,30 +309,6 @@ def test_worker_log_lines(url: str) -> None:
     assert sum("failed" in line for line in lines[:-1]) == 1  # told once
 
 
-def test_worker_runs_orders_in_sequence(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
-    for name, order in (("c", 300), ("a", -5), ("b", 0)):
-        put("--order", str(order), "--", "sh", "-c", f"echo {name} >> order")
-    work("--workers", "3")
-    assert (tmp_path / "order").read_text().split() == ["a", "b", "c"]
-
-
-def test_the_reference_load(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
-    stages = {100: 4, 200: 2, 300: 1, 400: 2, 500: 1}
-    for order, count in stages.items():
-        for _ in range(count):
-            put("--order", str(order), "--shell", f"echo start {order} >> log; sleep 0.05; echo end {order} >> log")
-    assert work("--workers", "5").stderr.splitlines()[-1] == "sqlsem: 10 finished, 0 failed"
-    ended: list[int] = []
-    for line in (tmp_path / "log").read_text().splitlines():
-        event, order = line.split()[0], int(line.split()[1])
-        if event == "start":
-            assert len(ended) >= sum(count for stage, count in stages.items() if stage < order), line
-        else:
-            ended.append(order)
-    assert len(ended) == 10
-    assert done("tasks", "wait", "q", "--timeout", "0") == ""
-
-
 def test_worker_picture_fits_80_columns(coordinator: sqlsem.Coordinator) -> None:
     for number in range(8):
         put("--order", str(number), "--note", f"number {number} {'x' * 100}", "--shell", "true")
@@ -473,25 +449,6 @@ def test_hangup_returns_all_tasks(bench: Bench, coordinator: sqlsem.Coordinator)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGHUP
     assert [task.status for task in coordinator.admin.tasks("q")] == ["pending"]
-
-
-@posix
-def test_killed_workers_task_runs_again(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
-    number = put("--call", "jobs_of_ours:gated", "--arg", '"a"')
-    killed = bench.start("--grace", "0.5", "work", "q")
-    until(lambda: told(bench, "start a") == 1, "the start")
-    other = bench.start("--grace", "0.5", "work", "q")
-    killed.kill()
-    killed.wait(PATIENCE)
-    until(lambda: told(bench, "start a") == 2, "the second start")
-    open_gate(bench, "a")
-    until(lambda: coordinator.admin.tasks("q", "finished"), "the end")
-    other.send_signal(signal.SIGTERM)
-    other.communicate(timeout=PATIENCE)
-    attempts = json.loads(done("tasks", "log", str(number), "--json"))
-    assert [attempt["outcome"] for attempt in attempts] == ["lost", "finished"]
-    assert attempts[1]["pid"] == other.pid
-    assert told(bench, "end a") == 1
 
 
 #: A command that says which process it is, and starts another one that leaves its group: where there is /proc both end.
