@@ -79,7 +79,6 @@ SAME = {"UPPER", "LOWER", "LTRIM", "RTRIM", "REVERSE"}
 FIRST = {"ABS", "FLOOR", "CEILING", "ROUND", "POWER", "LAG", "LEAD", "FIRST_VALUE", "LAST_VALUE"}
 #: Functions that compare, or join, all their texts.
 SENSITIVE = {"CONCAT", "CHARINDEX", "PATINDEX", "REPLACE", "STUFF", "CONCAT_WS", "TRANSLATE", "DIFFERENCE"}
-AGGREGATES = {"SUM", "AVG", "MIN", "MAX"}
 
 
 def national(values: list[Value]) -> str:

@@ -259,8 +259,7 @@ def test_last_part_is_repeated_when_callback_has_not_ended(make, spawn, name, ou
         child = spawn(child_part, name=name, parts=["a", "b"], part="a", wait_in_callback=True)
         child.expect("started")
         run(make("a", "b"), "b")
-        child.send(end=True)
-        child.expect("in_callback")
+        child.call("in_callback", end=True)
         child.kill()
     else:
         failing = make("a", "b")
@@ -564,16 +563,14 @@ def test_a_paused_process_keeps_its_part(make, spawn, name, database):
             batch.part("a").start()
     finally:
         child.resume()
-    child.send(end=True)
-    assert child.expect("ended")["is_last"]
+    assert child.call("ended", end=True)["is_last"]
 
 
 def test_callback_of_dead_process_is_taken_over(make, spawn, name, threads):
     ran, resumed = [], []
     child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_callback=True)
     child.expect("started")
-    child.send(end=True)
-    child.expect("in_callback")
+    child.call("in_callback", end=True)
     watching = make("a", on_success=lambda: ran.append("w"))
     entry = watching.wait(PATIENCE, started=True)
     assert (entry.status, entry.callback_status) == ("succeeded", "running")
@@ -601,8 +598,7 @@ def test_the_next_start_takes_a_callback_over(make, spawn, name):
     child.expect("started")
     batch = make("a", "b", on_success=lambda: ran.append(batch.entry().batch_id))
     run(batch, "b")
-    child.send(end=True)
-    child.expect("in_callback")
+    child.call("in_callback", end=True)
     first = batch.entry().batch_id
     child.kill()
     until(lambda: batch._declaration.recover() or batch.entry().callback_status == "pending")
@@ -614,16 +610,14 @@ def test_the_next_start_takes_a_callback_over(make, spawn, name):
 def test_a_paused_process_keeps_its_callback(make, spawn, name):
     child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_callback=True)
     child.expect("started")
-    child.send(end=True)
-    child.expect("in_callback")
+    child.call("in_callback", end=True)
     batch = make("a", on_success=lambda: pytest.fail("must not run"))
     child.pause()
     try:
         remains(lambda: batch.resume() is False, 2.5 * GRACE, "no process takes over the part of a living one")
     finally:
         child.resume()
-    child.send(end=True)
-    assert child.expect("ended")["is_last"]
+    assert child.call("ended", end=True)["is_last"]
     assert (batch.entry().callback_status, batch.entry().callback_attempt) == ("finished", 1)
 
 
@@ -631,8 +625,7 @@ def test_a_paused_process_keeps_its_callback(make, spawn, name):
 def test_a_lost_connection_does_not_lose_a_callback(make, spawn, name, database):
     child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_callback=True, options={"grace": 3.0})
     child.expect("started")
-    child.send(end=True)
-    child.expect("in_callback")
+    child.call("in_callback", end=True)
     batch = make("a", on_success=lambda: pytest.fail("must not run"))
 
     def backend():
@@ -643,8 +636,7 @@ def test_a_lost_connection_does_not_lose_a_callback(make, spawn, name, database)
         assert len(before) == 1
         database.rows("SELECT pg_terminate_backend(?)", before[0][0])
         until(lambda before=before: batch.resume() is False and backend() not in ([], before), "it is back")
-    child.send(end=True)
-    assert child.expect("ended")["is_last"]
+    assert child.call("ended", end=True)["is_last"]
     assert (batch.entry().callback_status, batch.entry().callback_attempt) == ("finished", 1)
 
 

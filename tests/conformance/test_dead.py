@@ -22,8 +22,7 @@ def hold(spawn, name, grace=GRACE, **lock):
     """A process that holds a lock."""
     child = spawn(session, grace=grace)
     child.expect("ready")
-    child.send(do="acquire", lock={"kind": "mutex", "name": str(name), **lock})
-    child.expect("granted")
+    child.call("granted", do="acquire", lock={"kind": "mutex", "name": str(name), **lock})
     return child
 
 
@@ -36,8 +35,7 @@ def test_living_holder_is_shown_as_holder(spawn, connect, database, name):
         return (entry.state, entry.missing_for, entry.grace) == ("holds", None, GRACE)
 
     remains(shown_living, 2.5, "it is shown as it is")
-    child.send(do="release")
-    child.expect("released")
+    child.call("released", do="release")
 
 
 def test_ls_shows_dead_members_without_waiters(spawn, connect, database, name):

@@ -381,23 +381,19 @@ def test_handover_survives_a_killed_process(spawn, connect, name, step, engine_n
     giver, taker = (spawn(carrier, resource=name, grace=1.0) for _ in range(2))
     for child in (giver, taker):
         child.expect("ready")
-    giver.send(do="acquire")
-    fence = giver.expect("in")["fence"]
+    fence = giver.call("in", do="acquire")["fence"]
     if step == "giver before":
         giver.kill()
     else:
-        giver.send(do="give")
-        token = giver.expect("out")["token"]
+        token = giver.call("out", do="give")["token"]
         if step == "giver after":
             giver.kill()
             time.sleep(1.5)  # longer than the grace: the giver's death must not end the transit
-        taker.send(do="adopt", token=token)
-        assert taker.expect("in")["fence"] == fence
+        assert taker.call("in", do="adopt", token=token)["fence"] == fence
         if step == "taker after":
             taker.kill()
         else:
-            taker.send(do="release")
-            taker.expect("out")
+            taker.call("out", do="release")
     with connect(grace=1.0).mutex(name, timeout=slack(30)) as grant:
         assert grant.fence > fence
 
@@ -422,18 +418,15 @@ def test_handover_history_has_a_single_owner(spawn, connect, database, name):
     rival.send(do="acquire")
     hands = itertools.cycle([*others, current])
     for _ in range(12):
-        current.send(do="give")
-        out = current.expect("out")
+        out = current.call("out", do="give")
         held.append((inside["at"], out["left"], inside["fence"]))
         nxt = next(hands)
-        nxt.send(do="adopt", token=out["token"])
-        current, inside = nxt, nxt.expect("in")
+        current, inside = nxt, nxt.call("in", do="adopt", token=out["token"])
         assert inside["fence"] == held[-1][2]
     killed = current.kill()
     held.append((inside["at"], killed, inside["fence"]))
     competitor_in = rival.expect("in")
-    rival.send(do="release")
-    held.append((competitor_in["at"], rival.expect("out")["left"], competitor_in["fence"]))
+    held.append((competitor_in["at"], rival.call("out", do="release")["left"], competitor_in["fence"]))
     for (_, to, _), (since, _, _) in itertools.pairwise(sorted(held)):
         assert to <= since, "two were inside at one moment"
     assert [fence for *_, fence in held] == sorted(fence for *_, fence in held)

@@ -61,8 +61,7 @@ def test_six_sessions_three_at_a_time(sessions, database, name):
     assert all(child.quiet(0.1) for child in children[3:])
     stays = []
     for place, child in enumerate(children):
-        child.send(do="release")
-        stays.append(stay(granted[child], child.expect("released"), limit=3))
+        stays.append(stay(granted[child], child.call("released", do="release"), limit=3))
         if place < 3:
             granted[children[place + 3]] = children[place + 3].expect("granted")
             assert all(other.quiet(0.05) for other in children[place + 4 :])
@@ -78,12 +77,10 @@ def test_readers_and_a_writer(sessions, database, name):
     entries, stays = {}, []
 
     def leave(child, **kind):
-        child.send(do="release")
-        stays.append(stay(entries[child], child.expect("released"), **kind))
+        stays.append(stay(entries[child], child.call("released", do="release"), **kind))
 
     for child in (reader_1, reader_2):
-        child.send(do="acquire", lock=read)
-        entries[child] = child.expect("granted")  # both readers hold at the same time
+        entries[child] = child.call("granted", do="acquire", lock=read)  # both readers hold at the same time
     writer.send(do="acquire", lock=write)
     waiting(database, name, 3)
     reader_3.send(do="acquire", lock=read)

@@ -95,8 +95,7 @@ def test_a_child_has_no_part_in_its_parents_locks(spawn, agents, database, name,
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
     remains(lambda: not entry.ready, 1, "the parent holds its lock after the child's exit")
-    parent.send(do="release")
-    parent.expect("released")
+    parent.call("released", do="release")
     entry.get()
     waiter.release()
 

@@ -267,5 +267,4 @@ def test_an_interrupt_at_every_line(spawn, database, name, what):
     while left() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left() == {}, f"rows that interrupts at these lines left behind (of {len(struck)})"
-    child.send(do="go on")
-    child.expect("well")
+    child.call("well", do="go on")

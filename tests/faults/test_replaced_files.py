@@ -357,14 +357,11 @@ def test_a_ping_tells_the_loss_of_everything(spawn, tmp_path, way):
     grace = 6.0 if way in MADE_ANEW else 1.0
     holder = spawn(has_all, place=str(path), keeps=True, way=way.__name__, grace=grace)
     holder.expect("has all")
-    holder.send(do="go")
-    holder.expect("done")
+    holder.call("done", do="go")
     patience = PATIENCE if way in MADE_ANEW else 0
     other = spawn(tries_all, place=str(path), patience=patience) if way in USABLE else None
-    holder.send(do="await loss")
-    lost = holder.expect("lost")
-    holder.send(do="use")
-    assert set(holder.expect("used")["lost"]) == {state.__name__ for state in STATES}
+    lost = holder.call("lost", do="await loss")
+    assert set(holder.call("used", do="use")["lost"]) == {state.__name__ for state in STATES}
     if other is not None:
         tried = other.expect("tried")
         if way in MADE_ANEW:
@@ -377,13 +374,12 @@ def test_a_holder_is_granted_nothing_more(spawn, tmp_path, way):
     path = place(tmp_path, way)
     holder = spawn(has_all, place=str(path), keeps=True, way=way.__name__, grace=AMPLE["grace"])
     holder.expect("has all")
-    holder.send(do="go")
-    holder.expect("done")
+    holder.call("done", do="go")
     for _ in range(2):
-        holder.send(do="acquire more")
-        assert "was replaced, truncated or moved while it was in use" in str(holder.expect("more")["had"])
-    holder.send(do="await loss")
-    holder.expect("lost")
+        assert "was replaced, truncated or moved while it was in use" in str(
+            holder.call("more", do="acquire more")["had"]
+        )
+    holder.call("lost", do="await loss")
 
 
 def idle(channel, url, options, place, way):
@@ -412,8 +408,7 @@ def test_a_process_with_nothing_goes_on_in_the_new_file(spawn, tmp_path, way):
     assert (answer["had"], answer["same"]) == (True, True)
     other = spawn(tries_all, place=str(path))
     other.expect("tried")
-    other.send(do="acquire more")
-    assert other.expect("more")["had"] is False
+    assert other.call("more", do="acquire more")["had"] is False
 
 
 def uses_each_first(channel, url, options, folder, way):
@@ -505,10 +500,8 @@ def test_a_waiter_is_told_and_never_granted_beside_another(spawn, tmp_path, way)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         ask = "SELECT count(*) FROM ProcessControl WHERE resource_id = 'holding'"
         until(lambda: connection.execute(ask).fetchone()[0] == 2)
-    holder.send(do="go")
-    holder.expect("done")
-    holder.send(do="await loss")
-    lost = holder.expect("lost")
+    holder.call("done", do="go")
+    lost = holder.call("lost", do="await loss")
     answer = waiter.next()
     if answer["event"] == "granted":  # its request was just being written, and was written again in the new files
         assert lost["told"] <= answer["at"] or way not in MADE_ANEW
@@ -567,18 +560,15 @@ def test_a_database_with_two_names_is_refused(spawn, tmp_path):
     path = place(tmp_path, second_name_made)
     holder = spawn(has_all, place=str(path), keeps=True, way=second_name_made.__name__, grace=1.0)
     holder.expect("has all")
-    holder.send(do="go")
-    holder.expect("done")
+    holder.call("done", do="go")
     for name in (path, Path(f"{path}.second")):
         with (
             pytest.raises(sqlsem.ConfigurationError, match=r"has 2 names \(hard links\)"),
             sqlsem.connect(f"sqlite:///{name}") as coordinator,
         ):
             coordinator.mutex("more").acquire(timeout=0)
-    holder.send(do="acquire more")
-    assert holder.expect("more")["had"] is True
-    holder.send(do="use")
-    assert holder.expect("used")["lost"] == []
+    assert holder.call("more", do="acquire more")["had"] is True
+    assert holder.call("used", do="use")["lost"] == []
 
 
 def others_come_and_go(path):
@@ -593,20 +583,16 @@ def test_the_files_stay_where_their_locks_were_dropped(spawn, tmp_path, way):
     holder = spawn(has_all, place=str(path), keeps=True, way=way.__name__, grace=1.0)
     holder.expect("has all")
     before = {name: os.stat(f"{path}{name}").st_ino for name in ("", "-wal", "-shm")}
-    holder.send(do="go")
-    holder.expect("done")
+    holder.call("done", do="go")
     others_come_and_go(path)
-    holder.send(do="acquire more")
-    assert holder.expect("more")["had"] is True
+    assert holder.call("more", do="acquire more")["had"] is True
     other = spawn(tries_all, place=str(path))
     tried = other.expect("tried")
     assert not tried["told"]
     assert {state for state, outcome in tried["had"].items() if outcome is True} == set()
-    other.send(do="acquire more")
-    assert other.expect("more")["had"] is False
+    assert other.call("more", do="acquire more")["had"] is False
     assert {name: os.stat(f"{path}{name}").st_ino for name in before} == before
-    holder.send(do="use")
-    assert holder.expect("used")["lost"] == []
+    assert holder.call("used", do="use")["lost"] == []
 
 
 @pytest.mark.parametrize("way", UNLOCKING, ids=lambda way: way.__name__)
@@ -615,19 +601,15 @@ def test_where_they_cannot_be_kept_the_loss_is_told(spawn, tmp_path, way):
     holder = spawn(has_all, place=str(path), keeps=False, way=way.__name__, grace=1.0)
     holder.expect("has all")
     before = [os.stat(f"{path}{name}").st_ino for name in ("", "-wal", "-shm")]
-    holder.send(do="go")
-    holder.expect("done")
+    holder.call("done", do="go")
     others_come_and_go(path)
     try:
         same = [os.stat(f"{path}{name}").st_ino for name in ("", "-wal", "-shm")] == before
     except FileNotFoundError:
         same = False
     if not same:
-        holder.send(do="await loss")
-        holder.expect("lost")
-    holder.send(do="acquire more")
-    assert (holder.expect("more")["had"] is True) == same
+        holder.call("lost", do="await loss")
+    assert (holder.call("more", do="acquire more")["had"] is True) == same
     other = spawn(tries_all, place=str(path))
     other.expect("tried")
-    other.send(do="acquire more")
-    assert (other.expect("more")["had"] is True) != same
+    assert (other.call("more", do="acquire more")["had"] is True) != same

@@ -73,8 +73,7 @@ def test_a_paused_worker_keeps_its_task(spawn, connect, name):
         remains(lambda: queue.try_claim() is None, 3, "no worker takes a task from a living one")
     finally:
         child.resume()
-    child.send(go=True)
-    child.expect("finished")
+    child.call("finished", go=True)
     assert [run.outcome for run in queue.log(number)] == ["finished"]
 
 

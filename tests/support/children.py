@@ -131,6 +131,11 @@ class Child:
         assert received["event"] == event, f"{self.function} sent {received}, not {event!r}\n{self.errors()}"
         return received
 
+    def call(self, event: str, **command: Any) -> dict[str, Any]:
+        """Send a command, and return the next event, as `expect` does."""
+        self.send(**command)
+        return self.expect(event)
+
     def quiet(self, seconds: float) -> bool:
         """Return True if no event comes within ``seconds``. Each call takes that long, so keep it small."""
         with contextlib.suppress(queue.Empty):
