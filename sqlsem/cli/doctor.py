@@ -180,4 +180,4 @@ def _round_trip(options: Connecting) -> Check:
         if not lock.acquire(timeout=5):
             return Check("round trip", False, "no mutex within 5 s", "See who is there: sqlsem ls sqlsem-doctor")
         lock.release()
-    return Check("round trip", True, f"a mutex taken and given back in {(time.perf_counter() - began) * 1000:.1f} ms")
+    return Check("round trip", True, f"a mutex acquired and released in {(time.perf_counter() - began) * 1000:.1f} ms")

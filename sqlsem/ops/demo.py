@@ -65,7 +65,7 @@ def demo(console: Console, *, seconds: float, workers: int, limit: int) -> int:
         inside = Path(folder, "inside")
         inside.mkdir()
         url = f"sqlite:///{Path(folder, 'demo.db')}"
-        console.print(f"{workers} processes, one table, at most {limit} of them in at a time, for {seconds:g} s.")
+        console.print(f"{workers} processes share a limit of {limit}, for {seconds:g} s.")
         processes: list[subprocess.Popen[str]] = []
         readers: list[Thread] = []
         try:
@@ -172,7 +172,7 @@ def _watch(
             elif time.monotonic() - printed_at >= 1:
                 printed_at = time.monotonic()
                 console.print(
-                    f"{elapsed:4.0f} s: {holding} holding, {len(entries) - holding} waiting, {reports.turns} turns"
+                    f"{elapsed:4.0f} s: {holding} holding, {len(entries) - holding} waiting, {reports.turns} grants"
                 )
             time.sleep(min(LOOK_SECONDS, max(0.0, seconds - elapsed)))
     finally:
@@ -183,11 +183,9 @@ def _watch(
 def _picture(entries: Sequence[Entry], reports: _Reports, width: int, limit: int, remaining: float) -> RenderableType:
     holding = sum(entry.state == "holds" for entry in entries)
     queue = Resource(RESOURCE, None, False, None, holding, len(entries) - holding)
-    foot = f"{reports.turns} turns so far, {remaining:.0f} s to go"
+    foot = f"{reports.turns} grants so far, {remaining:.0f} s to go"
     if reports.killed is not None:
-        foot += f"; {reports.killed} was killed" + (
-            "" if reports.reclaimed is None else ", and its place is free again"
-        )
+        foot += f"; {reports.killed} was killed" + ("" if reports.reclaimed is None else ", and its lock is free again")
     return Group(
         Text(f"[{'#' * holding}{'.' * max(0, limit - holding)}]", style="bold green"),
         render_queues([(queue, entries)], width),
@@ -222,17 +220,14 @@ def _summary(reports: _Reports, seconds: float, workers: int, limit: int) -> Tex
         else f"{maximum} AT A TIME, MORE THAN THE LIMIT OF {limit}"
     )
     parts = [
-        f"In {seconds:g} s, {workers} processes took {reports.turns} turns: {kept}, as each counted while it was in "
-        f"(the most that any saw was {reports.max_reported}). They waited {reports.waited / max(1, reports.turns):.1f} "
-        f"s on average, {reports.longest:.1f} s at most."
+        f"In {seconds:g} s, {workers} processes acquired the lock {reports.turns} times: {kept}, by their own count. "
+        f"They waited {reports.waited / max(1, reports.turns):.1f} s on average, {reports.longest:.1f} s at most."
     ]
     if reports.killed is not None:
         back = "for the next request" if reports.reclaimed is None else f"{reports.reclaimed:.1f} s later"
-        parts.append(
-            f"One was killed (SIGKILL) while it was in; its place was free again {back}, without any cleaning up."
-        )
+        parts.append(f"A holder was killed (SIGKILL); its lock was free again {back}, without any cleaning up.")
     if not reports.turns:
-        parts = ["No worker took a turn; run it for longer (--seconds)."]
+        parts = ["No worker was granted the lock; run it for longer (--seconds)."]
     return Text(" ".join(parts))
 
 

@@ -39,10 +39,10 @@ def write(url: str, *rows: tuple[object, ...]) -> None:
 def test_audit_and_replay_report_an_empty_history(url: str) -> None:
     result = call("audit")
     assert result.exit_code == 0
-    assert "Looked at 0 finished requests" in result.stdout
-    assert "No limit was passed" in result.stdout
+    assert "Checked 0 finished requests" in result.stdout
+    assert "No limit was exceeded" in result.stdout
     result = call("replay", "--since", "30d")
-    assert (result.exit_code, result.stdout) == (0, "Nobody has asked for anything in that time.\n")
+    assert (result.exit_code, result.stdout) == (0, "There was no request in that time.\n")
 
 
 def test_audit_of_an_orderly_history(url: str) -> None:
@@ -53,7 +53,7 @@ def test_audit_of_an_orderly_history(url: str) -> None:
         with coordinator.mutex("now"):
             result = call("audit", "--since", "30d")
             assert result.exit_code == 0, result.output
-            assert "3 finished requests and 1 that hold or wait, of 2 resources: let in 4 times" in result.stdout
+            assert "3 finished requests and 1 that hold or wait, of 2 resources: granted 4 times" in result.stdout
             report = json.loads(call("audit", "etl", "--json").stdout)
     assert (report["ok"], report["finished"], report["present"], report["grants"]) == (True, 3, 0, 3)
     assert report["first_end"] <= report["last_end"] <= report["taken_at"]
@@ -101,7 +101,7 @@ def test_replay_compares_waits_under_another_limit(url: str) -> None:
 def test_audit_names_omissions(url: str) -> None:
     write(url, *(("etl", n, 1000, 1000 - 100 * (n - 1), 1000 - 100 * n, 1, None) for n in range(1, 5)))
     result = call("replay", "-n", "2")
-    assert "More has ended before" in result.stdout
+    assert "Requests that ended before" in result.stdout
     assert json.loads(call("replay", "-n", "2", "--json").stdout)["left_out"]
     assert "left out" not in call("replay", "-n", "4").stdout
 

@@ -30,9 +30,9 @@ def _exact(moment: datetime | None) -> str:
 
 ROWS: tuple[Column[Past | Entry], ...] = (
     Column("POS", lambda row: str(row.position), right=True),
-    Column("ASKED FOR", access_of, elastic=True),
-    Column("ASKED", lambda row: _exact(row.requested_at)),
-    Column("LET IN", lambda row: _exact(row.granted_at)),
+    Column("ACCESS", access_of, elastic=True),
+    Column("REQUESTED", lambda row: _exact(row.requested_at)),
+    Column("GRANTED", lambda row: _exact(row.granted_at)),
     Column("ENDED", lambda row: _exact(row.ended_at if isinstance(row, Past) else None)),
     Column("OUTCOME", lambda row: row.outcome if isinstance(row, Past) else row.state),
     Column("WHO", requester, elastic=True),
@@ -60,17 +60,17 @@ def render_audit(audit: Audit, width: int) -> RenderableType:
         )
     parts.append(
         Text(
-            f"Looked at {counted(audit.finished, 'finished request', ',')} and {audit.present:,} that hold or wait, of "
-            f"{counted(audit.resources, 'resource', ',')}: let in {counted(audit.grants, 'time', ',')}."
+            f"Checked {counted(audit.finished, 'finished request', ',')} and {audit.present:,} that hold or wait, of "
+            f"{counted(audit.resources, 'resource', ',')}: granted {counted(audit.grants, 'time', ',')}."
         )
     )
     if audit.first_end is not None:
-        words = f"The first of them ended {_moment(audit.first_end)}; of what ended before nothing is known"
+        words = f"The first of them ended {_moment(audit.first_end)}; earlier rows are not known"
         if audit.partly:
-            words += f", so what was let in before ({audit.partly:,}) could be checked in part only"
+            words += f", so {counted(audit.partly, 'earlier grant', ',')} could be checked in part only"
         parts.append(Text(f"{words}."))
     if audit.ok:
-        parts.append(Text("No limit was passed, and nobody was overtaken.", style="bold green"))
+        parts.append(Text("No limit was exceeded, and no request was overtaken.", style="bold green"))
     else:
         parts.append(Text(f"Not in order: {counted(audit.found, 'finding', ',')}.", style="bold red"))
     return Group(*parts)
@@ -80,9 +80,9 @@ def render_audit(audit: Audit, width: int) -> RenderableType:
 NIGHTS: tuple[Column[tuple[str, str, Night]], ...] = (
     Column("RESOURCE", lambda row: row[0], elastic=True),
     Column("", lambda row: row[1]),
-    Column("LET IN", lambda row: f"{row[2].let_in:,}", right=True),
-    Column("GAVE UP", lambda row: f"{row[2].gave_up:,}", right=True),
-    Column("LAST LEFT", lambda row: _moment(row[2].end)),
+    Column("GRANTED", lambda row: f"{row[2].let_in:,}", right=True),
+    Column("NOT GRANTED", lambda row: f"{row[2].gave_up:,}", right=True),
+    Column("LAST END", lambda row: _moment(row[2].end)),
     Column("WAIT P50", lambda row: seconds_in_words(row[2].wait_p50), right=True),
     Column("P99", lambda row: seconds_in_words(row[2].wait_p99), right=True),
     Column("TOTAL", lambda row: seconds_in_words(row[2].wait_total), right=True),
@@ -99,19 +99,19 @@ def render_replay(replay: Replay, width: int, first: datetime | None) -> Rendera
         first: When the first replayed request ended, if earlier ones were left out; else None.
     """
     if not replay.resources:
-        return Text("Nobody has asked for anything in that time.")
+        return Text("There was no request in that time.")
     nights = dict(replay.resources)
     if len(nights) > 1:
         nights["(all)"] = replay.everything
     rows = [row for name, night in nights.items() for row in ((name, "was", night.was), ("", "would be", night.would))]
     parts: list[RenderableType] = [table(NIGHTS, rows, width)]
     notes = [
-        (replay.unfinished, "still hold or wait: taken to have ended now"),
-        (replay.guessed, "had given up and would have got in: taken to hold as long as is usual there"),
+        (replay.unfinished, "still hold or wait: assumed to end now"),
+        (replay.guessed, "were not granted, and would have been: assumed to hold as long as is usual there"),
         (replay.refused, "upgrades would have been refused, as another reader upgrades"),
-        (replay.stuck, "would wait for each other for ever: sqlsem would tell the youngest of them, Deadlock"),
+        (replay.stuck, "would wait for each other for ever: the youngest of them would get Deadlock"),
     ]
     parts += [Text(f"{count:,} {words}.") for count, words in notes if count]
     if first is not None:
-        parts.append(Text(f"More has ended before {_moment(first)}, and is left out (--max)."))
+        parts.append(Text(f"Requests that ended before {_moment(first)} are left out (--max)."))
     return Group(*parts)
