@@ -1,4 +1,4 @@
-"""What a call reads does not grow with the waiters of its resource; a search through the queue grows in proportion."""
+"""A call reads as many rows beside many waiters of its resource as beside few; a search reads the queue once."""
 
 import contextlib
 import threading
@@ -12,8 +12,8 @@ from sqlsem.values.locks import Request, Ticket, Upgrading
 pytestmark = pytest.mark.engines("sqlite", "mysql")
 
 FEW, MANY = 100, 1000
-#: What a call may read more beside MANY rows than beside FEW: deeper trees, and the blockers of a waiter, of which it
-#: counts 256 at most. (Code that reads all rows would read ten times as much.)
+#: Bounds of the growth from FEW to MANY: a factor, for deeper trees; and a number of rows, as a waiter counts its
+#: blockers up to 256. (Code that reads all rows would read ten times as much.)
 FLAT, COUNTED = 1.5, 256 - FEW
 #: The steps of SQLite's machine for a row.
 STEPS = 10
@@ -47,13 +47,13 @@ class Crowd:
         return self.session.register(self.member, "beside", "beside", uid, [self.request], only_if_free)
 
     def reads(self, call):
-        """Return what a call reads. (An earlier call has read the tables' definitions.)"""
+        """Return the number of rows that a call reads. (An earlier call has read the tables' definitions.)"""
         call()
         return costs.reads_of(self.session, call)
 
 
 def of_calls(crowd):
-    """Return what each call reads that a program makes while it acquires, waits and releases."""
+    """Return the number of rows that each call of a program reads while it acquires, waits and releases."""
     (last,) = crowd.register()
     session, now = crowd.session, threading.Event()
 

@@ -15,12 +15,12 @@ from sqlsem.values.rates import RateRequest, RateStatus, Window
 pytestmark = pytest.mark.engines("mysql")
 
 NOW, LEASE = 1_800_000_000.0, 6.0
-#: How far the second node's clock is ahead of the first one's.
+#: The seconds that the clock of the second node is ahead.
 AHEAD = (0.4, CLUSTER_MARGIN)
 
 
 class Node:
-    """A session as one of a cluster's node, whose clock is ``ahead`` seconds ahead of the real time."""
+    """A session on a node of a cluster. Its clock is ``ahead`` seconds ahead of the real time."""
 
     def __init__(self, database, ahead):
         self.session, self.ahead = database.session(lease=LEASE), ahead
@@ -106,7 +106,7 @@ def test_period_is_run_once_on_both_nodes(nodes, name):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["to the clock ahead", "to the clock behind"])
-def test_lease_of_a_grant_counts_as_long_as_its_owner_expects(nodes, name, order):
+def test_lease_of_a_grant_lasts_as_its_owner_expects(nodes, name, order):
     """The owner renews its lease on one node, and is granted a lock on another one. From the beginning of that call on
     it relies on seven eighths of its lease.
     """

@@ -89,7 +89,7 @@ def test_paused_process_keeps_its_lock_longer_than_probes_take(probing, spawn, c
         pass
 
 
-def test_silent_session_ends_and_an_idle_one_stays(database, monkeypatch, timing):
+def test_silent_session_ends_and_idle_session_stays(database, monkeypatch, timing):
     """Without probes, as behind a proxy, the server ends a session that sends no heartbeat."""
 
     def has_ended(session):
