@@ -4,6 +4,7 @@ is set by the test.
 
 import contextlib
 import itertools
+import secrets
 import threading
 
 import pytest
@@ -136,3 +137,17 @@ def test_revoked_row_keeps_its_grace_on_each_node(nodes, name):
     for session, number in ((behind.session, member), (ahead.session, other)):
         session.deregister_member(number)
     assert behind.at(0).wait(ticket, 0, threading.Event()) is None
+
+
+def test_handed_over_lock_waits_for_its_whole_time(nodes, name):
+    behind, ahead = nodes
+    member = behind.at(0).register_member("host", 1, "program")
+    tickets = behind.session.register(member, "owner", "owner", "a", [Request(name)], False)
+    token = secrets.token_hex(16)
+    assert behind.session.hand_over(member, tickets, token, 3.0, None)
+    other = ahead.at(0).register_member("host", 2, "program")
+    request = Request(name)
+    assert not ahead.at(2.9).check_blockers(request, tickets[0].position + 1, other)
+    assert ahead.at(3.1 + CLUSTER_MARGIN).check_blockers(request, tickets[0].position + 1, other)
+    for session, number in ((behind.session, member), (ahead.session, other)):
+        session.deregister_member(number)

@@ -26,7 +26,8 @@ class HandoverStatements(ConversionStatements):
                 if row is None or row["member_id"] != member_id or row["access"] == UPGRADE:
                     return False
             self.run("forget_handovers")
-            transit = self.run("enrol_transit", {"member": member_id, "to": to or me, "ttl": ttl_ms}).lastrowid
+            lease_ms = ttl_ms + int(self.clock_margin * 1000)
+            transit = self.run("enrol_transit", {"member": member_id, "to": to or me, "ttl": lease_ms}).lastrowid
             for ticket in tickets:
                 key = {"resource": ticket.resource, "position": ticket.position}
                 owner = self.row("owner", key)["owner"]
