@@ -124,3 +124,21 @@ def test_a_search_for_deadlocks_reads_the_queue_once(database, name, shape):
             crowd.owner.find_deadlock(crowd.crowd)  # (the first one reads the tables' definitions as well)
             reads[number] = costs.reads_of(crowd.owner, lambda crowd=crowd: crowd.owner.find_deadlock(crowd.crowd))
     assert reads[MANY] <= LINEAR * reads[FEW], reads
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_attempt_tests_as_many_owners_as_its_limit(database, name, monkeypatch, limit):
+    """Any further owner changes nothing for the attempt: it fails because of the first ones."""
+    request, tested = Request(name, limit=limit), []
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(contextlib.closing(database.session())) for _ in range(9)]
+        members = []
+        for session in sessions:
+            members.append(session.register_member("host", 1, "program"))
+            stack.callback(session.deregister_member, members[-1])
+        for owner, member in zip(sessions[1:], members[1:], strict=True):
+            owner.register(member, "owner", "owner", "uid", [request], False)
+        attempting, check_owner = sessions[0], sessions[0].check_owner
+        monkeypatch.setattr(attempting, "check_owner", lambda *row: tested.append(row[2]) or check_owner(*row))
+        assert attempting.register(members[0], "attempt", "attempt", "uid", [request], True) is None
+        assert tested == members[1 : 1 + limit]

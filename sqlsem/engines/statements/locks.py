@@ -129,7 +129,7 @@ class LockStatements(MemberStatements):
             # A dead holder must not make this attempt fail.
             for request in requests:
                 if not self.admission(request, LAST).allowed:
-                    self.check_blockers(request, LAST, member_id)
+                    self.check_blockers(request, LAST, member_id, enough=request.limit)
         with self.forks_blocked, self.transaction():
             self.renew_lease(member_id, known=True)
             state = [
@@ -362,19 +362,28 @@ class LockStatements(MemberStatements):
         values = {"resource": request.resource, "first": first, "position": position, "access": request.access}
         return self.rows("rows_between", {**values, "maximum": maximum})
 
-    def check_blockers(self, request: Request, position: int, mine: int | None) -> bool:
+    def check_blockers(self, request: Request, position: int, mine: int | None, *, enough: int | None = None) -> bool:
         """Check whether the owners of the first blockers are alive, as many as the limit. Return True if rows were
-        removed. (A dead owner further back blocks no waiter until its row is among the first.)
+        removed. (A dead owner further back blocks no waiter until its row is among the first.) ``enough``: end when so
+        many blockers remain.
         """
         rows = self._conflicting(
             request, 0, position, max(TESTED, request.limit or self.server_limit(request.resource) or 0)
         )
-        owners = {row["member_id"] or -row["queue_position"]: row for row in reversed(rows)}
+        owners: dict[int, list[Any]] = {}
+        for row in rows:
+            owners.setdefault(row["member_id"] or -row["queue_position"], []).append(row)
         self._tests.note(request.resource, monotonic(), len(owners))
-        removed = False
-        for row in owners.values():
-            if mine is None or row["member_id"] != mine:
-                removed = self.check_owner(request.resource, row["queue_position"], row["member_id"]) or removed
+        removed, remaining = False, 0
+        for first, *others in owners.values():
+            if (mine is None or first["member_id"] != mine) and self.check_owner(
+                request.resource, first["queue_position"], first["member_id"]
+            ):
+                removed = True
+                continue
+            remaining += 1 + len(others)
+            if enough is not None and remaining >= enough:
+                break
         return removed
 
     def find_deadlock(self, member_id: int) -> deadlocks.Found | None:
