@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "2f8ba838824bc4fde299efa5733346ceb24861ced44a304c8091acc148e10a93"}
+DIGESTS = {"0.1.0": "cfb412e56e86b1445bf71513e459f45729598d5c7aac8a98989a15e1878a8abf"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

@@ -434,6 +434,10 @@ RETURNS TABLE (batch_id bigint, batch_name varchar, status varchar, window_secon
                attempt integer, member_id bigint, owner varchar, host varchar, pid integer,
                part_started timestamptz, part_ended timestamptz, part_seconds float, error text, missing_for float,
                opened_by name, login name, callback_kept_by name, callback_login name) {sql_indexed_definer}
+    WITH page AS MATERIALIZED (
+        SELECT o.* FROM {schema}.batch AS o
+        WHERE (p_name IS NULL OR o.batch_name = p_name) AND (p_batch IS NULL OR o.batch_id = p_batch)
+        ORDER BY o.batch_id DESC LIMIT CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END)
     SELECT r.batch_id, r.batch_name, r.status, r.window_ms / 1000.0::float, r.opened_at, r.ended_at,
            extract(epoch FROM coalesce(r.ended_at, clock_timestamp()) - r.opened_at)::float,
            r.callback_status, r.callback_kind, CASE WHEN (SELECT {schema}.has_role('putter', 'operator', 'reader')) OR r.callback_kept_by = session_user THEN r.callback_body END,
@@ -444,11 +448,11 @@ RETURNS TABLE (batch_id bigint, batch_name varchar, status varchar, window_secon
            CASE WHEN p.status = 'running' AND l.missing IS NOT FALSE THEN
                extract(epoch FROM clock_timestamp() - coalesce(l.since, p.started_at))::float END,
            r.opened_by, p.login, r.callback_kept_by, r.callback_login
-    FROM (SELECT * FROM {schema}.batch AS o
-          WHERE (p_name IS NULL OR o.batch_name = p_name) AND (p_batch IS NULL OR o.batch_id = p_batch)
-          ORDER BY o.batch_id DESC LIMIT CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END) AS r
-    JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
-    LEFT JOIN {schema}.member_liveness() AS l ON l.member_id = p.member_id AND p.status = 'running'
+    FROM page AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
+    LEFT JOIN {schema}.member_liveness(ARRAY(
+                  SELECT DISTINCT w.member_id FROM page AS b JOIN {schema}.batch_part AS w ON w.batch_id = b.batch_id
+                  WHERE w.status = 'running')) AS l
+           ON l.member_id = p.member_id AND p.status = 'running'
     ORDER BY r.batch_id DESC, p.part
 $$;
 

@@ -47,7 +47,7 @@ BEGIN
     END IF;
     DELETE FROM {schema}.handover WHERE token_hash = ANY (ARRAY(
         SELECT token_hash FROM {schema}.handover AS h
-        WHERE given_at < clock_timestamp() - interval '1 day'
+        WHERE given_at < statement_timestamp() - interval '1 day'  -- (clock_timestamp() is no condition of an index)
           AND (SELECT m.member_id FROM {schema}.member AS m WHERE m.member_id = h.member_id) IS NULL  -- (no join, which may read all)
         ORDER BY given_at LIMIT 100 FOR UPDATE SKIP LOCKED));
     -- Record a heartbeat. The UPDATE also locks the giver: until the commit no session can reap it.

@@ -82,7 +82,7 @@ CREATE TABLE {schema}.{table} (
     weight            integer NOT NULL DEFAULT 1,
     member_id         bigint,
     owner             varchar(255),
-    request_uid       varchar(64) UNIQUE,
+    request_uid       varchar(64) COLLATE "C" UNIQUE,
     requested_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     granted_at        timestamptz,
     revoked_at        timestamptz,
@@ -271,7 +271,7 @@ CREATE TABLE {schema}.task (
     attempt           integer NOT NULL DEFAULT 0,    -- number of claims: a worker that ends an attempt must name it
     failures          integer NOT NULL DEFAULT 0,
     losses            integer NOT NULL DEFAULT 0,    -- attempts whose worker died
-    put_uid           varchar(64),                   -- made by the client: a repeated put finds its rows
+    put_uid           varchar(64) COLLATE "C",       -- made by the client: a repeated put finds its rows
     put_at            timestamptz NOT NULL DEFAULT clock_timestamp(),
     put_by            name,
     ready_at          timestamptz NOT NULL DEFAULT clock_timestamp(),

@@ -1156,7 +1156,7 @@ BEGIN
     -- and a third one claim it. FOR UPDATE then reads the row again, but evaluates only conditions on the row itself:
     -- so the next statement compares columns of the task with fixed numbers. (Numbers are never used again.)
     SELECT array_agg(r.task_id), array_agg(DISTINCT r.member_id) INTO v_tasks, v_gone FROM {schema}.running_tasks(p_queue) AS r
-    WHERE NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.member_id);
+    WHERE (SELECT m.member_id FROM {schema}.member AS m WHERE m.member_id = r.member_id) IS NULL;  -- (no join, which may read all)
     WITH orphan AS (
         SELECT t.task_id, t.attempt, t.member_id, t.owner, t.claimed_at, t.host, t.pid, t.login FROM {schema}.task AS t
         WHERE t.task_id = ANY (v_tasks) AND coalesce(t.status, '') = 'running' AND t.member_id = ANY (v_gone)
