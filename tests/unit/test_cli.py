@@ -305,6 +305,8 @@ def test_set_pause_resume(coordinator: sqlsem.Coordinator) -> None:
         ["set", "x", "--limit", "0"],
         ["set", "x", "--limit", "2", "--no-limit"],
         ["set", "x", "--stale-after", "0"],
+        ["set", "x", "--priorities", "0"],
+        ["set", "x", "--priorities", "1m", "--no-priorities"],
         ["set", " x", "--limit", "2"],
         ["pause", ""],
         ["revoke", "zero"],
@@ -729,17 +731,3 @@ def test_priorities(coordinator: sqlsem.Coordinator) -> None:
     assert [past.resource for past in coordinator.admin.history("x")] == ["x"]
     assert "priority" not in done("set", "x", "--no-priorities")
     assert coordinator.admin.resources() == []
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["set", "x", "--priorities", "0"],
-        ["set", "x", "--priorities", "1m", "--no-priorities"],
-        ["run", "--mutex", "x", "--priority", "100", "--", "true"],
-        ["run", "--mutex", "x", "--read", "y", "--priority", "1", "--", "true"],
-        ["run", "--join", "--priority", "1", "--", "true"],
-    ],
-)
-def test_wrong_uses_of_priorities(coordinator: sqlsem.Coordinator, arguments: list[str]) -> None:
-    assert call(*arguments).exit_code == 64

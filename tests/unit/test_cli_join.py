@@ -45,12 +45,6 @@ def test_command_adopts_a_lock(bench, coordinator):
     assert "was used" in err
 
 
-@pytest.mark.parametrize("arguments", [("--adopt",), ("--adopt", "--mutex", "x"), ("--join", "--mutex", "x")])
-def test_invalid_join_is_refused(bench, arguments):
-    code, _, err = bench.run("run", *arguments, "--", "true")
-    assert code == 64, err
-
-
 def test_join_without_a_lock_is_refused(bench):
     code, _, err = bench.run("run", "--join", "--", "true")
     assert code != 0

@@ -106,23 +106,6 @@ def test_unstartable_leader_command_is_reported(bench):
     assert "no such" in err.lower()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--leader", "a", "--mutex", "b"], "cannot be combined"),
-        (["--leader", "a", "--once-per", "b=1d"], "cannot be combined"),
-        (["--leader", "a", "--join"], "cannot be combined"),
-        (["--leader", "a", "--timeout", "5"], "without --timeout"),
-        (["--leader", " a"], "white space"),
-        (["--leader", ""], "is empty"),
-    ],
-)
-def test_invalid_leader_options_are_refused(bench, arguments, words):
-    code, _, err = bench.run("run", *arguments, "--", "true")
-    assert code == 64
-    assert words in err
-
-
 # -- terms, one after the other ---------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import pytest
 from support.commands import PATIENCE, lines, pids, until
@@ -92,28 +91,6 @@ def test_lost_run_is_not_done(bench):
     assert pids(bench.told)
     assert once(bench)[0] == 0
     assert lines(bench.told)[-1] == "ran"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--once-per", "1d"], "--once-per NAME=DURATION"),
-        (["--once-per", "1d", "--mutex", "a", "--mutex", "b"], "--once-per NAME=DURATION"),
-        (["--once-per", "a=0"], "above 0"),
-        (["--once-per", "a=0.2"], "at least 1 second"),
-        (["--once-per", "a=nan"], "not a duration"),
-        (["--once-per", "a=400d"], "at most"),
-        (["--once-per", "=1d"], "is empty"),
-        (["--once-per", "a=1d", "--offset", "1d"], "less than per"),
-        (["--mutex", "a", "--offset", "1h"], "--once-per"),
-        (["--once-per", "a=1d", "--join"], "cannot be combined"),
-        (["--once-per", "a=1d", "--mutex", "once:a"], "choose another name"),
-    ],
-)
-def test_invalid_once_options_are_refused(bench, arguments, words):
-    code, _, err = bench.run("run", *arguments, "--", sys.executable, "-c", "")
-    assert code == 64
-    assert words in err
 
 
 def test_runs_are_listed_and_forgotten(bench):
