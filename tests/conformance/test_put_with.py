@@ -140,18 +140,6 @@ def test_sqlalchemy(connect, database, name):
     engine.dispose()
 
 
-@pytest.mark.engines("postgresql")
-def test_put_accepts_cursors_of_any_row_type(connect, database, name):
-    import psycopg
-    from psycopg.rows import dict_row
-
-    queue = connect().queue(name)
-    with psycopg.connect(database.url) as connection, connection.cursor(row_factory=dict_row) as cursor:
-        first = queue.put(1, cursor=cursor)
-        connection.commit()
-    assert [task.task_id for task in queue.tasks()] == [first]
-
-
 @pytest.mark.engines("mysql")
 def test_put_accepts_a_cursor_of_dictionaries(connect, database, name):
     from pymysql.cursors import DictCursor
