@@ -524,19 +524,22 @@ def test_worker_runs_every_kind_of_task(database, connect, queue, tmp_path):
         assert words in entry.error
 
 
-def test_sql_is_all_or_nothing(database, connect, queue, name):
+@pytest.fixture
+def table(database, name):
     table = f"made_by_{name}"
     with database.raw() as raw:
         raw.execute(f"CREATE TABLE {table} (n integer NOT NULL)")
-    try:
-        queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (1); INSERT INTO {table} VALUES (2);"))
-        queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (3); INSERT INTO {table} VALUES (NULL);"))
-        Worker(queue, idle_exit=0).run()
-        assert [status for _, status in states(queue)] == ["finished", "failed"]
-        assert sorted(row[0] for row in database.rows(f"SELECT n FROM {table}")) == [1, 2]
-    finally:
-        with database.raw() as raw:
-            raw.execute(f"DROP TABLE {table}")
+    yield table
+    with database.raw() as raw:
+        raw.execute(f"DROP TABLE {table}")
+
+
+def test_sql_is_all_or_nothing(database, queue, table):
+    queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (1); INSERT INTO {table} VALUES (2);"))
+    queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (3); INSERT INTO {table} VALUES (NULL);"))
+    Worker(queue, idle_exit=0).run()
+    assert [status for _, status in states(queue)] == ["finished", "failed"]
+    assert sorted(row[0] for row in database.rows(f"SELECT n FROM {table}")) == [1, 2]
 
 
 def test_unstorable_result_does_not_end_the_worker(queue):
@@ -565,20 +568,13 @@ def test_lost_claim_of_a_living_member_is_returned(connect, name):
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-def test_sql_with_transactions_of_its_own(database, connect, queue, name):
-    table = f"made_by_{name}"
-    with database.raw() as raw:
-        raw.execute(f"CREATE TABLE {table} (n integer NOT NULL)")
-    try:
-        queue.put(sqlsem.Sql(f"BEGIN; INSERT INTO {table} VALUES (1); COMMIT;"))
-        queue.put(sqlsem.Sql(f"-- why\nBEGIN; INSERT INTO {table} VALUES (2);"))
-        queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (3); COMMIT; INSERT INTO {table} VALUES (4)"))
-        Worker(queue, idle_exit=0).run()
-        assert [status for _, status in states(queue)] == ["finished", "failed", "finished"]
-        assert sorted(row[0] for row in database.rows(f"SELECT n FROM {table}")) == [1, 3, 4]
-    finally:
-        with database.raw() as raw:
-            raw.execute(f"DROP TABLE {table}")
+def test_sql_with_transactions_of_its_own(database, queue, table):
+    queue.put(sqlsem.Sql(f"BEGIN; INSERT INTO {table} VALUES (1); COMMIT;"))
+    queue.put(sqlsem.Sql(f"-- why\nBEGIN; INSERT INTO {table} VALUES (2);"))
+    queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (3); COMMIT; INSERT INTO {table} VALUES (4)"))
+    Worker(queue, idle_exit=0).run()
+    assert [status for _, status in states(queue)] == ["finished", "failed", "finished"]
+    assert sorted(row[0] for row in database.rows(f"SELECT n FROM {table}")) == [1, 3, 4]
 
 
 def test_a_worker_is_stopped_in_order(queue):
@@ -724,16 +720,6 @@ class Work:
 
         session.execute, session.cancel_running = executed, cancelled
         return session
-
-
-@pytest.fixture
-def table(database, name):
-    table = f"made_by_{name}"
-    with database.raw() as raw:
-        raw.execute(f"CREATE TABLE {table} (n integer NOT NULL)")
-    yield table
-    with database.raw() as raw:
-        raw.execute(f"DROP TABLE {table}")
 
 
 def test_finished_task_is_not_returned_by_abort(database, queue, table):
