@@ -207,7 +207,7 @@ class GrantState:
 class BaseGrant:
     """The base of the grants of both APIs; its attributes are those of `sqlsem.Grant`."""
 
-    #: The `DatabaseClient`, whose class is of a higher layer.
+    #: The `DatabaseClient`. (Its class is in a higher layer.)
     client: Any
 
     def __init__(self, client: Any, state: GrantState, waited: float) -> None:
