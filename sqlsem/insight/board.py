@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlsem.insight.chains import root_blockers
-from sqlsem.insight.columns import BATCHES, LEADERS, MEMBERS, QUEUES, RATES, TASKS, TIMES, Column
+from sqlsem.insight.columns import BATCHES, BLOCKERS, MEMBERS, QUEUES, RATES, TASKS, TIMES, Column
 from sqlsem.insight.consequences import INSIDE, Kind
 from sqlsem.insight.overview import MemberEntry, Overview, Percentiles
 from sqlsem.insight.rates import rate_words, seconds_until_granted, used_words
@@ -305,7 +305,7 @@ def _in_line(states: Mapping[str, int]) -> int:
     return sum(number for state, number in states.items() if state != "dead")
 
 
-def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
+def _blockers(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
     paused = {resource.resource: resource.paused for resource in overview.resources}
     for blocker in root_blockers(overview):
         entry = blocker.entry
@@ -316,7 +316,7 @@ def _leaders(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableR
             *(program_of(entry), entry.note or ""),
         )
         by = _by_column(
-            *(LEADERS, cells),
+            *(BLOCKERS, cells),
             waiters=blocker.waiters,
             waiting=blocker.waiting_seconds,
             seconds=entry.seconds,
@@ -487,7 +487,7 @@ VIEWS: dict[str, View] = {
     view.key: view
     for view in (
         View("queues", "Queues", QUEUES, _queues, "No request holds or waits.", headings=True),
-        View("leaders", "Leaders", LEADERS, _leaders, "No request waits for another."),
+        View("blockers", "Blockers", BLOCKERS, _blockers, "No request waits for another."),
         View("members", "Members", MEMBERS, _members, "No process takes part."),
         View("tasks", "Tasks", TASKS, _tasks, "There are no work queues."),
         View("batches", "Batches", BATCHES, _batches, "No batch is open, and none has failed."),

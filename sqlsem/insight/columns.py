@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlsem.util.record import record
 
-__all__ = ["BATCHES", "LEADERS", "MEMBERS", "QUEUES", "RATES", "TASKS", "TIMES", "Column"]
+__all__ = ["BATCHES", "BLOCKERS", "MEMBERS", "QUEUES", "RATES", "TASKS", "TIMES", "Column"]
 
 
 @record
@@ -42,7 +42,7 @@ QUEUES = (
     *(_NAME, _POSITION, Column("state", "STATE"), _number("seconds", "FOR"), Column("access", "ACCESS", elastic=True)),
     *(_WHO, Column("why", "WHY", elastic=True), Column("enters", "GRANT IN ~", right=True), *_EXTRA),
 )
-LEADERS = (
+BLOCKERS = (
     *(_POSITION, _NAME, _number("waiters", "WAITERS"), _number("waiting", "WAITING"), _number("seconds", "FOR"), _WHO),
     *(Column("why", "MISSING", elastic=True), *_EXTRA),
 )

@@ -167,7 +167,7 @@ async def test_sort_key_cycles_through_the_columns():
 
 async def test_keys_switch_views():
     async with driven(FakePoller(a_night())) as (_, press):
-        assert "[2 Leaders]" in await press("tab")
+        assert "[2 Blockers]" in await press("tab")
         assert "[7 Rates]" in await press("shift+tab", "shift+tab")
 
 

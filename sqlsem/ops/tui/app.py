@@ -149,7 +149,7 @@ class Top(App[None]):
             notes.append(f"by {column.head}")
         if self._filter:
             notes.append(f"/{clean(self._filter)}")
-        text.append(f"  {'  '.join(notes)}")
+        text.append(f" {'  '.join(notes)}")
         self._write("#views", text)
 
     def on_grid_moved(self) -> None:

@@ -18,7 +18,7 @@ from sqlsem.values.locks import MAX_INT
 __all__ = ["AskCap", "Confirm", "Dialog", "Help"]
 
 HELP = """\
-1 to 7, Tab     another view: queues, block leaders, members,
+1 to 7, Tab     another view: queues, root blockers, members,
                 work queues, batches, times, rates
 arrows, j, k    move; Page up and down, Home, End
 /               only rows that have all these words in them
