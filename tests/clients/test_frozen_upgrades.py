@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "cfb412e56e86b1445bf71513e459f45729598d5c7aac8a98989a15e1878a8abf"}
+DIGESTS = {"0.1.0": "e3149889a96127b639fc9bc548ebb1ff6efb0f0332621682dc9ce73e09fd6c6b"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

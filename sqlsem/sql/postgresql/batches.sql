@@ -434,10 +434,16 @@ RETURNS TABLE (batch_id bigint, batch_name varchar, status varchar, window_secon
                attempt integer, member_id bigint, owner varchar, host varchar, pid integer,
                part_started timestamptz, part_ended timestamptz, part_seconds float, error text, missing_for float,
                opened_by name, login name, callback_kept_by name, callback_login name) {sql_indexed_definer}
-    WITH page AS MATERIALIZED (
-        SELECT o.* FROM {schema}.batch AS o
-        WHERE (p_name IS NULL OR o.batch_name = p_name) AND (p_batch IS NULL OR o.batch_id = p_batch)
-        ORDER BY o.batch_id DESC LIMIT CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END)
+    WITH asks AS MATERIALIZED (SELECT CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END AS maximum),
+    page AS MATERIALIZED (
+        (SELECT o.* FROM {schema}.batch AS o WHERE p_name IS NULL AND p_batch IS NULL
+         ORDER BY o.batch_id DESC LIMIT (SELECT a.maximum FROM asks AS a))
+        UNION ALL
+        (SELECT o.* FROM {schema}.batch AS o WHERE o.batch_name = p_name AND p_batch IS NULL
+         ORDER BY o.batch_name DESC, o.batch_id DESC LIMIT (SELECT a.maximum FROM asks AS a))
+        UNION ALL
+        (SELECT o.* FROM {schema}.batch AS o WHERE o.batch_id = p_batch AND (p_name IS NULL OR o.batch_name = p_name)
+         LIMIT (SELECT a.maximum FROM asks AS a)))
     SELECT r.batch_id, r.batch_name, r.status, r.window_ms / 1000.0::float, r.opened_at, r.ended_at,
            extract(epoch FROM coalesce(r.ended_at, clock_timestamp()) - r.opened_at)::float,
            r.callback_status, r.callback_kind, CASE WHEN (SELECT {schema}.has_role('putter', 'operator', 'reader')) OR r.callback_kept_by = session_user THEN r.callback_body END,

@@ -57,8 +57,11 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.once_runs(p_name varchar)
 RETURNS TABLE (once_name varchar, granted_at timestamptz, done_at timestamptz, queue_position bigint, requesting_id varchar, login name,
                taken_at timestamptz) {sql_indexed_definer}
-    SELECT once_name, granted_at, done_at, queue_position, requesting_id, login, clock_timestamp() FROM {schema}.once_run
-    WHERE p_name IS NULL OR once_name = p_name ORDER BY once_name
+    SELECT once_name, granted_at, done_at, queue_position, requesting_id, login, clock_timestamp()
+    FROM (SELECT r.* FROM {schema}.once_run AS r WHERE p_name IS NULL
+          UNION ALL
+          SELECT r.* FROM {schema}.once_run AS r WHERE r.once_name = p_name) AS o
+    ORDER BY once_name
 $$;
 
 -- Delete the record of the last run, so that the name may run again in this period. Allowed to the login of the last

@@ -1197,7 +1197,7 @@ BEGIN
               JOIN {schema}.member_liveness(ARRAY(SELECT r.member_id FROM {schema}.task AS r WHERE r.task_id = p_task)) AS l
                   ON l.member_id = m.member_id
               LEFT JOIN pg_stat_activity AS a ON a.pid = m.backend_pid
-              WHERE t.task_id = p_task AND t.status = 'running' AND t.claim_uid IS NULL
+              WHERE t.task_id = p_task AND coalesce(t.status, '') = 'running' AND t.claim_uid IS NULL
                 AND t.signalled_attempt IS DISTINCT FROM t.attempt AND NOT l.missing AND m.lease_until IS NULL
                 AND (a.query_start <= t.claimed_at) IS NOT false);
     IF v_pid IS NOT NULL THEN
@@ -1219,7 +1219,7 @@ BEGIN
     FOR v_task IN
         SELECT t.task_id FROM {schema}.task AS t
         WHERE t.task_id = ANY (ARRAY(SELECT r.task_id FROM {schema}.running_tasks(p_queue) AS r WHERE r.claim_uid IS NULL))
-          AND t.status = 'running' AND t.claim_uid IS NULL AND t.member_id IS DISTINCT FROM p_mine
+          AND coalesce(t.status, '') = 'running' AND t.claim_uid IS NULL AND t.member_id IS DISTINCT FROM p_mine
           AND t.claimed_at < clock_timestamp() - t.time_limit_ms * interval '1 millisecond'
           AND t.signalled_attempt IS DISTINCT FROM t.attempt
         ORDER BY t.task_id FOR UPDATE OF t SKIP LOCKED
@@ -1598,12 +1598,15 @@ RETURNS TABLE (queue_name varchar, task_key varchar, task_limit integer, key_lim
     SELECT * FROM (
         SELECT s.queue_name, NULL::varchar AS task_key, s.task_limit, s.key_limit, NULL::integer AS weight, s.set_at, s.set_by,
                s.task_rate, s.task_ms / 1000.0::float, s.key_rate, s.key_ms / 1000.0::float
-        FROM {schema}.queue_setting AS s
+        FROM (SELECT * FROM {schema}.queue_setting AS q WHERE p_queue IS NULL
+              UNION ALL
+              SELECT * FROM {schema}.queue_setting AS q WHERE q.queue_name = p_queue) AS s
         UNION ALL
         SELECT k.queue_name, k.task_key, k.task_limit, NULL, k.weight, k.set_at, k.set_by, k.task_rate, k.task_ms / 1000.0::float,
                NULL, NULL
-        FROM {schema}.queue_key AS k) AS a
-    WHERE p_queue IS NULL OR a.queue_name = p_queue
+        FROM (SELECT * FROM {schema}.queue_key AS q WHERE p_queue IS NULL
+              UNION ALL
+              SELECT * FROM {schema}.queue_key AS q WHERE q.queue_name = p_queue) AS k) AS a
     ORDER BY a.queue_name, a.task_key NULLS FIRST
 $$;
 
@@ -1613,8 +1616,10 @@ CREATE OR REPLACE FUNCTION {schema}.queue_waits(p_queue varchar DEFAULT NULL)
 RETURNS TABLE (queue_name varchar, task_key varchar, seconds float) {sql_indexed_definer}
     SELECT w.queue_name, nullif(w.task_key, ''), (w.free_ms - n.now_ms) / 1000.0::float
     FROM (SELECT {schema}.clock_ms() AS now_ms) AS n
-    JOIN {schema}.queue_wait AS w ON n.now_ms >= w.since_ms AND n.now_ms < w.free_ms
-    WHERE p_queue IS NULL OR w.queue_name = p_queue
+    JOIN (SELECT * FROM {schema}.queue_wait AS q WHERE p_queue IS NULL
+          UNION ALL
+          SELECT * FROM {schema}.queue_wait AS q WHERE q.queue_name = p_queue) AS w
+        ON n.now_ms >= w.since_ms AND n.now_ms < w.free_ms
     ORDER BY w.queue_name, w.task_key
 $$;
 
@@ -1789,8 +1794,10 @@ RETURNS TABLE (schedule_name varchar, queue_name varchar, cron varchar, time_zon
            CASE WHEN s.next_due IS NOT NULL THEN greatest(least(s.next_due, '9999-12-30 UTC'), '0001-01-03 UTC') END,
            CASE WHEN s.last_due IS NOT NULL THEN greatest(least(s.last_due, '9999-12-30 UTC'), '0001-01-03 UTC') END, s.put_at,
            s.put_by, s.paused_at, s.paused_by, clock_timestamp()
-    FROM {schema}.schedule AS s
-    WHERE (p_name IS NULL OR s.schedule_name = p_name) AND (p_queue IS NULL OR s.queue_name = p_queue)
+    FROM (SELECT * FROM {schema}.schedule AS q WHERE p_name IS NULL
+          UNION ALL
+          SELECT * FROM {schema}.schedule AS q WHERE q.schedule_name = p_name) AS s
+    WHERE (p_queue IS NULL OR s.queue_name = p_queue)
       AND (s.put_by = session_user OR {schema}.has_role('worker', 'operator', 'reader'))
     ORDER BY s.schedule_name
 $$;
