@@ -1,4 +1,4 @@
-"""Counts puzzling wording: in docstrings, comments, names of tests, SQL and pages.
+"""Counts puzzling wording: in docstrings, comments, names of tests, texts for users, SQL and pages.
 
 docs/words.toml has the allowed number of places for each folder. The check fails for a folder with more places.
 ``python docs/words.py --lower`` lowers the number of a folder with fewer, so that rewritten text stays readable. The
@@ -31,6 +31,8 @@ LIST = ROOT / "docs" / "words.toml"
 TEST_NAME = 60
 #: Pronouns in names of tests: they hide the actor.
 PRONOUN = re.compile(r"_(?:who|whom|whose|those|one|nobody|somebody|what|whoever|whatever)(?:_|$)")
+#: A text in SQL.
+TEXT = re.compile(r"'((?:[^']|'')*)'")
 
 
 def read_list(text: str) -> tuple[dict[str, list[str]], dict[str, int]]:
@@ -50,6 +52,7 @@ class Rules:
             re.IGNORECASE,
         )
         self.phrases = re.compile(rf"\b(?:{'|'.join(lists['phrases'])})\b", re.IGNORECASE)
+        self.texts = re.compile(rf"\b(?:{'|'.join(lists['texts'])})\b", re.IGNORECASE)
         self.public = re.compile(rf"\b(?:{'|'.join(lists['public'])})\b", re.IGNORECASE)
 
     def sentence(self, text: str) -> Iterator[str]:
@@ -59,10 +62,17 @@ class Rules:
         if self.phrases.search(text):
             yield "phrase"
 
+    def text(self, text: str) -> Iterator[str]:
+        """Yield the kind of a place in a text for users, if it has one."""
+        if found := self.texts.search(text):
+            yield f"word in a text for users: {found[0]}"
+
     def python(self, source: str, *, tests: bool) -> Iterator[tuple[int, str]]:
         """Yield line and kind of each place in a module."""
         for node in ast.walk(ast.parse(source)):
             yield from self._docstring(node)
+            if not tests and isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield from ((node.lineno, kind) for kind in self.text(node.value))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 if node.name.startswith("test_"):
                     if PRONOUN.search(node.name) or len(node.name) > TEST_NAME:
@@ -92,6 +102,8 @@ class Rules:
         """Yield line and kind of each place in a page, or in the comments of SQL or C#."""
         for number, line in enumerate(source.splitlines(), 1):
             text = line.strip()
+            if comment == "--":
+                yield from ((number, kind) for words in TEXT.findall(text.split("-- ")[0]) for kind in self.text(words))
             if comment:
                 if comment not in text:
                     continue

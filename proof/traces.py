@@ -100,7 +100,7 @@ def events(past: Iterable[Past], visits: Iterable[Visit] = (), *, unit: float = 
             for at, kind in stamps
         ]
     if inside:
-        raise ValueError(f"Somebody was inside of whom the history knows nothing: {next(iter(inside))}")
+        raise ValueError(f"A holder was inside of which the history knows nothing: {next(iter(inside))}")
     return sorted(events_found, key=lambda event: event.at)
 
 

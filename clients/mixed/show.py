@@ -211,7 +211,7 @@ def _conclude(run: Run, participants: Sequence[Participant], echo: Callable[[str
         echo(message)
     if not wrong:
         echo(
-            f"{len(turns)} turns: never more than {run.limit} inside ({maximum} at the most), and everybody was let in "
+            f"{len(turns)} turns: never more than {run.limit} inside ({maximum} at the most), and all were granted "
             f"in the order of the positions."
         )
     return 1 if wrong else 0

@@ -162,7 +162,7 @@ def _require_allowed(project: File, harmful: list[str]) -> None:
     if state == allowing.CHANGED:
         why = f"{what}, and has changed since you allowed it, so it is not followed"
     else:
-        why = f"{what}, which a project's file, that may have come with somebody's code, does only if you allow it"
+        why = f"{what}, which a project's file, as it may come with other people's code, does only if you allow it"
     raise ConfigurationError(
         f"{why}; read it, then: sqlsem config allow {shlex.quote(str(project.path))}, or name the database yourself: "
         f"by --url, $SQLSEM_URL, or a profile of your own file, {reading.user_path()}"

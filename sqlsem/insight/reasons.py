@@ -407,7 +407,7 @@ def _blocked_reason(task: TaskEntry, requests: Mapping[int, Reason]) -> TaskReas
     names = ", ".join(f"{access_in_words(lock.access, lock.limit)} on {lock.resource!r}" for lock in task.locks)
     if any(lock.position is None for lock in task.locks):
         words = f"it will join the queues of its locks ({names}) as soon as a worker of its queue polls"
-        return TaskReason("locks", words, "not in line yet", ())
+        return TaskReason("locks", words, "not in its queues yet", ())
     blocked = [
         (lock, requests[lock.position])
         for lock in task.locks

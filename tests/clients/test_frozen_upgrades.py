@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "e3149889a96127b639fc9bc548ebb1ff6efb0f0332621682dc9ce73e09fd6c6b"}
+DIGESTS = {"0.1.0": "2c7a708cf1efcc6f6c5a08e9465d2a0ec10538baa0a0adbd607e7203600e3b75"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

@@ -177,8 +177,8 @@ def test_why_estimates_the_grant_time(database, session, connect, name, waiting)
         likely = [estimate.likely for _, estimate in sorted(estimates.items())]
         assert likely == sorted(likely)
         (row, *_) = told(session, database.queue(name)[1][0])[2]
-        assert re.search(r"; it goes in in about 0:\d\d:\d\d \(between 0:\d\d:\d\d and 0:\d\d:\d\d\)$", row[1])
-        assert told(session, database.queue(name)[0][0])[2][0][1] == "it has been let in"
+        assert re.search(r"; it is granted in about 0:\d\d:\d\d \(between 0:\d\d:\d\d and 0:\d\d:\d\d\)$", row[1])
+        assert told(session, database.queue(name)[0][0])[2][0][1] == "it is granted"
         first.admin.pause(name)
         assert session.ask("estimate", database.queue(name)[1][0]) == []
         first.admin.resume(name)

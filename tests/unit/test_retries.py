@@ -32,7 +32,7 @@ def attempts(monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "expected"), [(1.0, 10), (4.0, 40)])
 def test_conflict_in_a_cluster_is_retried_often(attempts, seconds, expected):
-    """Where every second transaction meets another node's, a call must not be given up."""
+    """A call goes on although every second transaction conflicts with another node's."""
     assert attempts(Conflict("another node was faster"), seconds) >= expected
 
 

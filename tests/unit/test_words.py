@@ -24,6 +24,8 @@ RULES = words.Rules(LISTS)
         ("x = 1  # What is held stays.\n", ["clause for a noun"]),
         ("x = 1  # The waiter stays in the queue.\n", []),
         ("x = 1  # the lock is had\n", ["phrase"]),
+        ('x = f"{row}: nobody is let in"\n', ["word in a text for users: let in"]),
+        ('x = f"{row}: nothing is granted"\n', []),
         ("for one in rows:\n    pass\n", ["variable `one`"]),
         ("for row in rows:\n    pass\n", []),
         ("def nudge(): ...\n", ["name: nudge"]),
@@ -40,6 +42,9 @@ def test_rules_count_python(source, expected):
 def test_rules_count_comments_of_sql_and_pages():
     assert list(RULES.prose("SELECT 1 -- Who waits looks.\n", "--")) == [(1, "clause for a noun")]
     assert list(RULES.prose("SELECT 'who waits looks'\n", "--")) == []
+    assert list(RULES.prose("SELECT 'it is let in', 'so'  -- 'somebody'\n", "--")) == [
+        (1, "word in a text for users: let in")
+    ]
     assert list(RULES.prose("A parked task.\n", public=True)) == [(1, "word of our own: parked")]
     assert list(RULES.prose("The column `parked`.\n", public=True)) == []
 

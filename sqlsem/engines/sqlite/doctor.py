@@ -117,7 +117,9 @@ class SqliteDoctor(Doctor):
         """Check the free disk space."""
         left = shutil.disk_usage(self._path.parent).free / 2**20
         detail = f"{left / 1024:,.1f} GB free" if left >= 1024 else f"{left:,.0f} MB free"
-        return Check("disk", left >= 10, detail, "" if left >= 100 else "Free some room: a full disk lets nobody in.")
+        return Check(
+            "disk", left >= 10, detail, "" if left >= 100 else "Free some room: with a full disk nothing is granted."
+        )
 
 
 def _access(path: Path) -> tuple[bool, str, str]:

@@ -377,7 +377,7 @@ CREATE OR ALTER PROCEDURE {schema}.adopt
                             N'; a token can be used once, have the lock handed over again')
         WHEN -4 THEN CONCAT(N'sqlsem: ', @where, N' was handed over to login ', @words, N', not to ', @owner)
         ELSE CONCAT(N'sqlsem: it is too late to adopt ', @where,
-                    N': nobody did in time, or an operator took it away; acquire it, or have it handed over again') END;
+                    N': it was not adopted in time, or an operator revoked it; acquire it, or have it handed over again') END;
     IF @code = -4
         EXEC {schema}.raise_error 50006, @message;
     EXEC {schema}.raise_error 50004, @message;

@@ -345,10 +345,10 @@ CREATE OR ALTER PROCEDURE {schema}.why @queue_position bigint AS {begin_try}
     ELSE IF @state <> N'waits'
     BEGIN
         SET @code = @state;
-        SET @reason = CASE WHEN @state = N'holds' AND @owner LIKE N'handed over by %' THEN N'it was handed over, and nobody has adopted it yet'
-                           WHEN @state = N'holds' THEN N'it has been let in'
-                           WHEN @state = N'dead' THEN N'its owner is dead: it is removed by the next who looks'
-                           ELSE N'an operator takes it away' END;
+        SET @reason = CASE WHEN @state = N'holds' AND @owner LIKE N'handed over by %' THEN N'it was handed over, and is not adopted yet'
+                           WHEN @state = N'holds' THEN N'it is granted'
+                           WHEN @state = N'dead' THEN N'its owner is dead: the next waiter that checks removes it'
+                           ELSE N'an operator has revoked it' END;
     END
     ELSE
     BEGIN
@@ -395,7 +395,7 @@ CREATE OR ALTER PROCEDURE {schema}.why @queue_position bigint AS {begin_try}
                          WHEN @access <> N'write' AND @writers > 0 THEN N'writer_ahead' WHEN @stages = @all THEN N'stage'
                          WHEN @readers = @all THEN N'readers_ahead' ELSE N'limit' END;
         SET @reason = CASE @code
-            WHEN N'paused' THEN CONCAT(N'the resource is paused', N' by ' + @paused_by, N': nobody is let in until resume')
+            WHEN N'paused' THEN CONCAT(N'the resource is paused', N' by ' + @paused_by, N': nothing is granted until resume')
             WHEN N'turn_now' THEN N'nothing blocks it any more: it is granted as soon as its process polls'
             WHEN N'cap' THEN CONCAT(N'the operator''s cap of ', @cap, N' for ' + @pattern, N' by ' + @cap_by,
                                     CASE WHEN @cap < @weight THEN N' is below its weight' ELSE N' is reached' END)
@@ -403,13 +403,13 @@ CREATE OR ALTER PROCEDURE {schema}.why @queue_position bigint AS {begin_try}
             WHEN N'writer_ahead' THEN N'a writer is ahead'
             WHEN N'readers_ahead' THEN N'it waits for the readers to leave'
             WHEN N'stage' THEN N'all of another stage that came before it have to leave'
-            ELSE CASE WHEN @room > 1 THEN CONCAT(N'the limit of ', @room, N' is full') ELSE N'somebody holds it' END END;
+            ELSE CASE WHEN @room > 1 THEN CONCAT(N'the limit of ', @room, N' is full') ELSE N'another request holds it' END END;
         IF @code = N'own_earlier'
             UPDATE @entry SET behind = 0 WHERE queue_position <> @own;
         EXEC {schema}.simulate_queue @queue_position, @low OUTPUT, @likely OUTPUT, @high OUTPUT, @held_low OUTPUT, @held_high OUTPUT,
                                    @holds OUTPUT;
         IF @holds IS NOT NULL
-            SET @reason = CONCAT(@reason, N'; it goes in in about ', {schema}.format_seconds(@likely), N' (between ',
+            SET @reason = CONCAT(@reason, N'; it is granted in about ', {schema}.format_seconds(@likely), N' (between ',
                                  {schema}.format_seconds(@low), N' and ', {schema}.format_seconds(@high), N')');
     END;
     SELECT @code AS code, @reason AS reason, e.queue_position AS behind, e.state, e.host, e.pid, e.program, e.note,

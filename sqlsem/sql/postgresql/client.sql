@@ -127,7 +127,7 @@ BEGIN
             IF clock_timestamp() >= v_until THEN
                 RAISE EXCEPTION 'sqlsem: the tables could not be had for the upgrade within 20 s; nothing was changed'
                     USING ERRCODE = '55P03',
-                          HINT = 'Somebody keeps them in an open transaction (a dump, VACUUM FULL?), or they are used too much; try again later.';
+                          HINT = 'An open transaction keeps them (a dump, VACUUM FULL?), or they are used too much; try again later.';
             END IF;
             PERFORM pg_sleep(0.05 + random() / 10);
         END;

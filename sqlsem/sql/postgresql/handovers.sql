@@ -322,7 +322,7 @@ BEGIN
             pg_catalog.quote_literal(v_row.resource_id), v_row.words, session_user
             USING ERRCODE = '42501', HINT = 'Adopt it as that login, or have it handed over to this one.';
     END IF;
-    RAISE EXCEPTION 'sqlsem: it is too late to adopt position % on %: nobody did in time, or an operator took it away',
+    RAISE EXCEPTION 'sqlsem: it is too late to adopt position % on %: it was not adopted in time, or an operator revoked it',
         v_row.queue_position, pg_catalog.quote_literal(v_row.resource_id)
         USING ERRCODE = '55000', HINT = 'Acquire the lock, or have it handed over again, for longer.';
 END

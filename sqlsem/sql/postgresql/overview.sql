@@ -350,10 +350,10 @@ BEGIN
                         WHERE e.granted_at IS NOT NULL AND e.queue_position <> v_row.queue_position);
     ELSIF v_row.state <> 'waits' THEN
         code := v_row.state;
-        reason := CASE WHEN v_row.state = 'holds' AND v_row.owner LIKE 'handed over by %' THEN 'it was handed over, and nobody has adopted it yet'
-                       WHEN v_row.state = 'holds' THEN 'it has been let in'
-                       WHEN v_row.state = 'dead' THEN 'its owner is dead: it is removed by the next who looks'
-                       ELSE 'an operator takes it away' END;
+        reason := CASE WHEN v_row.state = 'holds' AND v_row.owner LIKE 'handed over by %' THEN 'it was handed over, and is not adopted yet'
+                       WHEN v_row.state = 'holds' THEN 'it is granted'
+                       WHEN v_row.state = 'dead' THEN 'its owner is dead: the next waiter that checks removes it'
+                       ELSE 'an operator has revoked it' END;
     ELSE
         WITH ahead AS (
             SELECT e.queue_position, e.access_type, e.concurrency_limit, e.member_id, e.owner,
@@ -382,7 +382,7 @@ BEGIN
                      WHEN v_labels = ARRAY['stage'] THEN 'stage' WHEN v_labels <@ ARRAY['read', 'upgrade'] THEN 'readers_ahead'
                      ELSE 'limit' END;
         reason := CASE code
-            WHEN 'paused' THEN concat('the resource is paused', ' by ' || v_set.paused_by, ': nobody is let in until resume')
+            WHEN 'paused' THEN concat('the resource is paused', ' by ' || v_set.paused_by, ': nothing is granted until resume')
             WHEN 'turn_now' THEN 'nothing blocks it any more: it is granted as soon as its process polls'
             WHEN 'cap' THEN concat('the operator''s cap of ', v_set.cap, ' for ' || v_set.pattern, ' by ' || v_set.cap_by,
                                    CASE WHEN v_cap IS NULL THEN ' is below its weight' ELSE ' is reached' END)
@@ -390,13 +390,13 @@ BEGIN
             WHEN 'writer_ahead' THEN 'a writer is ahead'
             WHEN 'readers_ahead' THEN 'it waits for the readers to leave'
             WHEN 'stage' THEN 'all of another stage that came before it have to leave'
-            ELSE CASE WHEN v_room > 1 THEN concat('the limit of ', v_room, ' is full') ELSE 'somebody holds it' END END;
+            ELSE CASE WHEN v_room > 1 THEN concat('the limit of ', v_room, ' is full') ELSE 'another request holds it' END END;
         IF code = 'own_earlier' THEN
             v_rows := ARRAY(SELECT r FROM unnest(v_rows) AS r WHERE r = v_own);
         END IF;
     END IF;
     reason := reason || coalesce((
-        SELECT format('; it goes in in about %s (between %s and %s)', to_char(i.likely * interval '1 second', 'FMHH24:MI:SS'),
+        SELECT format('; it is granted in about %s (between %s and %s)', to_char(i.likely * interval '1 second', 'FMHH24:MI:SS'),
                       to_char(i.low * interval '1 second', 'FMHH24:MI:SS'), to_char(i.high * interval '1 second', 'FMHH24:MI:SS'))
         FROM {schema}.estimate(why.queue_position) AS i WHERE v_row.state = 'waits'), '');
     RETURN QUERY
