@@ -74,8 +74,12 @@ def why(options: Connecting, what: str, is_task: bool, maximum: int, as_json: bo
     elif plain:
         output.echo(*map(clean, lines))
     elif not kept_locks:
-        kinds = "task or work queue" if is_task else "position, resource or task"
-        output.echo(f"There is no such {kinds}: {clean(what)}")
+        if is_task:
+            output.echo(f"There is no such task, nor a work queue with open tasks: {clean(what)}")
+        elif what.isdigit():
+            output.echo(f"There is no such position or task: {clean(what)}")
+        else:
+            output.echo(f"No request holds or waits for {clean(what)!r}, and no work queue of that name has open tasks")
     return 0 if plain or kept_locks else 1
 
 
@@ -110,7 +114,7 @@ def _requests(
             lines.append(f"  {rate_words(before, rates[entry.resource])}")
             plain[-1]["rate"] = {
                 "windows": [window.as_dict() for window in rates[entry.resource]],
-                "goes_in": seconds_until_granted(before, rates[entry.resource]),
+                "granted_in": seconds_until_granted(before, rates[entry.resource]),
             }
     if len(entries) > maximum:
         lines.append(f"There are {len(entries) - maximum} more; see them with --max.")

@@ -59,8 +59,8 @@ class Night(AsDict):
     """The totals of a history, of one resource or of all. Durations in seconds."""
 
     requests: int
-    let_in: int
-    gave_up: int
+    granted: int
+    not_granted: int
     end: datetime | None  # the time of the last release
     wait_p50: float
     wait_p99: float
@@ -486,8 +486,8 @@ def _night(spans: Iterable[tuple[float, float | None, float | None, Kind]], per_
         use = busy / capacity if capacity > 0 else None
     return Night(
         requests=len(spans),
-        let_in=len(inside),
-        gave_up=len(spans) - len(inside),
+        granted=len(inside),
+        not_granted=len(spans) - len(inside),
         end=None if end is None else datetime.fromtimestamp(end, timezone.utc),
         wait_p50=_share(waits, 0.5),
         wait_p99=_share(waits, 0.99),

@@ -93,7 +93,7 @@ def test_open_holds_and_waits_are_counted(connect, threads, name):
         assert (len(night.entries), past) == (2, [])
         assert audit(past, night.entries).ok
         result = replay(past, night.entries)
-        assert (result.unfinished, result.everything.would.let_in) == (2, 1)
+        assert (result.unfinished, result.everything.would.granted) == (2, 1)
     threads.join()
     assert [entry.state for entry in coordinator.admin.entries(name)] == ["holds"]
     other.close()
@@ -173,9 +173,9 @@ def test_replay_of_a_real_history_is_close_to_it(connect, threads, name):
     _, past = night_of(connect(), name)
     both = replay(past).resources[name]
     moments = handed_over(past) + 0.01
-    assert both.was.let_in == both.would.let_in == 15
+    assert both.was.granted == both.would.granted == 15
     assert -0.01 <= (both.was.end - both.would.end).total_seconds() <= moments
     assert -0.01 <= both.was.wait_p99 - both.would.wait_p99 <= moments
-    assert -0.01 <= both.was.wait_total - both.would.wait_total <= moments * both.was.let_in
+    assert -0.01 <= both.was.wait_total - both.would.wait_total <= moments * both.was.granted
     more = replay(past, settings=ReplaySettings(limits={name: 10})).resources[name].would
     assert more.wait_total == pytest.approx(0)

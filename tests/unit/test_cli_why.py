@@ -73,10 +73,13 @@ def test_ls_has_a_column_of_reasons(waiting: int) -> None:
 
 
 def test_why_of_an_unknown_position(coordinator: sqlsem.Coordinator) -> None:
-    for arguments in (["why", "4711"], ["why", "nothing"], ["why", "--task", "1"]):
-        result = call(*arguments)
-        assert result.exit_code == 1
-        assert result.stdout.startswith("There is no such ")
+    for arguments, words in {
+        ("4711",): "There is no such position or task: 4711",
+        ("nothing",): "No request holds or waits for 'nothing', and no work queue of that name has open tasks",
+        ("--task", "1"): "There is no such task, nor a work queue with open tasks: 1",
+    }.items():
+        result = call("why", *arguments)
+        assert (result.exit_code, result.stdout.strip()) == (1, words)
 
 
 def test_why_explains_tasks(coordinator: sqlsem.Coordinator) -> None:
@@ -183,8 +186,8 @@ def test_why_estimates_a_rates_waiter(coordinator: sqlsem.Coordinator) -> None:
     answers = json.loads(done("why", "rate:api", "--json"))
     # (Not before there is room: all uses were taken at once, and leave the window together.)
     for entry in answers:
-        ((window,), goes_in) = entry["rate"]["windows"], entry["rate"]["goes_in"]
-        assert goes_in == window["free_in"] > 3500
+        ((window,), granted_in) = entry["rate"]["windows"], entry["rate"]["granted_in"]
+        assert granted_in == window["free_in"] > 3500
     grant.adjust(0)
     for waiter in waiters:
         waiter.join(60)

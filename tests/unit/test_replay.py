@@ -60,7 +60,7 @@ def three_after_one_another():
 def test_replay_report():
     result = replay(three_after_one_another())
     was = result.resources["a"].was
-    assert (was.requests, was.let_in, was.gave_up, was.end) == (3, 3, 0, nights.at(31))
+    assert (was.requests, was.granted, was.not_granted, was.end) == (3, 3, 0, nights.at(31))
     assert (was.wait_p50, was.wait_p99, was.wait_total) == (9, 28, 37)
     assert was.use == 1.0
     assert result.as_dict()["resources"]["a"]["would"]["wait_total"] == 37
@@ -110,7 +110,7 @@ def test_replay_refuses_a_weight_that_never_fits():
     rows = [past("a", 7, 0, 0, 10, limit=4, weight=4)]
     with pytest.raises(ConfigurationError, match="position 7 of 'a' weighs 4"):
         replay(rows, settings=ReplaySettings(limits={"a": 3}))
-    assert replay(rows, settings=ReplaySettings(limits={"a": 3}, weights={"a": 1})).everything.would.let_in == 1
+    assert replay(rows, settings=ReplaySettings(limits={"a": 3}, weights={"a": 1})).everything.would.granted == 1
 
 
 def test_replay_grants_timed_out_requests():
@@ -122,7 +122,7 @@ def test_replay_grants_timed_out_requests():
     ]
     result = replay(rows, settings=ReplaySettings(limits={"a": 2}))
     assert result.guessed == 2  # (the reason of the wait for b is unknown: the history has no holder of b)
-    assert result.resources["a"].would.let_in == 3
+    assert result.resources["a"].would.granted == 3
     # 2 at 1 for 4 s (the usual, of 4 and 10), 3 at 5 when that has left
     assert result.resources["a"].would.wait_total == 3
 
@@ -215,7 +215,7 @@ def test_replay_counts_open_rows_until_now():
     result = replay([], entries)
     assert result.unfinished == 3
     assert result.everything.would == result.everything.was
-    assert (result.everything.was.let_in, result.everything.was.gave_up) == (1, 2)
+    assert (result.everything.was.granted, result.everything.was.not_granted) == (1, 2)
 
 
 def test_replay_of_an_empty_history():
@@ -240,7 +240,7 @@ def test_replay_time_grows_linearly():
 
     def play(rows):
         # The load is ten times the capacity: nearly all requests wait at the same time.
-        assert replay(rows).everything.would.let_in == len(rows)
+        assert replay(rows).everything.would.granted == len(rows)
 
     few, many = (partial(play, night(number)) for number in (1_000, 10_000))
     assert processor_seconds(many, 2) < 40 * processor_seconds(few, 3)

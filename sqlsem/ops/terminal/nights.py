@@ -80,8 +80,8 @@ def render_audit(audit: Audit, width: int) -> RenderableType:
 NIGHTS: tuple[Column[tuple[str, str, Night]], ...] = (
     Column("RESOURCE", lambda row: row[0], elastic=True),
     Column("", lambda row: row[1]),
-    Column("GRANTED", lambda row: f"{row[2].let_in:,}", right=True),
-    Column("NOT GRANTED", lambda row: f"{row[2].gave_up:,}", right=True),
+    Column("GRANTED", lambda row: f"{row[2].granted:,}", right=True),
+    Column("NOT GRANTED", lambda row: f"{row[2].not_granted:,}", right=True),
     Column("LAST END", lambda row: _moment(row[2].end)),
     Column("WAIT P50", lambda row: seconds_in_words(row[2].wait_p50), right=True),
     Column("P99", lambda row: seconds_in_words(row[2].wait_p99), right=True),
