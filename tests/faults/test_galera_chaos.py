@@ -36,7 +36,7 @@ DATABASES, RESOURCES, LIMIT = 3, 8, 2
 PROCESSES, THREADS = 6, 4
 #: Seconds without a grant, or without any result of one thread, after which the crowd counts as hung.
 HUNG = 150.0
-#: What threads acquire: the coordinator's method and its arguments; the group of resources; access and limit.
+#: The kinds of locks: the coordinator's method and its arguments; the group of resources; access and limit.
 KINDS = (
     ("mutex", (), "mutex", "write", 1),
     ("limit", (LIMIT,), "limit", "write", LIMIT),
@@ -218,8 +218,8 @@ class Crowd:
         return [key for key in keys if self.last.get(key, 0.0) < since]
 
     def refusals(self):
-        """Return the refused locks of the kernel: those that a pause explains, and the others. A client that is paused
-        for longer than its lease cannot learn of its loss: fences and assert_held are for that.
+        """Return the refused locks of the kernel, in two lists: first the refusals beside a paused client. A client
+        that is paused for longer than its lease cannot learn of its loss: fences and assert_held are for that.
         """
         refused = [event for event in self.words if event["what"] == "refused"]
         excused = [event for event in refused if self.happened.slept({event["pid"], *event["holders"]}, event["at"])]
