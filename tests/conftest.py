@@ -44,6 +44,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -584,6 +585,15 @@ def _quiet(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     logger.removeHandler(loud)
     assert loud.lines == [], "normal running was loud"
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """Check that a test leaves the handlers of signals as they were: the next test may send itself a signal."""
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before, "the test left a handler of a signal"
 
 
 @pytest.fixture

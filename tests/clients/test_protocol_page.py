@@ -4,7 +4,7 @@ import re
 
 import psycopg
 import pytest
-from support.pages import DOCS, scripts
+from support.docs_modules import DOCS, scripts
 
 pytestmark = pytest.mark.engines("postgresql")
 

@@ -222,7 +222,8 @@ def asserting_as_before(coordinator):
 
 
 def leading(coordinator):
-    term = coordinator.leader("leading").__enter__()
+    # (The block does not end, so it must not handle signals.)
+    term = coordinator.leader("leading", handle_sigterm=False).__enter__()
     return term.check, lambda: term.lost
 
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from support.pages import DOCS, scripts
+from support.docs_modules import DOCS, scripts
 
 pytestmark = pytest.mark.engines("mssql")
 

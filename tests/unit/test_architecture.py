@@ -200,3 +200,16 @@ def test_tests_query_only_their_own_part_of_a_server():
             if query and not re.search(r"\b(pid|datname|database|usename|db|id)\b", query[1]):
                 everybodys.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}")
     assert everybodys == []
+
+
+def test_no_module_of_support_replaces_a_name_of_support():
+    """The import of a module sets the attribute of its name in its package."""
+    package = ROOT / "tests" / "support"
+    imports = ast.parse((package / "__init__.py").read_text(encoding="utf-8")).body
+    names = {
+        name.asname or name.name
+        for node in imports
+        if isinstance(node, ast.ImportFrom) and node.module != "support"
+        for name in node.names
+    }
+    assert not names & {path.stem for path in package.glob("*.py")}

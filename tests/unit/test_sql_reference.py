@@ -7,7 +7,7 @@ calls it.
 import re
 
 import pytest
-from support.pages import scripts
+from support.docs_modules import scripts
 
 from sqlsem import sql
 

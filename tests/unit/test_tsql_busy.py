@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from support.pages import scripts
+from support.docs_modules import scripts
 from support.procedures import PROCEDURES, granted
 
 #: A scan over moved rows, no memory for locks, a deadlock between row locks, a lock wait that timed out.
