@@ -390,7 +390,7 @@ def test_upgrade_gives_up_behind_a_table_lock(empty, name, table):
         process = next_version.start_upgrade(empty)
         output, _ = process.communicate(timeout=2 * PATIENCE)
         assert process.returncode == 69, output
-        assert "open transaction (a dump, VACUUM FULL?)" in output
+        assert "An open transaction keeps them (a dump, VACUUM FULL?)" in output
         pid = dump.execute("SELECT pg_backend_pid()").fetchone()[0]
         assert re.search(rf"session {pid} of login .*, idle in transaction since \d{{4}}-", " ".join(output.split()))
         assert settings(empty)["schema_version"] == str(THIS)
