@@ -150,7 +150,8 @@ def _of_function(cases: Sequence[Case], cost: Cost) -> Iterable[Case]:
 
     A slow function has one case. Of the others, SQLite has both faces, or another engine if SQLite is none of its
     engines; each other engine has the first variant and a sample, with the first face, and of the second one a sample.
-    MariaDB, which runs the statements of SQLite, has the first variant of a sample of the fast functions.
+    MariaDB, which runs the statements of SQLite, has the first variant of a sample of the fast functions, and of its
+    own functions the first variant and a sample.
     """
     first = cases[0]
     if first.kept:
@@ -161,7 +162,7 @@ def _of_function(cases: Sequence[Case], cost: Cost) -> Iterable[Case]:
         choice = [case for case in cases if case.engine not in SIBLINGS] or cases
         return [choice[_number(first.function) % len(choice)]]
     home = "sqlite" if any(case.engine == "sqlite" for case in cases) else first.engine
-    is_small = first.sample is None and len({case.variant for case in cases}) <= SMALL
+    is_small = home not in SIBLINGS and first.sample is None and len({case.variant for case in cases}) <= SMALL
     sample = first.sample or SAMPLE
 
     def is_taken(case: Case) -> bool:

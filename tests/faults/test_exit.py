@@ -178,7 +178,7 @@ def end_by(channel, url, options, name, how, kind, default):
     ending(*(arguments[parameter] for parameter in inspect.signature(ending).parameters))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("how", [way.__name__ for way in ENDINGS])
 @pytest.mark.parametrize("kind", ["mutex", "limit", "read"])
 def test_ordinary_end_is_quiet(spawn, connect, database, name, how, kind):

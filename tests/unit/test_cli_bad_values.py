@@ -88,6 +88,7 @@ def parameters():
             yield pytest.param(path, command, id="-".join(path))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("path", "command"), list(parameters()))
 def test_options_with_bad_values_are_wrong_usage(path, command, url, tmp_path):
     wrong = []
