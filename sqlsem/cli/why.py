@@ -74,13 +74,22 @@ def why(options: Connecting, what: str, is_task: bool, maximum: int, as_json: bo
     elif plain:
         output.echo(*map(clean, lines))
     elif not kept_locks:
-        if is_task:
-            output.echo(f"There is no such task, nor a work queue with open tasks: {clean(what)}")
-        elif what.isdigit():
-            output.echo(f"There is no such position or task: {clean(what)}")
-        else:
-            output.echo(f"No request holds or waits for {clean(what)!r}, and no work queue of that name has open tasks")
+        output.echo(_nothing(what, is_task))
     return 0 if plain or kept_locks else 1
+
+
+def _number_of(what: str) -> int | None:
+    """Return the number of a position or a task, if the argument can be one."""
+    return int(what) if re.fullmatch("[0-9]{1,18}", what) else None
+
+
+def _nothing(what: str, is_task: bool) -> str:
+    """Say that there is nothing to explain."""
+    if is_task:
+        return f"There is no such task, nor a work queue with open tasks: {clean(what)}"
+    if _number_of(what) is not None:
+        return f"There is no such position or task: {clean(what)}"
+    return f"No request holds or waits for {clean(what)!r}, and no work queue of that name has open tasks"
 
 
 def _kept(coordinator: sqlsem.Coordinator, overview: Overview, what: str) -> list[str]:
@@ -94,7 +103,7 @@ def _requests(
     coordinator: sqlsem.Coordinator, overview: Overview, what: str, maximum: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Explain a request by its position, or all requests of a resource: as text and as JSON."""
-    position = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
+    position = _number_of(what)
     entries = [entry for entry in overview.entries if entry.position == position]
     if not entries:
         entries = [entry for entry in overview.entries if entry.resource == what]
@@ -132,7 +141,7 @@ def _tasks(
     coordinator: sqlsem.Coordinator, overview: Overview, what: str, maximum: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Explain a task by its number, or the open tasks of a work queue: as text and as JSON."""
-    number = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
+    number = _number_of(what)
     queues = [task.queue for task in overview.queues]
     known_tasks: list[TaskEntry] = []
     for queue in [what] if what in queues else queues if number is not None else []:
