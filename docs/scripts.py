@@ -25,7 +25,7 @@ _ROUTINE = re.compile(
 _TABLE = re.compile(r"^CREATE TABLE sqlsem\.(\w+) \(\n.*?^\)", re.MULTILINE | re.DOTALL)
 _RIGHTS = {
     "postgresql": re.compile(r"jsonb_build_array\('([upwor]+)', ARRAY\[([^]]*)\]"),
-    "mssql": re.compile(r"\(N'(?P<name>\w+)', N'([upwor]+)'\)"),
+    "mssql": re.compile(r"\(N'(\w+)', N'([upwor]+)'\)"),
 }
 
 
@@ -41,18 +41,22 @@ class Routine(NamedTuple):
     roles: tuple[str, ...]
 
 
+def _section(page: str, heading: str) -> str:
+    """Return the text under a heading of a page of the reference."""
+    text = (REFERENCE / page).read_text(encoding="utf-8")
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
 def public() -> list[str]:
     """Return the names of the public routines."""
-    text = (REFERENCE / "protocol.md").read_text(encoding="utf-8").partition("\n## Routines\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| .*? \| (.*) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| .*? \| (.*) \|$", _section("protocol.md", "Routines"), re.MULTILINE)
     return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
 
 
 def tables() -> dict[str, str]:
     """Return the definitions of the tables that the page names, for PostgreSQL; other engines have the same columns."""
-    text = (REFERENCE / "tables.md").read_text(encoding="utf-8").partition("\n## Tables\n")[2].partition("\n## ")[0]
     found = {match[1]: match[0] for match in _TABLE.finditer(sql.script("postgresql", "schema"))}
-    return {name: found[name] for name in re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)}
+    return {name: found[name] for name in re.findall(r"^\| `(\w+)` \|", _section("tables.md", "Tables"), re.MULTILINE)}
 
 
 def installed(engine: str) -> dict[str, Routine]:

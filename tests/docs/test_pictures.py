@@ -1,16 +1,14 @@
 """The pictures of the terminal show the present display. To draw them anew: python docs/pictures.py"""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from support import docs_modules
 
 pytestmark = pytest.mark.usefixtures("in_utc")
 
 ROOT = Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location("documentation_pictures", ROOT / "docs" / "pictures.py")
-pictures = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(pictures)
+pictures = docs_modules.load("pictures")
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)

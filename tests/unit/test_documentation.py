@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support import docs_modules
 
 import sqlsem
 from sqlsem import sql
@@ -18,9 +19,7 @@ from sqlsem.config import reading
 ROOT = Path(__file__).resolve().parents[2]
 #: Files with the names of environment variables.
 SOURCES = (".py", ".sql", ".html", ".js")
-spec = importlib.util.spec_from_file_location("documentation_check", ROOT / "docs" / "check.py")
-check = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check)
+check = docs_modules.load("check")
 
 
 def fenced(language, body):

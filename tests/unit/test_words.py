@@ -1,16 +1,14 @@
 """docs/words.py counts the places that docs/words.toml lists, and raises no number."""
 
-import importlib.util
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from support import docs_modules
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("check_words", ROOT / "docs" / "words.py")
-words = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(words)
+words = docs_modules.load("words")
 LISTS, ALLOWED = words.read_list(words.LIST.read_text(encoding="utf-8"))
 RULES = words.Rules(LISTS)
 
