@@ -154,13 +154,13 @@ def _of_function(cases: Sequence[Case], cost: Cost) -> Iterable[Case]:
     own functions the first variant and a sample.
     """
     first = cases[0]
+    without_siblings = [case for case in cases if case.engine not in SIBLINGS] or cases
     if first.kept:
-        return [case for case in cases if case.engine not in SIBLINGS] or cases
+        return without_siblings
     if cost.is_nightly:
         return []
     if cost.is_slow and first.sample is None:
-        choice = [case for case in cases if case.engine not in SIBLINGS] or cases
-        return [choice[_number(first.function) % len(choice)]]
+        return [without_siblings[_number(first.function) % len(without_siblings)]]
     home = "sqlite" if any(case.engine == "sqlite" for case in cases) else first.engine
     is_small = home not in SIBLINGS and first.sample is None and len({case.variant for case in cases}) <= SMALL
     sample = first.sample or SAMPLE
