@@ -608,6 +608,7 @@ def spawn(database: support.Database) -> Iterator[Callable[..., support.Child]]:
     yield spawn
     for child in children:
         child.close()
+    support.require_no_crash(children)
 
 
 @pytest.fixture

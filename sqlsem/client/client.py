@@ -517,3 +517,4 @@ def _at_exit() -> None:
     for client in list(_clients):
         client.close()
     flush_log(FLUSH_SECONDS)
+    shutdown.await_started()

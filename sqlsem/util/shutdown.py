@@ -7,23 +7,36 @@ sends SIGTERM to its workers, which would kill them: there it is an exception fi
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["at_end", "begin", "block_daemon_thread", "has_begun", "watch_child"]
+__all__ = [
+    "at_end",
+    "await_started",
+    "begin",
+    "block_daemon_thread",
+    "has_begun",
+    "start_unless_begun",
+    "watch_child",
+]
 
 #: The priority of our finalizer in a child of `multiprocessing`: it runs after those of programs, and after the child's
 #: own children have ended.
 CHILD_PRIORITY = -1000
+#: The longest wait for threads that were started to run; it takes milliseconds, or longer on a busy machine.
+STARTED_SECONDS = 10.0
 
 _ending = False
 _calls: list[Callable[[], object]] = []
 _watched: int | None = None  # the process for which `watch_child` has run
 _terminated = False  # this process got SIGTERM, and ends by it when the calls were made
+_starting: set[_thread.LockType] = set()  # for each thread that may not run yet: a lock that it releases first
 
 
 def at_end(call: Callable[[], object]) -> Callable[[], object]:
@@ -98,9 +111,43 @@ def has_begun() -> bool:
     return _ending
 
 
+def start_unless_begun(call: Callable[..., object], *arguments: object) -> None:
+    """Start a thread without `threading`, unless the interpreter is ending."""
+    not_running = _thread.allocate_lock()
+    not_running.acquire()
+    _starting.add(not_running)  # before the question: so either the end is seen here, or this thread by `await_started`
+    try:
+        if not _ending:
+            _thread.start_new_thread(_run, (not_running, call, arguments))
+            return
+    except BaseException:
+        _starting.discard(not_running)
+        raise
+    _starting.discard(not_running)
+
+
+def _run(not_running: _thread.LockType, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    _starting.discard(not_running)
+    not_running.release()
+    call(*arguments)
+
+
+def await_started() -> None:
+    """Wait until the threads of `start_unless_begun` run. Call it after `begin`. If the interpreter ends while a thread
+    is about to run, the thread crashes the process (github.com/python/cpython/issues/124878).
+    """
+    deadline = time.monotonic() + STARTED_SECONDS
+    for not_running in tuple(_starting):
+        not_running.acquire(timeout=max(0.0, deadline - time.monotonic()))
+
+
 def block_daemon_thread() -> None:
     """At the end of the interpreter, block the calling thread for ever if it is a daemon. If Python stops a daemon
     thread while it writes to standard error, the whole process aborts.
     """
     if _ending and threading.current_thread().daemon:
         threading.Event().wait()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_starting.clear)  # only the parent has these threads

@@ -20,7 +20,6 @@ threads write their log records (`SafeLogger`).
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import functools
 import logging
@@ -182,10 +181,11 @@ def spawn(job: Callable[[], object], name: str) -> runtime.Thread:
 
 
 def spawn_in_handler(job: Callable[[], object], name: str) -> None:
-    """Start a thread for one call, in a signal handler. The signal may have interrupted this thread while it started
-    another thread: then `threading` would wait for a lock that this thread holds.
+    """Start a thread for one call, in a signal handler; at the end of the interpreter do nothing. The signal may have
+    interrupted this thread while it started another thread: then `threading` would wait for a lock that this thread
+    holds.
     """
-    _thread.start_new_thread(call_and_log, (f"The thread {name}", job))
+    shutdown.start_unless_begun(call_and_log, f"The thread {name}", job)
 
 
 def when_all(done: Sequence[Future[None]], call: Callable[[], object]) -> None:

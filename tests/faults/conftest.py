@@ -55,6 +55,7 @@ def agents(request: pytest.FixtureRequest) -> Iterator[Callable[..., list[Agent]
         if child.process.poll() is None:
             child.resume()
         child.close()
+    support.require_no_crash(children)
 
 
 #: Where child processes find the package and these modules.

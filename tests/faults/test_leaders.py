@@ -1,9 +1,11 @@
 """Leaders that die, are told to end, or are cut off: the next one leads, but never beside one that trusts its term."""
 
+import _thread
 import asyncio
 import os
 import signal
 import time
+from collections import Counter
 
 import pytest
 from support import Standstills, remains, slack
@@ -125,6 +127,38 @@ def test_sigterm_while_it_waits(spawn, database, name, face, waiting):
     assert second.process.wait(20) == 128 + signal.SIGTERM
     assert len(database.queue(name)) == 1
     end(first)
+
+
+def wait_beside_slow_threads(channel, url, options, name):
+    """Wait to lead, where a new thread runs only after a while."""
+    start = _thread.start_new_thread
+
+    def run_late(call, arguments):
+        time.sleep(0.5)  # as on a busy machine
+        channel.tell("runs")
+        call(*arguments)
+
+    def start_slowly(call, arguments):
+        channel.tell("starts")
+        start(run_late, (call, arguments))
+
+    _thread.start_new_thread = start_slowly
+    coordinator = sqlsem.connect(url, **options, grace=90)
+    channel.tell("asks")
+    with coordinator.leader(name):
+        pass
+
+
+def test_sigterm_waits_for_threads_that_do_not_run_yet(spawn, connect, name, waiting):
+    """If the interpreter ends before a started thread runs, the thread crashes the process."""
+    with connect().leader(name):
+        child = start(spawn, wait_beside_slow_threads, name)
+        waiting(name, 2)
+        child.process.send_signal(signal.SIGTERM)
+        events = Counter(event["event"] for event in iter(child.next, None))
+        assert events["starts"] >= 1
+        assert events["runs"] == events["starts"]
+        assert child.process.wait(20) == 128 + signal.SIGTERM
 
 
 def test_a_handler_of_the_programs_own_decides(spawn, database, name, face):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support import TESTS, Child, until
+from support import TESTS, Child, require_no_crash, until
 
 import sqlsem
 from proof import tlc, traces
@@ -146,6 +146,7 @@ class Night:
             self._wake(everybody=True)
             for child in self.everybody:
                 child.close()
+        require_no_crash(self.everybody)
         return self.result
 
     def _run(self) -> None:

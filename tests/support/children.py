@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +25,9 @@ import sqlsem
 from sqlsem.util.timing import Timing, current, use
 from support import forks
 from support.patience import PATIENCE
+
+#: The signals by which a faulty process ends itself. (SIGABRT is also sent by `Child.next`, which fails then.)
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 class Channel:
@@ -84,6 +87,7 @@ class Child:
         self._errors = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (closed in `close`)
         self.process = _start(forks.environment(env), self._errors)
         self.function = function.__name__
+        self.crash = ""  #: after `close`: the report of a crash
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -175,10 +179,18 @@ class Child:
             self.process.kill()
         self.process.wait(PATIENCE)
         self._reader.join(PATIENCE)
+        if (code := self.process.returncode) is not None and -code in CRASHES:
+            self.crash = f"{self.function} (process {self.pid}) ended by {signal.Signals(-code).name}\n{self.errors()}"
         for stream in (self.process.stdin, self.process.stdout, self._errors):
             with contextlib.suppress(BrokenPipeError, ValueError):
                 if stream is not None:
                     stream.close()
+
+
+def require_no_crash(children: Iterable[Child]) -> None:
+    """Fail if one of these closed children crashed, with what it wrote: also in tests that expect no exit code."""
+    crashes = [child.crash for child in children if child.crash]
+    assert not crashes, "\n".join(crashes)
 
 
 def keep_to_the_permissions() -> None:

@@ -22,12 +22,12 @@ BEGINNERS = {
     "thread",
     "timer",
 }
-#: The other places that may start a thread, beside `Kept`, `Pool` and `spawn`: file and name.
+#: The other places that may start a thread, beside `SupervisedThread`, `Pool` and `spawn`: file and name.
 MAY_BEGIN = {
     ("util/runtime.py", "Thread"): "what the others are made of",
     ("util/runtime.py", "Timer"): "logs what comes out of a timer",
     ("util/threads.py", "thread"): "the one place",
-    ("util/threads.py", "start_new_thread"): "in a handler of signals, where threading may wait for itself",
+    ("util/shutdown.py", "start_new_thread"): "in a handler of signals, where threading may wait for itself",
     ("client/operations/handover.py", "timer"): "nothing of a program's is called",
     ("engines/failures.py", "timer"): "interrupts a session",
     ("engines/mssql/engine.py", "timer"): "shuts a socket",
@@ -91,12 +91,12 @@ def callback_calls(name, tree):
 
 
 def dropped(tree):
-    """Find ``Kept(…).begin()``: no variable keeps the thread, so no code looks after it."""
+    """Find ``SupervisedThread(…).start()``: no variable keeps the thread, so no code looks after it."""
     return [
         node.lineno
         for _, what, node in calls(tree)
-        if what == "begin" and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call)
-        if called(node.func.value) == "Kept"
+        if what == "start" and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call)
+        if called(node.func.value) == "SupervisedThread"
     ]
 
 
@@ -104,7 +104,7 @@ def test_threads_begin_in_a_single_module():
     assert {place for name, tree in trees() for place in begun(name, tree)} == set(MAY_BEGIN)
 
 
-def test_every_kept_thread_is_kept():
+def test_every_supervised_thread_is_kept():
     assert [(name, line) for name, tree in trees() for line in dropped(tree)] == []
 
 
@@ -160,7 +160,7 @@ def test_client_logs_by_the_safe_logger():
 def test_scan_finds_seeded_faults():
     text = (
         "import threading\nclass A:\n    def f(self, on_done):\n        threading.Thread(target=on_done).start()\n"
-        "        self._on_done(1)\n        Kept('a', f).begin()\n"
+        "        self._on_done(1)\n        SupervisedThread('a', f).start()\n"
     )
     tree = ast.parse(text)
     assert begun("x", tree) == {("x", "Thread")}
