@@ -33,7 +33,7 @@ class Slot:
 class WindowState:
     """The state of one window. Times are since 1970, by the database's clock."""
 
-    limit: int  # the limit in force at the last take; ``burst`` likewise
+    limit: int | None  # the limit in force at the last take; ``burst`` likewise. None: no limit at all
     seen_ms: int  # the time of the last use
     full_us: int | None = None  # the time at which the bucket of a burst is full again
     taken: int = 0  # this and the next two only grow, from the time when the window became known
@@ -164,9 +164,11 @@ class RateState:
         return wait_ms
 
     def entries(self, resource: str, now_ms: int) -> list[RateEntry]:
-        """Return the windows for displays."""
+        """Return the windows that have a limit, for displays."""
         entries = []
         for ms, known in sorted(self.windows.items()):
+            if known.limit is None:
+                continue
             effective = self._in_force([Window(ms, known.limit)], known.burst, now_ms)
             (window,) = (window for window in effective if window.ms == ms)
             entries.append(
@@ -197,7 +199,9 @@ class RateState:
                     known.full_us -= (known.seen_ms - now_ms) * 1000
                 known.seen_ms = now_ms
         for window in windows:
-            if window.ms not in self.windows:
+            if (existing := self.windows.get(window.ms)) is not None:
+                existing.limit = existing.limit or window.limit
+            else:
                 self._make_room([window.ms for window in windows], now_ms)
                 new = WindowState(window.limit, now_ms)
                 if self.windows:  # copy the use of the shortest longer window, or else of the longest one
@@ -233,7 +237,7 @@ class RateState:
             known.seen_ms = max(known.seen_ms, now_ms)
             known.taken += max(0, more)
             known.returned += max(0, -more)
-            if known.full_us is not None:
+            if known.full_us is not None and known.limit is not None:
                 advance = abs(more) * ms * 1000
                 if used > 0:
                     debt = max(known.full_us, now_us) - (-advance // known.limit)
@@ -267,7 +271,11 @@ class RateState:
                 raise ConfigurationError("This rate has limits for 10 windows; lift one of them first", code="rate")
             self.begin([Window(window_ms, cap)], now_ms)
         known = self.windows.get(window_ms)
-        if known is None:
+        if known is None or (known.cap is None and cap is None):
             return None
-        before, known.cap, known.limit = known.cap, cap, cap or known.limit
+        before, known.cap = known.cap, cap
+        # (Without the operator's limit only those limits are in force that programs have declared. Without any limit
+        # the window only keeps the use, and a bucket has no size.)
+        known.limit = cap or _minimum(*(slot.limit for slot in self.counted(window_ms, now_ms).values()))
+        known.full_us = None if known.limit is None else known.full_us
         return before

@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "2c7a708cf1efcc6f6c5a08e9465d2a0ec10538baa0a0adbd607e7203600e3b75"}
+DIGESTS = {"0.1.0": "9f61d47b4faee6dcffde048f8e1b940503f81ba300e0b98aa5337bcda6719401"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

@@ -205,6 +205,30 @@ def test_operators_limit_bounds_declared_limits(connect, name):
     assert coordinator.rate(name).take(False) is None
 
 
+@pytest.mark.parametrize("declared", [None, 5])
+@pytest.mark.parametrize("used", [0, 2])
+def test_rates_shows_the_limit_in_force_after_a_clear(connect, name, declared, used):
+    coordinator = connect()
+    own = coordinator.rate(name) if declared is None else coordinator.rate(name, declared, per=LONG)
+    coordinator.admin.set_rate(name, 3, per=LONG)
+    for _ in range(used):
+        assert own.take(False) is not None
+    assert [(rate.limit, rate.used, rate.cap) for rate in coordinator.admin.rates(name)] == [(3, used, 3)]
+    coordinator.admin.set_rate(name, None, per=LONG)
+    shown = [(rate.limit, rate.used, rate.cap) for rate in coordinator.admin.rates(name)]
+    if declared is None or not used:  # no limit counts any more
+        assert shown == []
+        with pytest.raises(ConfigurationError, match="o limit is set for"):
+            coordinator.rate(name).take(False)
+    else:
+        assert shown == [(declared, used, None)]
+    # The use counts for the next limit.
+    assert (coordinator.rate(name, 2, per=LONG, burst=2).take(False) is None) == (used == 2)
+    assert [(rate.limit, rate.cap) for rate in coordinator.admin.rates(name)] == [(declared if shown else 2, None)]
+    coordinator.admin.set_rate(name, 3, per=LONG)
+    assert [(rate.limit, rate.cap) for rate in coordinator.admin.rates(name)] == [(2 if used == 0 else 3, 3)]
+
+
 def test_reset_forgets_uses_and_keeps_operators_limits(connect, name):
     coordinator = connect()
     assert coordinator.admin.reset_rate(name) is False

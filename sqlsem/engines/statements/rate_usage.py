@@ -29,7 +29,7 @@ class RateUsageStatements(MemberStatements):
         """Return the stored windows of a rate."""
         windows = {
             int(row["window_ms"]): WindowState(
-                *(int(row["rate_limit"]), int(row["seen_ms"]), row["full_us"]),
+                *(row["rate_limit"], int(row["seen_ms"]), row["full_us"]),
                 *(row["taken"], row["returned"], row["waits"], row["burst"], row["cap"]),
             )
             for row in self.rows("rate_windows", (resource,))

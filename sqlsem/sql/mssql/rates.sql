@@ -217,13 +217,19 @@ CREATE OR ALTER FUNCTION {schema}.window_use(@resource nvarchar(255), @window_ms
 CREATE OR ALTER PROCEDURE {schema}.take_tokens
     @resource nvarchar(255), @cost bigint, @windows nvarchar(1000), @burst bigint = NULL, @only_look bit = 0,
     @wait_ms bigint = NULL OUTPUT, @taken_ms bigint = NULL OUTPUT, @waits int = 0 AS {begin_inner}
-    DECLARE @us bigint = {schema}.clock_us(), @window_ms bigint, @limit bigint, @seen bigint, @message nvarchar(1000), @fixed bigint, @by nvarchar(128);
+    DECLARE @us bigint = {schema}.clock_us(), @window_ms bigint, @limit bigint, @seen bigint, @cleared int,
+            @message nvarchar(1000), @fixed bigint, @by nvarchar(128);
     DECLARE @force TABLE (window_ms bigint NOT NULL PRIMARY KEY, fixed bigint NULL, rate_limit bigint NOT NULL, burst bigint NULL, full_us bigint NULL);
     SET @taken_ms = @us / 1000;
     -- (Lock all windows of the rate: prune must not delete one before the use is written there.)
-    SELECT @seen = MAX(seen_ms) FROM {schema}.rate_window WITH (UPDLOCK, ROWLOCK) WHERE resource_id = @resource;
+    SELECT @seen = MAX(seen_ms), @cleared = MAX(CASE WHEN rate_limit IS NULL THEN 1 ELSE 0 END)
+    FROM {schema}.rate_window WITH (UPDLOCK, ROWLOCK) WHERE resource_id = @resource;
     IF @seen > @taken_ms
         EXEC {schema}.drop_future_slots @resource, @taken_ms;
+    IF @cleared = 1
+        UPDATE w SET rate_limit = d.most
+        FROM {schema}.rate_window AS w JOIN OPENJSON(@windows) WITH (most bigint '$.limit', ms bigint '$.ms') AS d ON d.ms = w.window_ms
+        WHERE w.resource_id = @resource AND w.rate_limit IS NULL;
     WHILE 1 = 1
     BEGIN
         SET @window_ms = NULL;
@@ -270,7 +276,7 @@ CREATE OR ALTER PROCEDURE {schema}.take_tokens
         RETURN 0;
     UPDATE w SET rate_limit = f.rate_limit, burst = f.burst
     FROM {schema}.rate_window AS w JOIN @force AS f ON f.window_ms = w.window_ms
-    WHERE w.resource_id = @resource AND (w.rate_limit <> f.rate_limit OR COALESCE(w.burst, 0) <> COALESCE(f.burst, 0));
+    WHERE w.resource_id = @resource AND (COALESCE(w.rate_limit, 0) <> f.rate_limit OR COALESCE(w.burst, 0) <> COALESCE(f.burst, 0));
     EXEC {schema}.use_rate @resource, @cost, @us, NULL, @waits, @windows, @burst;
 END;
 
@@ -411,7 +417,7 @@ AS {begin}
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @got int, @before bigint, @code int = -1, @now bigint,
-            @gate nvarchar(255) = LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255);
+            @lowest bigint, @gate nvarchar(255) = LEFT(N'gate.sqlsem.{schema}.' + COALESCE(@resource, N''), 255);
     EXEC {schema}.check_rate_name @resource;
     IF COALESCE(@window_ms, 0) NOT BETWEEN 1 AND 2147483647 OR @limit NOT BETWEEN 1 AND 2147483647
         THROW 50000, N'sqlsem: set_rate needs a limit and a window (ms) from 1 to 2147483647', 1;
@@ -429,8 +435,16 @@ AS {begin}
             EXEC {schema}.begin_window @resource, @window_ms, @limit, @now;
         IF @limit IS NOT NULL OR @before IS NOT NULL
             SET @code = 0;
+        -- (Without the operator's limit only those limits are in force that programs have declared. Without any limit
+        -- the window only keeps the use, and a bucket has no size.)
+        IF @limit IS NULL
+            SELECT @lowest = NULLIF(MIN(COALESCE(rate_limit, 9223372036854775807)), 9223372036854775807) FROM {schema}.rate_slot
+            WHERE resource_id = @resource AND window_ms = @window_ms AND slot >= (@now - @window_ms) / ((@window_ms + 99) / 100);
+        ELSE
+            SET @lowest = @limit;
         UPDATE {schema}.rate_window
-        SET cap = @limit, rate_limit = COALESCE(@limit, rate_limit), cap_by = CASE WHEN @limit IS NOT NULL THEN ORIGINAL_LOGIN() END
+        SET cap = @limit, rate_limit = @lowest, cap_by = CASE WHEN @limit IS NOT NULL THEN ORIGINAL_LOGIN() END,
+            full_us = CASE WHEN @lowest IS NOT NULL THEN full_us END
         WHERE @code = 0 AND resource_id = @resource AND window_ms = @window_ms;
         IF COALESCE(@before, 0) <> COALESCE(@limit, 0)
             INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value, new_value)
@@ -459,13 +473,14 @@ CREATE OR ALTER FUNCTION {schema}.windows_of(@resource nvarchar(255), @now bigin
                 CROSS APPLY (SELECT NULLIF(MIN(COALESCE(s.rate_limit, 9223372036854775807)), 9223372036854775807) AS lowest FROM {schema}.rate_slot AS s
                              WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms
                                AND s.slot >= (@now - w.window_ms) / ((w.window_ms + 99) / 100)) AS t
-                WHERE w.resource_id = @resource) AS l) AS f
+                WHERE w.resource_id = @resource AND w.rate_limit IS NOT NULL) AS l) AS f
     CROSS APPLY {schema}.window_use(f.resource_id, f.window_ms, f.rate_limit, 1, @now) AS u
 );
 
 -- Return the windows of all rates, or of one: @resource N'rate:api' for rate api. rate_limit: the limit in force; used:
 -- the use that counts now; idle: seconds since the last use; taken, returned, waits: counters since the window was
--- declared; free_in: the seconds until there is room for one more; cap: the operator's limit.
+-- declared; free_in: the seconds until there is room for one more; cap: the operator's limit. (Windows without any limit
+-- are left out.)
 --
 -- Waits for no request, and delays none.
 CREATE OR ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL AS {begin_try}

@@ -196,8 +196,8 @@ GO
 CREATE TABLE {schema}.rate_window (
     resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,  -- N'rate:' and the rate's name
     window_ms   bigint NOT NULL CONSTRAINT rate_window_window_ms_check CHECK (window_ms >= 1),
-    -- The limit in one window that was in effect at the last use; and the burst.
-    rate_limit  bigint NOT NULL CONSTRAINT rate_window_rate_limit_check CHECK (rate_limit >= 1),
+    -- The limit in one window that was in effect at the last use (NULL: none); and the burst.
+    rate_limit  bigint NULL CONSTRAINT rate_window_rate_limit_check CHECK (rate_limit >= 1),
     burst       bigint NULL,
     -- An operator's upper bound for rate_limit, and its default.
     cap         bigint NULL CONSTRAINT rate_window_cap_check CHECK (cap >= 1),

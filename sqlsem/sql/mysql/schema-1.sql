@@ -123,7 +123,7 @@ CREATE TABLE IF NOT EXISTS {schema}_operation (
 CREATE TABLE IF NOT EXISTS {schema}_rate_window (
     resource_id {name} NOT NULL,
     window_ms   BIGINT NOT NULL CHECK (window_ms >= 1),
-    rate_limit  BIGINT NOT NULL CHECK (rate_limit >= 1),
+    rate_limit  BIGINT CHECK (rate_limit >= 1),
     burst       BIGINT,
     cap         BIGINT CHECK (cap >= 1),
     cap_by      {name},

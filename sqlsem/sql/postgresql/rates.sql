@@ -99,7 +99,8 @@ BEGIN
     END IF;
     FOR v_new IN
         SELECT n.window_ms, n.rate_limit FROM unnest(p_windows, p_limits) AS n (window_ms, rate_limit)
-        WHERE NOT EXISTS (SELECT FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.window_ms = n.window_ms)
+        WHERE NOT EXISTS (SELECT FROM {schema}.rate_window AS w
+                          WHERE w.resource_id = p_resource AND w.window_ms = n.window_ms AND w.rate_limit IS NOT NULL)
     LOOP
         -- At most 40 windows, as each take writes to all of them. Delete those first that are no longer in force.
         IF (SELECT count(*) >= 40 FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource) THEN
@@ -131,7 +132,7 @@ BEGIN
         END IF;
         INSERT INTO {schema}.rate_window (resource_id, window_ms, rate_limit, seen_ms, promised_ms)
         VALUES (p_resource, v_new.window_ms, v_new.rate_limit, p_now, v_promised)
-        ON CONFLICT DO NOTHING;
+        ON CONFLICT (resource_id, window_ms) DO UPDATE SET rate_limit = excluded.rate_limit;
     END LOOP;
 END
 $$;
@@ -456,8 +457,15 @@ BEGIN
         END IF;
         PERFORM {schema}.begin_rate(p_resource, ARRAY[p_limit], ARRAY[p_window_ms], {schema}.clock_ms());
     END IF;
-    UPDATE {schema}.rate_window SET cap = p_limit, rate_limit = coalesce(p_limit, rate_limit), cap_by = CASE WHEN p_limit IS NOT NULL THEN session_user END
-    WHERE resource_id = p_resource AND window_ms = p_window_ms;
+    -- (Without the operator's limit only those limits are in force that programs have declared. Without any limit the
+    -- window only keeps the use, and a bucket has no size.)
+    UPDATE {schema}.rate_window AS w
+    SET cap = p_limit, cap_by = CASE WHEN p_limit IS NOT NULL THEN session_user END, rate_limit = coalesce(p_limit, d.lowest),
+        full_us = CASE WHEN coalesce(p_limit, d.lowest) IS NOT NULL THEN w.full_us END
+    FROM (SELECT min(s.rate_limit) AS lowest FROM {schema}.rate_slot AS s
+          WHERE s.resource_id = p_resource AND s.window_ms = p_window_ms
+            AND s.slot >= ({schema}.clock_ms() - p_window_ms) / {schema}.slot_ms(p_window_ms)) AS d
+    WHERE w.resource_id = p_resource AND w.window_ms = p_window_ms;
     IF v_before IS DISTINCT FROM p_limit THEN
         PERFORM {schema}.note_operation('rate_limit', p_resource, NULL, NULL, NULL, v_before || ' in ' || p_window_ms || ' ms',
                                         p_limit || ' in ' || p_window_ms || ' ms');
@@ -468,7 +476,8 @@ $$;
 
 -- Return the windows of all rates, or of one: p_resource 'rate:api' for rate api. rate_limit: the limit in force; used:
 -- the use that counts now; idle: seconds since the last use; taken, returned, waits: counters since the window was
--- declared; free_in: the seconds until there is room for one more; cap: the operator's limit.
+-- declared; free_in: the seconds until there is room for one more; cap: the operator's limit. (Windows without any limit
+-- are left out.)
 --
 -- The range of names leaves out the starts of tasks, which are in these tables under other names, and is read by the
 -- indexes.
@@ -487,7 +496,7 @@ RETURNS TABLE (resource_id varchar, window_ms bigint, rate_limit bigint, used bi
     LEFT JOIN LATERAL {schema}.window_waits(w.resource_id, 1, ARRAY[w.rate_limit], ARRAY[w.window_ms], NULL, n.now_ms * 1000) AS f
         ON f.window_ms = w.window_ms
     CROSS JOIN LATERAL (SELECT coalesce(f.used, 0) AS used) AS u
-    WHERE w.resource_id LIKE 'rate:%' AND w.resource_id BETWEEN coalesce(p_resource, 'rate:') AND coalesce(p_resource, 'rate;')
+    WHERE w.rate_limit IS NOT NULL AND w.resource_id LIKE 'rate:%' AND w.resource_id BETWEEN coalesce(p_resource, 'rate:') AND coalesce(p_resource, 'rate;')
     ORDER BY w.resource_id, w.window_ms
 $$;
 

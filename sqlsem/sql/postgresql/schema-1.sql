@@ -164,7 +164,7 @@ COMMENT ON TABLE {schema}.operation IS 'sqlsem: calls of operators (pause, cap, 
 CREATE TABLE {schema}.rate_window (
     resource_id varchar(255) COLLATE "C" NOT NULL,  -- 'rate:' and the rate's name
     window_ms   bigint NOT NULL CHECK (window_ms >= 1),
-    rate_limit  bigint NOT NULL CHECK (rate_limit >= 1),  -- in one window; the limit in effect at the last use
+    rate_limit  bigint CHECK (rate_limit >= 1),           -- in one window; the limit in effect at the last use; NULL: none
     burst       bigint,                                   -- the burst in effect at the last use
     cap         bigint CHECK (cap >= 1),                  -- an operator's upper bound for rate_limit, and its default
     cap_by      name,

@@ -132,7 +132,7 @@ CREATE INDEX {schema}_operation_done ON {schema}_operation (done_at);
 CREATE TABLE {schema}_rate_window (
     resource_id TEXT NOT NULL,  -- 'rate:' and the rate's name
     window_ms   INTEGER NOT NULL CHECK (window_ms >= 1),
-    rate_limit  INTEGER NOT NULL CHECK (rate_limit >= 1),  -- in one window; the limit in effect at the last use
+    rate_limit  INTEGER CHECK (rate_limit >= 1),           -- in one window; the limit in effect at the last use; NULL: none
     burst       INTEGER,                                   -- the burst in effect at the last use
     cap         INTEGER CHECK (cap >= 1),                  -- an operator's upper bound for rate_limit, and its default
     cap_by      TEXT,
