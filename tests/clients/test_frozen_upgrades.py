@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "9f61d47b4faee6dcffde048f8e1b940503f81ba300e0b98aa5337bcda6719401"}
+DIGESTS = {"0.1.0": "3450bb2c2b19eaaed3d723d8dadecbaa2004a70a3487eca9f37aae5fc1699e55"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

@@ -41,7 +41,11 @@ SELECT 11, 'part-' || g, 'running', {member}, 'part-uid', 1, 'me', clock_timesta
 -- By table.
 -- name: member
 INSERT INTO sqlsem.member (member_id, host, pid, program, grace_ms, lease_ms, lease_until) OVERRIDING SYSTEM VALUE
-SELECT 1000000 + g, 'host', g, 'program', 0, 3600000, '2100-01-01' FROM generate_series({low}, {high}) AS g
+SELECT 1000000 + g, 'host', g, 'program', 0, 3600000, '2100-01-01' FROM generate_series({low}, {high}) AS g;
+INSERT INTO sqlsem.member (member_id, beacon, backend_pid, program, grace_ms, lease_ms, lease_until) OVERRIDING SYSTEM VALUE
+SELECT 2000000 + g, 2000000000 + g, 2000000000 + g, 'program', 86400000, NULL::integer, NULL::timestamptz FROM generate_series({low}, {high}) AS g
+UNION ALL
+SELECT 3000000 + g, NULL, 2000000000 + g, 'program', 0, 3600000, '2100-01-01' FROM generate_series({low}, {high}) AS g
 
 -- name: processcontrol
 INSERT INTO sqlsem.ProcessControl (queue_position, resource_id, requesting_id, access_type, owner, member_id, request_uid, concurrency_limit, granted_at)

@@ -144,6 +144,7 @@ EXAMPLES = {
     "requests": """'[{{"resource": "mine", "access": "write", "limit": 1, "weight": 1}}]'""",
     "zone": "'UTC'",
     "proxy": "NULL",
+    **{f"{routine}.lease_seconds": "NULL" for routine in ("acquire", "acquire_row", "adopt", "once_begin", "try")},
     "check_grace_or_lease.what": "'grace'",
     "check_registration.limit": "NULL",
     "delete_member_rows.member": "(SELECT m FROM sqlsem.member AS m WHERE m.member_id = {member})",

@@ -174,6 +174,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.session_member(p_lease_ms integer) RETURNS bigint {plpgsql_indexed_definer}
 DECLARE
     v_member bigint;
+    v_now    timestamptz;
 BEGIN
     IF p_lease_ms IS NULL THEN
         SELECT member_id INTO v_member FROM {schema}.member
@@ -184,12 +185,20 @@ BEGIN
         END IF;
     END IF;
     PERFORM {schema}.watch_client();
-    -- Remove dead members without rows: sessions end without deregistering theirs.
     v_member := {schema}.register_member(coalesce(host(inet_client_addr()), '[local]'), NULL, left(current_setting('application_name'), 255),
                                0, p_lease_ms);
-    PERFORM {schema}.check_liveness(l.member_id, v_member)
-    FROM {schema}.member_liveness() AS l JOIN {schema}.member AS m ON m.member_id = l.member_id
-    WHERE l.dead AND m.pid IS NULL AND NOT EXISTS (SELECT FROM {schema}.member_rows(m.member_id));
+    -- Remove dead members without rows: sessions end without deregistering theirs. (By the indexes of sessions' members,
+    -- as there may be many members of processes.)
+    v_now := clock_timestamp();
+    PERFORM {schema}.check_liveness(d.member_id, v_member)
+    FROM (SELECT m.member_id FROM {schema}.member AS m WHERE m.pid IS NULL AND m.lease_until < v_now
+          UNION ALL
+          SELECT l.member_id
+          FROM {schema}.member_liveness(ARRAY(
+              SELECT m.member_id FROM {schema}.member AS m
+              WHERE m.backend_pid > 0 AND m.pid IS NULL AND m.lease_ms IS NULL AND p_lease_ms IS NULL)) AS l
+          WHERE l.dead) AS d
+    WHERE NOT EXISTS (SELECT FROM {schema}.member_rows(d.member_id));
     RETURN v_member;
 END
 $$;
@@ -225,10 +234,12 @@ CREATE OR REPLACE FUNCTION {schema}.waits_for_itself(p_member bigint, p_resource
 {sql_indexed_definer}
     SELECT coalesce(sum(a.weight) + min(mine.weight) > min(least(coalesce(mine.concurrency_limit, o.cap), a.concurrency_limit)), false)
     FROM {schema}.{table} AS mine
-    JOIN {schema}.member AS m
-      ON m.member_id = mine.member_id
-         OR m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL AND m.pid IS NULL AND m.login = session_user
-            AND {schema}.holds_beacon(m.backend_pid, m.beacon)
+    CROSS JOIN LATERAL (
+        SELECT mine.member_id
+        UNION  -- (no OR: by the index of sessions)
+        SELECT s.member_id FROM {schema}.member AS s
+        WHERE s.backend_pid = pg_backend_pid() AND s.pid IS NULL AND s.lease_ms IS NULL AND s.login = session_user
+          AND {schema}.holds_beacon(s.backend_pid, s.beacon)) AS m
     CROSS JOIN LATERAL {schema}.member_rows(m.member_id) AS a
     CROSS JOIN LATERAL {schema}.effective_settings(mine.resource_id) AS o
     WHERE mine.resource_id = p_resource AND mine.queue_position = p_position AND mine.member_id = p_member

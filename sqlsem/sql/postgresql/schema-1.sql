@@ -44,6 +44,10 @@ CREATE TABLE {schema}.member (
     lease_until   timestamptz,   -- dead when past; NULL for a member with a beacon
     missing_since timestamptz    -- when the beacon was first found missing; cleared when the member returns
 );
+-- A session finds its member, and the dead members of other sessions.
+CREATE INDEX member_session ON {schema}.member (backend_pid) WHERE pid IS NULL AND lease_ms IS NULL;
+-- (Not lease_ms in the condition: with it, the planner might use this index in place of the primary key.)
+CREATE INDEX member_session_lease ON {schema}.member (lease_until) WHERE pid IS NULL AND lease_until IS NOT NULL;
 COMMENT ON TABLE {schema}.member IS 'sqlsem: processes and sessions that hold or wait, and how to tell whether they live';
 
 -- Resources and their queues ----------------------------------------------------------------------------------------
@@ -299,6 +303,8 @@ CREATE TABLE {schema}.task (
 CREATE INDEX task_open ON {schema}.task (queue_name, task_order, task_id) WHERE is_open;
 CREATE INDEX task_by_priority ON {schema}.task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 CREATE INDEX task_running ON {schema}.task (queue_name, task_order, task_id) WHERE status = 'running';
+-- Only tasks that SQL sessions run.
+CREATE INDEX task_of_session ON {schema}.task (member_id) WHERE status = 'running' AND claim_uid IS NULL;
 CREATE INDEX task_blocked ON {schema}.task (queue_name, task_order, locks_pending, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
 -- (Without is_open in the condition: with it, the planner might use task_open in place of this index.)
