@@ -474,9 +474,13 @@ class RateGroupAcquisition(Generic[G, R]):
 
     def rollback(self, outcome: str = "cancelled") -> Effects[None]:
         """Roll back all acquisitions of the group. Idempotent."""
-        for rate_acquisition in self._rate_acquisitions:
-            yield from rate_acquisition.rollback(outcome)
-        yield from self._acquisition.rollback(outcome)
+        try:
+            for rate_acquisition in self._rate_acquisitions:
+                yield from rate_acquisition.rollback(outcome)
+            yield from self._acquisition.rollback(outcome)
+        except BaseException:  # a second interrupt: the rollbacks that have not begun must not be left out
+            self.rollback_local()
+            raise
 
     def rollback_local(self) -> None:
         """Roll back in this process only, when no effect can be executed any more."""

@@ -57,6 +57,7 @@ class Upgrade(WaitingOperation):
         self._pauses = backoff_delays()  # between polls, if no wait connection is free
         self._conversion = contextlib.ExitStack()  # ends the block of `_only_conversion`
         self._begun = False  # True: the database may no longer have the row as a reader's
+        self._rolled_back = False  # True: a call still running in another thread must change nothing
         self._has_waited = False
 
     def run(self) -> Effects[None]:
@@ -76,6 +77,7 @@ class Upgrade(WaitingOperation):
 
     def _become_writer(self) -> Effects[None]:
         self._conversion.enter_context(_only_conversion(self.client, self._state))
+        self._state.conversions += 1
         self.client.deadlock_monitor.add(self, (self._ticket,), self.caller.number)
         self._begun = True
         while True:
@@ -113,6 +115,7 @@ class Upgrade(WaitingOperation):
 
     def rollback(self) -> Effects[None]:
         """Downgrade to a reader again, at once or with the next heartbeat."""
+        self._rolled_back = True
         if not self._begun:
             return
         self._state.set_access(READ)
@@ -124,10 +127,14 @@ class Upgrade(WaitingOperation):
                     "Could not roll back the upgrade of %r at once; the next heartbeat does: %s", self._state, exc
                 )
                 self.rollback_local()
+        except BaseException:  # a second interrupt: the call may not have been made
+            self.rollback_local()
+            raise
         self.client.notify_waiters(self._ticket.resource)
 
     def rollback_local(self) -> None:
         """Let the next heartbeat downgrade to a reader."""
+        self._rolled_back = True
         if self._begun:
             _downgrade_later(self.client, self._state)
 
@@ -163,7 +170,8 @@ class Upgrade(WaitingOperation):
         self.client.require_open()
 
         def begin(session: Session, _: int) -> Upgrading:
-            self._state.conversions += 1
+            if self._rolled_back:  # (The downgrade of the rollback waits for this call's end, or has been made.)
+                return Upgrading.NOT_YET
             return session.begin_upgrade(self._ticket, only_if_free)
 
         try:
@@ -215,6 +223,7 @@ def downgrade(client: DatabaseClient, state: GrantState) -> Effects[None]:
             resource=state.resource,
         )
     with _only_conversion(client, state):
+        state.conversions += 1
         state.set_access(READ)  # the grant counts as a reader from now on, even if the call fails
         try:
             exists = yield Call("downgrade", _downgrade_call(state))
@@ -232,7 +241,6 @@ def downgrade(client: DatabaseClient, state: GrantState) -> Effects[None]:
 
 def _downgrade_call(state: GrantState) -> Callable[[Session, int], bool]:
     def downgrade(session: Session, _: int) -> bool:
-        state.conversions += 1
         return session.downgrade(state.tickets[0])
 
     return downgrade
@@ -244,7 +252,8 @@ def _downgrade_later(client: DatabaseClient, state: GrantState) -> None:
     conversions = state.conversions
 
     def downgrade(session: Session, _: int) -> None:
-        # Do nothing if the grant was released or converted since. (Conversions use the main connection, as this call.)
+        # Do nothing if the grant was released since, or another conversion has begun. (Its calls use the main
+        # connection, as this one.)
         if state.conversions == conversions and not state.released and state.why_lost is None:
             session.downgrade(state.tickets[0])
 
