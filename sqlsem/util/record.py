@@ -101,7 +101,9 @@ def _compile_init(cls: Any, fields: tuple[dataclasses.Field[Any], ...]) -> Any:
             body.append(f" set_field(self, {field.name!r}, {value})")
     if hasattr(cls, "__post_init__"):
         body.append(" self.__post_init__()")
-    exec(f"def __init__({', '.join(parameters)}):\n" + "\n".join(body or [" pass"]), known)  # noqa: S102
+    text = f"def __init__({', '.join(parameters)}):\n" + "\n".join(body or [" pass"])
+    # (`exec` of a text would make Python forget that an interrupt ends the process: it would not end by SIGINT.)
+    exec(compile(text, "<record>", "exec"), known)  # noqa: S102
     init = known["__init__"]
     init.__annotations__ = {**{field.name: field.type for field in fields if field.init}, "return": None}
     init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__

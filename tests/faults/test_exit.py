@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 import os
+import signal
 import sys
 import threading
 
@@ -38,6 +39,11 @@ def exits(lock):
 def exits_inside_a_block(lock):
     with lock:
         sys.exit(3)
+
+
+def interrupted(lock):
+    lock.acquire()
+    raise KeyboardInterrupt
 
 
 def closes(lock, coordinator):
@@ -145,6 +151,7 @@ ENDINGS = [
     raises,
     exits,
     exits_inside_a_block,
+    interrupted,
     closes,
     leaves_the_coordinators_block,
     closes_after_the_holder,
@@ -158,7 +165,8 @@ ENDINGS = [
     task_awaits_the_close,
     early_released,
 ]
-CODES = {raises: 1, exits: 3, exits_inside_a_block: 3, task_exits: 3}
+#: (After an interrupt Python ends the process by SIGINT, as a shell expects that ran it.)
+CODES = {raises: 1, exits: 3, exits_inside_a_block: 3, interrupted: -signal.SIGINT, task_exits: 3}
 
 
 def end_by(channel, url, options, name, how, kind, default):
