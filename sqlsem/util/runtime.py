@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
+from sqlsem.util import shutdown
+
 __all__ = [
     "THREADS",
     "Condition",
@@ -99,6 +101,18 @@ _read_clock: Callable[[], float] = (
 )
 
 
+class _AwaitedThread(threading.Thread):
+    """A thread for which the end of the interpreter waits until it runs."""
+
+    def start(self) -> None:
+        with shutdown.starting():
+            super().start()
+
+
+class _AwaitedTimer(_AwaitedThread, threading.Timer):
+    """A timer for whose thread the end of the interpreter waits until it runs."""
+
+
 class Runtime:
     """The runtime with threads of the operating system.
 
@@ -129,13 +143,13 @@ class Runtime:
 
     def thread(self, target: Callable[[], object], name: str) -> Thread:
         """Return a new daemon thread, not started yet. (For `sqlsem.util.threads`, which supervises all threads.)"""
-        return threading.Thread(target=target, name=name, daemon=True)
+        return _AwaitedThread(target=target, name=name, daemon=True)
 
     def timer(self, seconds: float, call: Callable[[], object]) -> Timer:
         """Return a new timer, not started yet. It makes the call in a thread of its own, and logs exceptions at
         ERROR.
         """
-        timer = threading.Timer(seconds, _call_logged, (call,))
+        timer = _AwaitedTimer(seconds, _call_logged, (call,))
         timer.daemon = True
         return timer
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "block_daemon_thread",
     "has_begun",
     "start_unless_begun",
+    "starting",
     "watch_child",
 ]
 
@@ -36,7 +38,8 @@ _ending = False
 _calls: list[Callable[[], object]] = []
 _watched: int | None = None  # the process for which `watch_child` has run
 _terminated = False  # this process got SIGTERM, and ends by it when the calls were made
-_starting: set[_thread.LockType] = set()  # for each thread that may not run yet: a lock that it releases first
+_starting: set[_thread.LockType] = set()  # for each thread that may not run yet: a lock, released when it runs
+_awaited = False  # True: `await_started` was called
 
 
 def at_end(call: Callable[[], object]) -> Callable[[], object]:
@@ -132,10 +135,29 @@ def _run(not_running: _thread.LockType, call: Callable[..., object], arguments: 
     call(*arguments)
 
 
-def await_started() -> None:
-    """Wait until the threads of `start_unless_begun` run. Call it after `begin`. If the interpreter ends while a thread
-    is about to run, the thread crashes the process (github.com/python/cpython/issues/124878).
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """A context in which the caller starts a thread, and waits until it runs (as `threading` does). A daemon that comes
+    after `await_started` is blocked for ever.
     """
+    not_running = _thread.allocate_lock()
+    with not_running:
+        try:
+            _starting.add(not_running)  # before the question, as above
+            if _awaited:
+                block_daemon_thread()
+            yield
+        finally:
+            _starting.discard(not_running)
+
+
+def await_started() -> None:
+    """Wait until the threads of `start_unless_begun` and `starting` run. Call it after `begin`. If the interpreter ends
+    while a thread is about to run, the thread crashes the process (github.com/python/cpython/issues/124878). Python
+    does not wait for a thread that a daemon starts.
+    """
+    global _awaited
+    _awaited = True
     deadline = time.monotonic() + STARTED_SECONDS
     for not_running in tuple(_starting):
         not_running.acquire(timeout=max(0.0, deadline - time.monotonic()))

@@ -7,11 +7,15 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections import Counter
 
 import pytest
 from support import until
 
 import sqlsem
+from sqlsem.util import runtime
+from sqlsem.util.threads import Pool, spawn
 
 #: A grace so long that no earlier grant can be due to its end.
 GRACE = 120.0
@@ -337,3 +341,64 @@ def drop_everything(channel, url, options, name):
     sqlsem.connect(url, **options, grace=GRACE).mutex(name).acquire()
     gc.collect()
     channel.tell("dropped")
+
+
+# -- threads that do not run yet --------------------------------------------------------------------------------------
+
+
+def acquire(coordinator, name):
+    """Acquire a lock. The first one of a coordinator starts its threads."""
+    coordinator.mutex(name).acquire()
+
+
+def call_later(coordinator, name):
+    runtime.current().timer(60, time.monotonic).start()
+
+
+def call_in_a_pool(coordinator, name):
+    Pool("test", 1).submit(time.monotonic)
+
+
+def call(coordinator, name):
+    spawn(time.monotonic, "test")
+
+
+STARTERS = {starter.__name__: starter for starter in (acquire, call_later, call_in_a_pool, call)}
+
+
+def end_as_a_daemon_starts_a_thread(channel, url, options, name, starter):
+    """End while a daemon thread starts another one, which runs only after a while, as on a busy machine."""
+    coordinator = sqlsem.connect(url, **options, grace=GRACE)
+    function = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+    start, starts, patched = getattr(threading, function), threading.Event(), threading.Event()
+
+    def start_slowly(run, *arguments, **more):
+        def run_late(*given):
+            time.sleep(0.5)
+            channel.tell("runs")
+            run(*given)
+
+        channel.tell("starts")
+        starts.set()
+        return start(run_late, *arguments, **more)
+
+    def begin():
+        patched.wait()
+        STARTERS[starter](coordinator, name)
+
+    _daemon(begin)
+    setattr(threading, function, start_slowly)
+    patched.set()
+    starts.wait()
+
+
+@pytest.mark.engines("sqlite")
+@pytest.mark.parametrize("starter", STARTERS)
+def test_end_waits_for_threads_that_daemons_start(spawn, name, starter):
+    """Python does not wait for them. If it ends before such a thread runs, the thread crashes the process."""
+    child = spawn(end_as_a_daemon_starts_a_thread, name=str(name), starter=starter)
+    events = Counter(event["event"] for event in iter(child.next, None))
+    assert events["starts"] >= 1
+    assert events["runs"] == events["starts"]
+    assert child.process.wait(60) == 0
+    assert child.errors() == ""
