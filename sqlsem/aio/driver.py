@@ -28,6 +28,7 @@ from sqlsem.client.connection.wait_pool import MAX_IDLE_CONNECTIONS
 from sqlsem.client.effects import NO_CONNECTION, Call, Effect, RevertibleOperation, Sleep, WaitFor
 from sqlsem.client.held.registry import BaseGrant
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
+from sqlsem.util import shutdown
 from sqlsem.util.permits import Permit
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import ConfigurationError
@@ -76,6 +77,9 @@ async def run_generator(effects: Generator[S, Any, T], execute: Callable[[S], Aw
         except StopIteration as stop:
             result: T = stop.value
             return result
+        except BaseException:
+            shutdown.block_daemon_thread()
+            raise
         finally:
             outcome = failure = None  # an exception that its own frame refers to would live on, with all it holds
         try:

@@ -157,8 +157,6 @@ class DatabaseClient:
     def execute_effect(self, effect: Effect) -> Any:
         """Carry out an effect, blocking."""
         member = self.member
-        if member.closing.is_set():
-            shutdown.block_daemon_thread()
         if isinstance(effect, Call):
             return member.main.call(
                 effect.what, effect.call, effect.retry_timeout, counts_as_heartbeat=effect.counts_as_heartbeat
@@ -188,6 +186,7 @@ class DatabaseClient:
                 except (Disconnected, Busy) as exc:
                     pause = retries.pause_after(exc)
                     if pause is None:
+                        shutdown.block_daemon_thread()
                         raise
                 member.closing.wait(pause)
 
@@ -317,7 +316,6 @@ class DatabaseClient:
                 self.registry.release_later(grant)
             raise
         if state.why_lost is not None:
-            shutdown.block_daemon_thread()
             state.require_held()
 
     def _release_row(self, ticket: Ticket, state: GrantState) -> Effects[None]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from sqlsem.util import shutdown
 from sqlsem.util.record import record
 
 if TYPE_CHECKING:
@@ -117,6 +118,9 @@ def run_generator(effects: Generator[S, Any, T], execute: Callable[[S], Any]) ->
         except StopIteration as stop:
             result: T = stop.value
             return result
+        except BaseException:
+            shutdown.block_daemon_thread()
+            raise
         finally:
             outcome = failure = None  # else the exception and this frame would refer to each other, and never be freed
         try:

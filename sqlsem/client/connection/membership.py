@@ -39,7 +39,7 @@ from sqlsem.client.connection.main import MainConnection
 from sqlsem.client.connection.retention import RetentionCleaner
 from sqlsem.client.effects import Call, Effects
 from sqlsem.engines.failures import Busy, Disconnected
-from sqlsem.util import runtime
+from sqlsem.util import runtime, shutdown
 from sqlsem.util.permits import Permit
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, restart_ended, safe_logger, when_all
 from sqlsem.values.errors import SqlsemError
@@ -184,8 +184,12 @@ class Membership:
         *,
         counts_as_heartbeat: bool = False,
     ) -> T:
-        """See `MainConnection.call`."""
-        return self.main.call(what, call, retry_timeout, counts_as_heartbeat=counts_as_heartbeat)
+        """See `MainConnection.call`. For threads of the program: it blocks a daemon at the end of the interpreter."""
+        try:
+            return self.main.call(what, call, retry_timeout, counts_as_heartbeat=counts_as_heartbeat)
+        except BaseException:
+            shutdown.block_daemon_thread()
+            raise
 
     def connected(self, began: float, came_back: bool) -> None:
         """Handle a new main connection, begun at ``began``. ``came_back``: True if the member is the same as before."""
@@ -336,7 +340,7 @@ class Membership:
 
     def heartbeat(self) -> None:
         """Send a heartbeat, and compare the rows in the database with our tickets."""
-        self.call("heartbeat", self._compare, self._heartbeat_timeout)
+        self.main.call("heartbeat", self._compare, self._heartbeat_timeout)
 
     def heartbeat_effects(self) -> Effects[None]:
         """Send a heartbeat as `heartbeat` does, as a generator of effects."""
@@ -399,7 +403,7 @@ class Membership:
     def _run_deferred(self) -> None:
         while self.deferred_calls:
             try:
-                self.call("deferred call", self.deferred_calls[0], 0.0)
+                self.main.call("deferred call", self.deferred_calls[0], 0.0)
             except (Disconnected, Busy):
                 raise  # try again at the next heartbeat
             except Exception as exc:  # must not block the calls after it
@@ -408,7 +412,7 @@ class Membership:
                 self.deferred_calls.popleft()
         for ticket, release in list(self._deferred_releases.items()):
             with contextlib.suppress(Busy):
-                self.call("release", release, 0.0)
+                self.main.call("release", release, 0.0)
                 with self.state_lock:
                     self._deferred_releases.pop(ticket, None)
         self.discard(())

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from sqlsem.engines.base import Session
+from sqlsem.util import shutdown
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import LockLost, NotHeld, SqlsemError
 
@@ -111,6 +112,7 @@ class Claim:
             raise NotHeld(f"{self.title} belongs to the process that this one was forked from", code="other-process")
         if self.why_lost is not None:
             title = self.title[0].lower() + self.title[1:]
+            shutdown.block_daemon_thread()
             raise LockLost(f"The claim of {title} was lost: {self.why_lost}; it will be run again")
         if self._ended:
             raise NotHeld(f"{self.title} was ended before")

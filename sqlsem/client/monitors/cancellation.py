@@ -172,7 +172,7 @@ class CancellationMonitor:
         by_number = {task.number: task for task in tasks}
         if not by_number or self._member.closing.is_set():
             return
-        controls = self._member.call(
+        controls = self._member.main.call(
             "read cancel requests", lambda session, me: session.task_controls(me, list(by_number)), 0.0
         )
         for number, limit, cancelled_by in controls:
