@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hypothesis import strategies as st
 
@@ -156,3 +156,29 @@ def worlds(draw: st.DrawFn, maximum: int = 40) -> World:
     for move in draw(st.lists(moves(), min_size=2, max_size=maximum)):
         world.move(*move)
     return world
+
+
+def crowds(size: int) -> Iterator[tuple[str, int, list[Row]]]:
+    """Many owners that wait while they hold locks: with and without cycles, sparse and dense."""
+
+    def hold(resource: Callable[[int], str], access: str = "write", limit: int = 1) -> list[Row]:
+        return [Row(n + 1, resource(n), 1, f"w{n}", access, limit, 1, granted=True) for n in range(size)]
+
+    def wait(resource: Callable[[int], str], first: int = 0, limit: int = 1) -> list[Row]:
+        return [
+            Row(size + 1 + n, resource(n), 1, f"w{n}", "write", limit, 1, granted=False) for n in range(first, size)
+        ]
+
+    own = hold(lambda n: f"own{n:05}")
+    inside = hold(lambda n: "big", "read")
+    pool = hold(lambda n: "pool", limit=size)
+
+    yield "line", 0, own + wait(lambda n: f"own{n + 1:05}")[:-1]
+    yield "line, the other way", 0, own + wait(lambda n: f"own{n - 1:05}", 1)
+    yield "ring", 1, own + wait(lambda n: f"own{(n + 1) % size:05}")
+    yield "pairs", size // 2, own + wait(lambda n: f"own{n ^ 1:05}")
+    yield "all behind one", 0, own + wait(lambda n: "own00000", 1)
+    yield "all behind one that waits", 1, [*own, *wait(lambda n: "own00001")[:1], *wait(lambda n: "own00000", 1)]
+    yield "readers who would write", 1, inside + wait(lambda n: "big")
+    yield "a pool with somebody who leaves", 0, pool + wait(lambda n: "pool", 1, size)
+    yield "a pool", 1, pool + wait(lambda n: "pool", 0, size)

@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "3450bb2c2b19eaaed3d723d8dadecbaa2004a70a3487eca9f37aae5fc1699e55"}
+DIGESTS = {"0.1.0": "9e68e30eb90dc9b1864252a3348b2a512350b04636f0e8cf284ad5d05448b2eb"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

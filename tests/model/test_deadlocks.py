@@ -224,30 +224,10 @@ def test_too_heavy_request_is_not_blocked_by_cap_waiter():
     assert len(find(rows, {"x": 5})) == 1
 
 
-def crowds(size):
-    """Many owners that wait while they hold locks: with and without cycles, sparse and dense."""
-    own = [holds(n + 1, f"own{n:05}", f"w{n}") for n in range(size)]
-    inside = [holds(n + 1, "big", f"w{n}", "read") for n in range(size)]
-    pool = [holds(n + 1, "pool", f"w{n}", "write", size) for n in range(size)]
-
-    def wait(resource, first=0, limit=1):
-        return [row(size + 1 + n, resource(n), f"w{n}", "write", limit) for n in range(first, size)]
-
-    yield "line", 0, own + wait(lambda n: f"own{n + 1:05}")[:-1]
-    yield "line, the other way", 0, own + wait(lambda n: f"own{n - 1:05}", 1)
-    yield "ring", 1, own + wait(lambda n: f"own{(n + 1) % size:05}")
-    yield "pairs", size // 2, own + wait(lambda n: f"own{n ^ 1:05}")
-    yield "all behind one", 0, own + wait(lambda n: "own00000", 1)
-    yield "all behind one that waits", 1, [*own, row(size + 1, "own00001", "w0"), *wait(lambda n: "own00000", 1)]
-    yield "readers who would write", 1, inside + wait(lambda n: "big")
-    yield "a pool with somebody who leaves", 0, pool + wait(lambda n: "pool", 1, size)
-    yield "a pool", 1, pool + wait(lambda n: "pool", 0, size)
-
-
 @pytest.mark.parametrize("number", range(9))
 def test_search_time_grows_linearly(number):
     def seconds(size):
-        name, expected, rows = list(crowds(size))[number]
+        name, expected, rows = list(wait_graphs.crowds(size))[number]
 
         def search():
             cycles = find(rows)

@@ -72,7 +72,7 @@ class PostgresLocks(PostgresWakeupLocks):
         return True
 
     def find_deadlock(self, member_id: int) -> Found | None:
-        # (The routine `find_deadlock` for SQL sessions searches in PL/pgSQL, which is slow among thousands of rows.)
+        # (The routine `find_deadlock` is for SQL sessions: it searches in PL/pgSQL, which is slower.)
         rows = self.rows("deadlock_rows", member_id)
         caps = {row[1]: row[8] for row in rows if row[8] is not None}
         for cycle in deadlocks.find([deadlocks.Row(*row[:8]) for row in rows], caps):
