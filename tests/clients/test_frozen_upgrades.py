@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "9e68e30eb90dc9b1864252a3348b2a512350b04636f0e8cf284ad5d05448b2eb"}
+DIGESTS = {"0.1.0": "d7385a5d8cd2933ab7eb60d8d3ceccb8ced8f87f89202e22d41b25b2198bc549"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

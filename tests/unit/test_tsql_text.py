@@ -348,3 +348,18 @@ def test_tests_of_tsql_run_on_sql_server_alone() -> None:
     assert files
     mark = '\npytestmark = pytest.mark.engines("mssql")\n'
     assert [path.name for path in files if mark not in path.read_text(encoding="utf-8")] == []
+
+
+#: A TRY block up to its isolation level.
+LEVEL = re.compile(
+    r"\bBEGIN TRY\b((?:(?!\bBEGIN TRY\b).)*?)\bSET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED\b", re.DOTALL
+)
+
+
+@pytest.mark.parametrize("name", sorted(PROCEDURES))
+def test_try_block_sets_its_isolation_level_before_it_reads(name):
+    """Some engines run a TRY block as one transaction, which keeps the level under which it has read first."""
+    for before in LEVEL.findall(PROCEDURES[name]):
+        assert not re.search(r"\bFROM sqlsem\.", before)
+        # (Some also keep it for the procedures that the session calls next.)
+        assert PROCEDURES[name].rstrip().endswith("SET TRANSACTION ISOLATION LEVEL READ COMMITTED;")

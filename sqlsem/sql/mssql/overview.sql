@@ -97,9 +97,12 @@ CREATE OR ALTER PROCEDURE {schema}.overview AS {begin_try}
                  FROM {schema}.history AS p WITH (NOLOCK) WHERE p.resource_id = w.resource_id ORDER BY p.ended_at DESC) AS h
     WHERE h.outcome = N'released' AND h.granted_at IS NOT NULL
     ORDER BY w.resource_id, h.ended_at DESC, h.queue_position DESC;
-    -- feature: rates
-    DECLARE @now_ms bigint = {schema}.clock_us() / 1000;
+{end_try}
+-- feature: rates
+-- (A TRY block of its own, as some engines let none change the isolation level after it has read.)
+BEGIN TRY
     SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
+    DECLARE @now_ms bigint = {schema}.clock_us() / 1000;
     SELECT N'rate' AS what, r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in, r.cap
     FROM (SELECT TOP (200) w.resource_id FROM {schema}.rate_window AS w
           LEFT JOIN (SELECT t.resource_id, COUNT(*) AS waiting FROM {schema}.entry AS t
@@ -108,8 +111,9 @@ CREATE OR ALTER PROCEDURE {schema}.overview AS {begin_try}
           GROUP BY w.resource_id ORDER BY MAX(COALESCE(q.waiting, 0)) DESC, MAX(w.seen_ms) DESC, w.resource_id) AS n
     CROSS APPLY {schema}.windows_of(n.resource_id, @now_ms) AS r
     ORDER BY r.resource_id, r.window_ms;
-    -- end of feature: rates
 {end_try}
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;  -- (Some engines keep the level when a procedure returns.)
+-- end of feature: rates
 
 
 -- Estimates of grants ------------------------------------------------------------------------------------------

@@ -492,6 +492,7 @@ CREATE OR ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL AS {begi
     CROSS APPLY {schema}.windows_of(n.resource_id, @now) AS r
     ORDER BY r.resource_id, r.window_ms;
 {end_try}
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;  -- (Some engines keep the level when a procedure returns.)
 
 
 -- For sessions -----------------------------------------------------------------------------------------------------
