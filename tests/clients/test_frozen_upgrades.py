@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "d7385a5d8cd2933ab7eb60d8d3ceccb8ced8f87f89202e22d41b25b2198bc549"}
+DIGESTS = {"0.1.0": "fdd9fe50d1221964750d14de88ae43f289a6fe2b229a9b536a083160b48849ef"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

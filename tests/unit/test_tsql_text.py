@@ -350,6 +350,35 @@ def test_tests_of_tsql_run_on_sql_server_alone() -> None:
     assert [path.name for path in files if mark not in path.read_text(encoding="utf-8")] == []
 
 
+#: The tests of a variable that has a number of rows, and the values in place of NULL and of numbers below 0.
+CHECKED = r"\bIF @{0} (?:>|BETWEEN)|\bSET @{0} = CASE WHEN @{0} [<>] 0 THEN "
+
+
+def unchecked_rows(text: str) -> list[str]:
+    """Return the variables with a number of rows that may be NULL or below 0, for which the server raises an error."""
+    found = []
+    for match in re.finditer(r"\bTOP \(|\b(?:OFFSET|FETCH NEXT) (@\w+)", text):
+        number = match[1] or arguments(text, match.end() - 1)
+        for name in [] if number.startswith("COALESCE(") else re.findall(r"@(\w+)", number):
+            if not re.search(CHECKED.format(name), text[: match.start()]):
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(PROCEDURES))
+def test_number_of_rows_is_neither_null_nor_negative(name):
+    assert unchecked_rows(PROCEDURES[name]) == []
+
+
+def test_finder_of_numbers_of_rows_sees_each_kind():
+    assert unchecked_rows("SELECT TOP (@n) a FROM b") == ["n"]
+    assert unchecked_rows("DELETE TOP (CAST(@k AS bigint) + @n) FROM b") == ["k", "n"]
+    assert unchecked_rows("ORDER BY a OFFSET @n ROWS FETCH NEXT @k ROWS ONLY") == ["n", "k"]
+    assert unchecked_rows("SET @n = CASE WHEN @n < 0 THEN 0 ELSE COALESCE(@n, 9) END; SELECT TOP (@n) a FROM b") == []
+    assert unchecked_rows("IF @n BETWEEN 1 AND 9 SELECT TOP (@n) a FROM b") == []
+    assert unchecked_rows("SELECT TOP (COALESCE(@n, 0)) a FROM b") == []
+
+
 #: A TRY block up to its isolation level.
 LEVEL = re.compile(
     r"\bBEGIN TRY\b((?:(?!\bBEGIN TRY\b).)*?)\bSET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED\b", re.DOTALL
@@ -363,3 +392,23 @@ def test_try_block_sets_its_isolation_level_before_it_reads(name):
         assert not re.search(r"\bFROM sqlsem\.", before)
         # (Some also keep it for the procedures that the session calls next.)
         assert PROCEDURES[name].rstrip().endswith("SET TRANSACTION ISOLATION LEVEL READ COMMITTED;")
+
+
+def unnamed_constraints(text: str) -> list[str]:
+    """Return the conditions for the error of a CHECK or FOREIGN KEY (547) that do not look which constraint it is."""
+    return [
+        condition
+        for condition in re.findall(r"\bIF ([^\n]*(?:ERROR_NUMBER\(\)|@number)[^\n]*\b547\b[^\n]*)", text)
+        if not re.search(r"ERROR_MESSAGE\(\)(?: NOT)? LIKE N'%\w+_check%'", condition)
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(PROCEDURES))
+def test_catch_of_a_constraint_names_it(name):
+    """Another constraint of the same statement is a bad argument, which no retry makes good."""
+    assert unnamed_constraints(PROCEDURES[name]) == []
+
+
+def test_finder_of_constraints_sees_each_kind():
+    assert len(unnamed_constraints("IF ERROR_NUMBER() <> 547\n THROW;\nIF @number IN (547, 2627)\n THROW;")) == 2
+    assert unnamed_constraints("IF ERROR_NUMBER() <> 547 OR ERROR_MESSAGE() NOT LIKE N'%a_check%'\n THROW;") == []

@@ -609,6 +609,7 @@ AS {begin_try}
     SET @all = CASE WHEN IS_MEMBER(N'{schema}_putter') = 1 OR IS_MEMBER(N'{schema}_operator') = 1
                          OR IS_MEMBER(N'{schema}_reader') = 1 OR IS_MEMBER(N'db_owner') = 1
                          OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
+    SET @maximum = CASE WHEN @maximum < 0 THEN 0 ELSE COALESCE(@maximum, 2147483647) END;
     IF @batch IS NOT NULL
         INSERT INTO @shown (batch_id) SELECT batch_id FROM {schema}.batch WHERE batch_id = @batch;
     ELSE

@@ -577,8 +577,8 @@ CREATE OR ALTER PROCEDURE {schema}.check_grace_or_lease @what nvarchar(10), @ms 
     IF @ms > @maximum * 1000
         SET @message = CONCAT(N'sqlsem: a ', @what, N' of ', @ms / CAST(1000 AS float), N' s is longer than the ', @maximum,
             N' s that are allowed here (setting max_', @what, N'); ask for less');
-    ELSE IF @ms < 0 OR (@what = N'lease' AND @ms = 0)
-        SET @message = CONCAT(N'sqlsem: a ', @what, N' of ', @ms, N' ms makes no sense');
+    ELSE IF @ms < 0 OR (@what = N'lease' AND @ms = 0) OR (@what = N'grace' AND @ms IS NULL)
+        SET @message = CONCAT(N'sqlsem: a ', @what, N' of ', COALESCE(CONVERT(nvarchar(20), @ms), N'NULL'), N' ms makes no sense');
     IF @message IS NOT NULL
         EXEC {schema}.raise_error 50000, @message;
 END;
@@ -607,7 +607,7 @@ CREATE OR ALTER PROCEDURE {schema}.check_members AS {begin_inner}
     DECLARE @maximum bigint, @count bigint, @message nvarchar(1000);
     SELECT @maximum = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'max_members';
     SELECT @count = COUNT(*)
-    FROM (SELECT TOP (@maximum) 1 AS one FROM {schema}.member WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE login = ORIGINAL_LOGIN()) AS m;
+    FROM (SELECT TOP (COALESCE(@maximum, 0)) 1 AS one FROM {schema}.member WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE login = ORIGINAL_LOGIN()) AS m;
     IF @count >= @maximum
     BEGIN
         SET @message = CONCAT(N'sqlsem: login ', ORIGINAL_LOGIN(), N' has ', @maximum, N' members, and no more are allowed (setting max_members); ',
@@ -780,9 +780,12 @@ CREATE OR ALTER PROCEDURE {schema}.check_registration
         THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; register again', 1;
     IF COALESCE(@resource, N'') = N'' OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128
        OR DATALENGTH(@resource) <> DATALENGTH(LTRIM(RTRIM(@resource))) OR COALESCE(@weight, 0) < 1 OR @limit < @weight
+       OR @access IS NULL OR @requesting_id IS NULL
     BEGIN
-        SET @message = CONCAT(N'sqlsem: bad request: resource ''', @resource, N''', limit ', @limit, N', weight ', @weight,
+        SET @message = CONCAT(N'sqlsem: bad request: resource ''', @resource, N''', access type ', COALESCE(N'''' + @access + N'''', N'NULL'),
+            N', requesting_id ', COALESCE(N'''' + @requesting_id + N'''', N'NULL'), N', limit ', @limit, N', weight ', @weight,
             N'; a name has 1 to 255 characters and no blanks around it, and 1 <= weight <= limit');
+        EXEC {schema}.escape_control_chars @message OUTPUT;
         EXEC {schema}.raise_error 50000, @message;
     END;
     IF CONCAT(@resource, @access, @requesting_id) COLLATE Latin1_General_100_BIN2
@@ -862,7 +865,7 @@ BEGIN
                                      = N'Exclusive' THEN 0 ELSE 1 END,
             -- 1 if the request is valid at first sight. (Names of one character, or with other characters than ASCII,
             -- are checked further.)
-            @plain bit = CASE WHEN @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight
+            @plain bit = CASE WHEN @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight OR @access IS NULL OR @requesting_id IS NULL
                                    OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128 OR @access LIKE N'upgrade%'
                                    OR COALESCE(@resource, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
                                    OR CONCAT(@resource, @access, @requesting_id, @owner) COLLATE Latin1_General_100_BIN2
@@ -962,7 +965,8 @@ BEGIN
            AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position)
             EXEC {schema}.release_session_lock @entry;
         {throw_if_busy}
-        IF ERROR_NUMBER() <> 547  -- 547: entry_behind_check, as the new number is below the number of a row ahead
+        -- (entry_behind_check: the new number is below the number of a row ahead.)
+        IF ERROR_NUMBER() <> 547 OR ERROR_MESSAGE() NOT LIKE N'%entry_behind_check%'
             THROW;
         DELETE FROM {schema}.low_water WHERE resource_id = @resource
         OPTION (KEEPFIXED PLAN);
@@ -1689,6 +1693,7 @@ CREATE OR ALTER PROCEDURE {schema}.past
     @resource nvarchar(255) = NULL, @maximum int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
     @outcome nvarchar(16) = NULL, @who nvarchar(400) = NULL AS {begin_try}
     DECLARE @since datetime2(6), @until datetime2(6);
+    SET @maximum = CASE WHEN @maximum < 0 THEN 0 ELSE COALESCE(@maximum, 2147483647) END;
     EXEC {schema}.ages_to_times @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
     SELECT TOP (@maximum) h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
            h.requested_at, h.granted_at, h.ended_at,
@@ -1975,6 +1980,7 @@ CREATE OR ALTER PROCEDURE {schema}.operations
     @name nvarchar(255) = NULL, @maximum int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
     @action nvarchar(16) = NULL, @who nvarchar(400) = NULL AS {begin_try}
     DECLARE @since datetime2(6), @until datetime2(6);
+    SET @maximum = CASE WHEN @maximum < 0 THEN 0 ELSE COALESCE(@maximum, 2147483647) END;
     EXEC {schema}.ages_to_times @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
     SELECT TOP (@maximum) o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position,
            o.queue_name, o.task_id, o.old_value, o.new_value
@@ -1991,6 +1997,7 @@ CREATE OR ALTER PROCEDURE {schema}.prune_operations @maximum int, @answer bit = 
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @days int, @rows bigint, @first bigint = 0, @before datetime2(6), @count int;
+    SET @maximum = CASE WHEN @maximum > 0 THEN @maximum ELSE 0 END;
     SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
     SELECT @rows = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'history_rows';
     -- (As in prune: only a small number is counted.)
@@ -2014,6 +2021,7 @@ CREATE OR ALTER PROCEDURE {schema}.prune @maximum int, @answer bit = 0 AS {begin
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @before datetime2(6), @edge datetime2(6), @last bigint, @rows bigint, @kept datetime2(6), @count int;
+    SET @maximum = CASE WHEN @maximum > 0 THEN @maximum ELSE 0 END;
     SELECT @before = DATEADD(day, -CAST(value AS int), SYSUTCDATETIME()) FROM {schema}.setting WHERE name = N'history_days';
     SELECT @rows = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'history_rows';
     IF @rows BETWEEN 1 AND 10000

@@ -862,6 +862,8 @@ AS {begin_try}
     DECLARE @left bigint, @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin()),
             @stored nvarchar(16) = CASE @status WHEN N'lost' THEN N'running' ELSE @status END, @all int;
     EXEC @all = {schema}.sees_all;
+    SET @maximum = CASE WHEN @maximum < 0 THEN 0 ELSE COALESCE(@maximum, 2147483647) END;
+    SET @skip = CASE WHEN @skip > 0 THEN @skip ELSE 0 END;
     -- Read indexes and rows in different statements: see "Locks" in the head of this file.
     IF @queue IS NULL
         INSERT INTO @shown (task_id)
@@ -1227,6 +1229,7 @@ CREATE OR ALTER PROCEDURE {schema}.prune_tasks @maximum int, @answer bit = 0 AS 
     DECLARE @old TABLE (task_id bigint NOT NULL PRIMARY KEY);
     DECLARE @gone TABLE (task_id bigint NOT NULL PRIMARY KEY);
     DECLARE @days int, @before datetime2(6), @count int;
+    SET @maximum = CASE WHEN @maximum > 0 THEN @maximum ELSE 0 END;
     SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
     SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
     INSERT INTO @old (task_id)
