@@ -192,6 +192,15 @@ class Request:
         limits = [limit for limit in (self.limit, other.limit) if limit is not None]
         return bool(limits) and self.weight + other.weight > min(limits)
 
+    def covers(self, other: Request) -> bool:
+        """Return True if a holder of this request has all that the other request for the same resource asks for: no
+        holder beside this one would have kept the other one waiting.
+
+        >>> Request("etl", limit=3).covers(Request("etl", limit=4)), Request("etl", limit=3).covers(Request("etl"))
+        (True, False)
+        """
+        return self.access in (WRITE, other.access) and self.weight >= other.weight and self.slack <= other.slack
+
     def describe(self) -> str:
         """Return a description for messages: ``limit 3 on 'etl'``."""
         return f"{access_in_words(self.access, self.limit)} on {self.resource!r}"

@@ -522,6 +522,30 @@ def test_reentrant_cannot_turn_a_reader_into_a_writer(connect, name):
         coordinator.limit(name, 3, weight=3, reentrant=True).acquire()
 
 
+@pytest.mark.parametrize("kind", ["mutex", "read", "write", "limit"])
+def test_reentrant_needs_a_lock_as_strong(connect, database, name, kind):
+    """A slot of a limit does not become a lock that excludes the holders of the other slots."""
+    ours, theirs = connect(), connect()
+    options = {"limit": 2} if kind == "limit" else {}
+    with ours.limit(name, 3, reentrant=True), theirs.limit(name, 3):
+        lock = getattr(ours, kind)(name, reentrant=True, **options)
+        assert not lock.acquire(blocking=False)
+        with ours.limit(name, 4, reentrant=True):
+            assert len(database.queue(name)) == 2
+
+
+def test_reentrant_needs_a_grant_of_its_own_thread(connect, database, name):
+    """Any thread may release what `acquire` of a limit has acquired, so no other lock relies on it."""
+    coordinator = connect()
+    semaphore, lock = coordinator.limit(name, 3), coordinator.limit(name, 3, reentrant=True)
+    assert semaphore.acquire()
+    assert lock.acquire()
+    assert len(database.queue(name)) == 2
+    lock.release()
+    semaphore.release()
+    assert database.queue(name) == []
+
+
 def test_another_thread_is_not_let_in_by_reentrant(connect, name, attempt):
     lock = connect().mutex(name, reentrant=True)
     with lock:

@@ -38,6 +38,24 @@ def test_keeps_out_agrees_with_the_rule(later):
         assert earlier.keeps_out(later) is not overtaken, earlier
 
 
+#: Holders beside a request of that world.
+BESIDE = [
+    Request("x", access, limit, weight)
+    for access, limit, weight in itertools.product(ACCESS, (None, 1, 2, 3, 4, 5, 6), (1, 2, 3, 4))
+    if limit is None or weight <= limit
+]
+
+
+@pytest.mark.parametrize("held", SMALL, ids=str)
+def test_covers_agrees_with_the_rule(held):
+    """A holder that acquires again is granted at once only if no possible holder beside it makes the request wait."""
+    possible = [(other, cap) for other in BESIDE for cap in CAPS if held.fits([other], cap)]
+    for request in SMALL:
+        alone = all(request.fits([], cap) for cap in CAPS if held.fits([], cap))
+        fits = alone and all(request.fits([other], cap) for other, cap in possible)
+        assert held.covers(request) is fits, request
+
+
 requests = st.builds(
     lambda access, limit, weight: Request("x", access, limit, weight if limit is None else min(weight, limit)),
     st.sampled_from([*ACCESS, "stage:2"]),

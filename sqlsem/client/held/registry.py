@@ -312,14 +312,16 @@ class GrantRegistry:
     # -- acquiring ----------------------------------------------------------------------------------------------
 
     def find_reentrant(self, requests: Sequence[Request], caller: Caller) -> list[BaseGrant]:
-        """Return the caller's grants that already cover the requests."""
+        """Return the caller's grants that already cover the requests. (Not a grant that any thread or task may release:
+        the caller could lose it.)
+        """
         if len(requests) != 1:
             return []
         (request,) = requests
         return [
             grant
             for grant, held in self._held_of(caller, request.resource)
-            if held.access in ("write", request.access) and held.weight >= request.weight
+            if held.covers(request) and not grant.state.is_unowned
         ]
 
     def reenter(self, held: HeldGrant[Any]) -> bool:
