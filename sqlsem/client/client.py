@@ -40,7 +40,16 @@ from sqlsem.client.waiters.queues import WaiterQueues
 from sqlsem.engines.failures import AdaptiveTimeout, Busy, Conflict, Disconnected, time_limited
 from sqlsem.util import runtime, shutdown
 from sqlsem.util.process import host_name
-from sqlsem.util.threads import Pool, call_and_log, flush_log, safe_logger, spawn, spawn_in_handler, when_all
+from sqlsem.util.threads import (
+    Pool,
+    call_and_log,
+    call_uninterrupted,
+    flush_log,
+    safe_logger,
+    spawn,
+    spawn_in_handler,
+    when_all,
+)
 from sqlsem.values.errors import Unavailable
 from sqlsem.values.locks import Entry, Ticket, monotonic
 
@@ -508,11 +517,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def _close_all(clients: list[DatabaseClient]) -> None:
+    for client in clients:
+        client.close()
+
+
 @shutdown.at_end
 def _at_exit() -> None:
     drain(FLUSH_SECONDS)
     shutdown.begin()
-    for client in list(_clients):
-        client.close()
-    flush_log(FLUSH_SECONDS)
-    shutdown.await_started()
+    try:
+        if clients := list(_clients):
+            call_uninterrupted(functools.partial(_close_all, clients), "sqlsem-end")
+        flush_log(FLUSH_SECONDS)
+    finally:
+        shutdown.await_started()

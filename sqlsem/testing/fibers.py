@@ -180,7 +180,7 @@ class Fibers(Runtime):
     def queue(self) -> Queue:
         return _Queue(self)
 
-    def thread(self, target: Callable[[], object], name: str) -> Thread:
+    def thread(self, target: Callable[[], object], name: str, *, daemon: bool = True) -> Thread:
         return _Thread(self, target, name)
 
     def timer(self, seconds: float, call: Callable[[], object]) -> Timer:

@@ -141,9 +141,9 @@ class Runtime:
         """Return a new queue."""
         return queue.SimpleQueue()
 
-    def thread(self, target: Callable[[], object], name: str) -> Thread:
-        """Return a new daemon thread, not started yet. (For `sqlsem.util.threads`, which supervises all threads.)"""
-        return _AwaitedThread(target=target, name=name, daemon=True)
+    def thread(self, target: Callable[[], object], name: str, *, daemon: bool = True) -> Thread:
+        """Return a new thread, not started yet. (For `sqlsem.util.threads`, which supervises all threads.)"""
+        return _AwaitedThread(target=target, name=name, daemon=daemon)
 
     def timer(self, seconds: float, call: Callable[[], object]) -> Timer:
         """Return a new timer, not started yet. It makes the call in a thread of its own, and logs exceptions at

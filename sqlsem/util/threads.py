@@ -42,6 +42,7 @@ __all__ = [
     "ShouldContinue",
     "SupervisedThread",
     "call_and_log",
+    "call_uninterrupted",
     "flush_log",
     "is_vital",
     "program_location",
@@ -68,6 +69,8 @@ MAX_UNSAID = 1000
 MAX_REPLACED = 3
 #: Seconds after which an idle thread of a pool ends.
 IDLE_SECONDS = 30.0
+#: How long an uninterrupted call may go on after an interrupt.
+INTERRUPTED_SECONDS = 2.0
 
 _thread_state = threading.local()
 _all_lock = threading.Lock()  # guards `_all`
@@ -178,6 +181,30 @@ def spawn(job: Callable[[], object], name: str) -> runtime.Thread:
     thread = runtime.current().thread(functools.partial(call_and_log, f"The thread {name}", job), name)
     thread.start()
     return thread
+
+
+def call_uninterrupted(job: Callable[[], object], name: str) -> None:
+    """Make a call in a thread of its own, where no signal handler interrupts it, and wait for it. If a handler raises
+    an exception meanwhile, wait `INTERRUPTED_SECONDS` more at most, and then raise it; a second one is raised at once.
+    """
+    ended = runtime.event()
+
+    def call() -> None:
+        try:
+            call_and_log(f"The thread {name}", job)
+        finally:
+            ended.set()
+
+    thread = runtime.current().thread(call, name, daemon=False)
+    try:
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads
+            call()
+        ended.wait()
+    except BaseException:
+        ended.wait(INTERRUPTED_SECONDS)
+        raise
 
 
 def spawn_in_handler(job: Callable[[], object], name: str) -> None:

@@ -343,6 +343,37 @@ def drop_everything(channel, url, options, name):
     channel.tell("dropped")
 
 
+def end_by_a_handler_as_it_closes(channel, url, options, name):
+    """End, and get a signal while the first coordinator is closed: its handler raises an exception."""
+
+    def handle(number, frame):
+        raise SystemExit(5)
+
+    signal.signal(signal.SIGTERM, handle)
+    struck = []
+    for number in range(2):
+        coordinator = sqlsem.connect(url, **options, grace=GRACE)
+        coordinator.mutex(f"{name}-{number}").acquire()
+        close = coordinator.client.member.close
+
+        def strike(*given, close=close):
+            if not struck:
+                struck.append(os.kill(os.getpid(), signal.SIGTERM))
+            return close(*given)
+
+        coordinator.client.member.close = strike
+    channel.tell("holds")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+def test_signal_as_the_end_closes_leaves_no_row(spawn, database, name):
+    """The program's own handler raises an exception there. All coordinators are closed nevertheless."""
+    child = spawn(end_by_a_handler_as_it_closes, name=str(name))
+    child.expect("holds")
+    child.process.wait(60)
+    assert [database.queue(f"{name}-{number}") for number in range(2)] == [[], []]
+
+
 # -- threads that do not run yet --------------------------------------------------------------------------------------
 
 
