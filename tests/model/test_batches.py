@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 from support.state_machines import DatabaseMachine, run_in_database
 
-pytestmark = pytest.mark.engines("sqlite", "postgresql")
+pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")
 
 PARTS = ("a", "b", "c")
 WINDOW = 3600.0
@@ -262,7 +262,7 @@ class Machine(DatabaseMachine):
     @precondition(lambda self: self.model.batches)
     def window_ends(self):
         newest = self.model.newest
-        earlier = {"sqlite": "opened_at - 3600", "postgresql": "opened_at - interval '1 hour'"}[self.database.engine]
+        earlier = "opened_at - interval '1 hour'" if self.database.engine == "postgresql" else "opened_at - 3600"
         table = self.database.beside("batch")
         self.database.rows(f"UPDATE {table} SET opened_at = {earlier} WHERE batch_id = ?", newest.number)
         newest.is_over = True

@@ -285,13 +285,13 @@ class Machine(DatabaseMachine):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.engines("sqlite", "postgresql")
+@pytest.mark.engines("sqlite", "postgresql", "mysql")
 def test_the_engine_follows_the_model(database, name):
     run_in_database(Machine, database, name, max_examples=25, stateful_step_count=40)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.engines("sqlite", "postgresql")
+@pytest.mark.engines("sqlite", "postgresql", "mysql")
 def test_the_engine_follows_the_model_for_long(database, name):
     run_in_database(Machine, database, name, max_examples=1500, stateful_step_count=60, phases=list(Phase))

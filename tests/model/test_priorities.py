@@ -203,8 +203,8 @@ class Machine(DatabaseMachine):
         assert {place.position for place in places} == {caller.place.position for caller in self.model.line}
 
 
-@pytest.mark.engines("sqlite", "postgresql", "mssql")
+@pytest.mark.engines("sqlite", "postgresql", "mssql", "mysql")
 def test_priority_queue_follows_the_model(database, name):
-    count, steps = {"sqlite": (40, 30), "postgresql": (15, 30), "mssql": (2, 12)}[database.engine]
+    count, steps = {"sqlite": (40, 30), "postgresql": (15, 30), "mysql": (15, 30), "mssql": (2, 12)}[database.engine]
     same_each_time = {"derandomize": True, "phases": [Phase.generate]}
     run_in_database(Machine, database, name, max_examples=count, stateful_step_count=steps, **same_each_time)

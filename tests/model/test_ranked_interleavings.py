@@ -155,7 +155,7 @@ def world(database, name, monkeypatch):
 
 
 @pytest.mark.kept
-@pytest.mark.engines("sqlite", "postgresql")
+@pytest.mark.engines("sqlite", "postgresql", "mysql")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda value: value.__name__)
 def test_every_order_of_steps(world, scenario, database):
     def make():

@@ -174,7 +174,7 @@ def test_no_window_is_ever_passed(database, name):
     run_machine(machine, max_examples=3 if database.engine == "mssql" else 12, stateful_step_count=30)
 
 
-@pytest.mark.engines("sqlite", "postgresql", "mssql")
+@pytest.mark.engines("sqlite", "postgresql", "mssql", "mysql")
 def test_a_slot_counts_until_all_of_it_is_out_of_the_window(database, name):
     """A slot that overlaps the window counts as a whole."""
     session = database.session()
@@ -192,7 +192,7 @@ def test_a_slot_counts_until_all_of_it_is_out_of_the_window(database, name):
     session.close()
 
 
-@pytest.mark.engines("sqlite", "postgresql", "mssql")
+@pytest.mark.engines("sqlite", "postgresql", "mssql", "mysql")
 def test_the_clients_clock_does_not_count(database, name, monkeypatch):
     session = database.session()
     for clock in ("time", "time_ns"):
