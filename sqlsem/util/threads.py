@@ -31,10 +31,10 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from types import FrameType
 from typing import Any, TypeVar
 
 from sqlsem.util import runtime, shutdown
+from sqlsem.util.stacks import program_location
 
 __all__ = [
     "Pool",
@@ -45,7 +45,6 @@ __all__ = [
     "call_uninterrupted",
     "flush_log",
     "is_vital",
-    "program_location",
     "restart_ended",
     "safe_logger",
     "spawn",
@@ -59,10 +58,6 @@ T = TypeVar("T")
 ShouldContinue = Callable[[], bool]
 #: Seconds before a job that raised begins again in the same thread: after the first error, and at most.
 AGAIN_SECONDS, LONGEST_SECONDS = 0.02, 1.0
-#: Packages, beside the standard library and this one, in which our threads wait. All other code is the program's.
-DRIVERS = frozenset(
-    {"gevent", "greenlet", "mssql_python", "psycopg", "psycopg_binary", "psycopg_c", "pymysql", "pyodbc"}
-)
 #: At most this many log records wait to be written; further records are dropped.
 MAX_UNSAID = 1000
 #: A stuck job is moved to another thread at most this often, unless it makes progress in between.
@@ -399,21 +394,6 @@ class SupervisedThread:
 def _location_of(thread: runtime.Thread | None) -> str | None:
     frame = sys._current_frames().get(getattr(thread, "ident", None) or 0)
     return None if frame is None else program_location(frame)
-
-
-def program_location(frame: FrameType) -> str | None:
-    """Return the line of the program's code that the thread with this frame executes; None if it executes none. (The
-    thread is one of this package, which may call the program.)
-    """
-    step: FrameType | None = frame
-    while step is not None:
-        package = str(step.f_globals.get("__name__", "")).partition(".")[0]
-        if package == "sqlsem":
-            return None
-        if package == "logging" or not (package in DRIVERS or package in sys.stdlib_module_names):
-            return f"{step.f_code.co_filename}:{step.f_lineno} ({step.f_code.co_name})"
-        step = step.f_back
-    return None
 
 
 class _Worker:

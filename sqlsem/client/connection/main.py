@@ -21,7 +21,8 @@ from sqlsem.client.connection.retries import Retries
 from sqlsem.engines.failures import AdaptiveTimeout, Busy, Disconnected, Replaced, Unanswered, time_limited
 from sqlsem.util import runtime, shutdown
 from sqlsem.util.process import host_name, program_name
-from sqlsem.util.threads import program_location, safe_logger
+from sqlsem.util.stacks import program_location
+from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.values.locks import Ticket
 
