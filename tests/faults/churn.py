@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
-import os
 import random
 import threading
 import time
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support import Channel, Child, Stay, check_history, until
+from support.journals import Journal, records
 
 import sqlsem
 
@@ -22,16 +21,6 @@ LIMIT = 3
 
 
 # -- in the child ---------------------------------------------------------------------------------------------------
-
-
-class Journal:
-    """Write each line in one call, so that no kill can tear it; all processes of this host share the clock."""
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def note(self, **words: Any) -> None:
-        os.write(self._file, (json.dumps({**words, "pid": os.getpid()}) + "\n").encode())
 
 
 def churn(
@@ -115,8 +104,7 @@ class Crowd:
             child.expect("ready")
 
     def words(self) -> list[dict[str, Any]]:
-        text = self.journal.read_text() if self.journal.exists() else ""
-        return [json.loads(line) for line in text.splitlines()]
+        return records(self.journal)
 
     def counts(self, since: float = 0.0) -> dict[str, int]:
         """Return the number of entries of each kind since then."""

@@ -1,6 +1,5 @@
 """All faults at once, at random; the recorded history is checked afterwards."""
 
-import json
 import logging
 import os
 import random
@@ -10,6 +9,7 @@ import time
 import pytest
 from agent import stop
 from support import until
+from support.journals import Journal, records
 
 import sqlsem
 from sqlsem.cli.nights import Night
@@ -21,14 +21,13 @@ WORKERS = 5
 
 
 def churn(channel, url, options, name, journal, seed):
-    """Acquire and release in an endless loop. Each journal line is one write, so that a kill leaves whole lines."""
+    """Acquire and release in an endless loop. Note each grant in a journal."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(threadName)s %(levelname)s %(message)s")
     rng = random.Random(seed)
-    file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    book = Journal(journal)
 
     def note(event, grant):
-        words = {"what": event, "at": time.monotonic(), "pid": os.getpid(), "resource": grant.resource}
-        os.write(file, (json.dumps({**words, "position": grant.position}) + "\n").encode())
+        book.note(what=event, at=time.monotonic(), resource=grant.resource, position=grant.position)
 
     coordinator = sqlsem.connect(url, **options, grace=GRACE, retry=30)
 
@@ -144,8 +143,7 @@ def test_random_faults_keep_the_rule(spawn, database, name, tmp_path):
 
 def check_journal(journal, killed, helpless, limits, done):
     stays: dict[tuple, dict] = {}
-    for line in journal.read_text().splitlines():
-        words = json.loads(line)
+    for words in records(journal):
         key = (words["resource"], words["position"])
         if words["what"] == "enter":
             assert key not in stays, f"a number was used twice: {key}"

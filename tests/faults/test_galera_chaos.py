@@ -6,7 +6,6 @@ many resources, and several databases, as the transactions of one gate conflict 
 
 import collections
 import itertools
-import json
 import logging
 import os
 import random
@@ -17,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from agent import stop
 from soak.checks import Happened, stays
-from soak.kernel_locks import Book, KernelLocks
+from soak.kernel_locks import KernelLocks
 from support import Database, random_name, until
 from support.galera import url_of
+from support.journals import Journal, JournalReader
 
 import sqlsem
 
@@ -68,7 +68,7 @@ def database(databases):
 def churn(channel, url, options, urls, folder, seed):
     """Acquire and release in an endless loop, in the databases of ``urls``. The kernel's locks on files judge."""
     logging.basicConfig(level=logging.ERROR)
-    book = Book(f"{folder}/book")
+    book = Journal(f"{folder}/book")
     kernel_locks = KernelLocks(f"{folder}/kernel_locks", book)
 
     def work(coordinator, number, thread):
@@ -128,8 +128,8 @@ class Crowd:
         self._spawn = spawn
         self._numbers = itertools.count(seed)
         (folder / "kernel_locks").mkdir()
-        Book(folder / "book")
-        self._book = (folder / "book").open(encoding="utf-8")
+        Journal(folder / "book")
+        self.book = JournalReader(folder / "book")
         self.children = [self._fresh(number) for number in range(PROCESSES)]
         for child in self.children:
             child.expect("ready")
@@ -144,8 +144,7 @@ class Crowd:
 
     def read(self):
         """Read the new lines of the book."""
-        for line in self._book:
-            event = json.loads(line)
+        for event in self.book.read():
             self.counts[event["what"]] += 1
             if event["what"] in ("stay", "refused", "failed"):
                 self.words.append(event)
@@ -282,6 +281,7 @@ def test_all_faults_at_once(spawn, databases, galera_cluster, tmp_path):
                 lambda: coordinator.admin.reap() is not None and not coordinator.admin.entries(), "no row is left", HUNG
             )
     crowd.read()
+    assert len(crowd.book.torn) <= len(crowd.happened.killed), crowd.book.torn
     excused, overlaps = crowd.refusals()
     history = stays(crowd.words, crowd.happened)
     print(

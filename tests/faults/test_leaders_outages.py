@@ -4,7 +4,6 @@ once for each term, a term begins after the last one has ended, and the kernel's
 
 import asyncio
 import itertools
-import json
 import os
 import signal
 import sys
@@ -14,8 +13,9 @@ from types import SimpleNamespace
 import pytest
 from proxy import Proxy
 from soak.checks import Happened, kernel_lock_refusals, leaders
-from soak.kernel_locks import Book, KernelLocks
+from soak.kernel_locks import KernelLocks
 from support import PATIENCE, until
+from support.journals import Journal, records
 
 import sqlsem
 
@@ -29,7 +29,7 @@ class Told:
     """Callbacks that record their calls, and hold the kernel's lock in between."""
 
     def __init__(self, folder, name):
-        self.name, self.book = name, Book(f"{folder}/book")
+        self.name, self.book = name, Journal(f"{folder}/book")
         self._kernel_locks, self._inside = KernelLocks(folder, self.book), None
 
     def started(self, term):
@@ -110,9 +110,7 @@ class Bench:
         return child
 
     def words(self, kinds):
-        path = self.folder / "book"
-        entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [entry for entry in entries if entry["what"] in kinds]
+        return [entry for entry in records(self.folder / "book") if entry["what"] in kinds]
 
     def until_started(self, number):
         return until(

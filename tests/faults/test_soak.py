@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from soak import checks, jobs, night
 from soak.checks import Happened
-from soak.kernel_locks import Book, KernelLocks, holders
+from soak.kernel_locks import KernelLocks, holders
 from soak.places import PLACES
 from soak.record import Record, class_of, percentile
+from support.journals import Journal
 
 NOTHING = Happened()
 
@@ -169,7 +170,7 @@ def test_a_rate_that_was_passed():
 
 def test_kernel_locks_count_a_move_once(tmp_path, monkeypatch):
     """While a check counts the second lock, a holder moves to it from the first: the holder is counted once."""
-    book = Book(tmp_path / "book")
+    book = Journal(tmp_path / "book")
     own, other = KernelLocks(tmp_path, book), KernelLocks(tmp_path, book)
     first = iter([0, 0, 1])
     monkeypatch.setattr(random, "randrange", lambda _: next(first))
@@ -188,7 +189,7 @@ def test_kernel_locks_count_a_move_once(tmp_path, monkeypatch):
 
 
 def test_soak_doors_name_the_holders(tmp_path):
-    book = Book(tmp_path / "book")
+    book = Journal(tmp_path / "book")
     locks = KernelLocks(tmp_path, book)
     with locks.enter("r"):
         assert (tmp_path / "book").read_text() == ""

@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import itertools
-import json
-import os
 import random
 import threading
 import time
 
 import pytest
 from support import until
+from support.journals import Journal, records
 
 import sqlsem
 from proof import tlc, traces
@@ -22,14 +21,13 @@ WORKERS, THREADS, ROUNDS = 3, 3, 3
 
 
 def churn(channel, url, options, name, journal, seed, stays):
-    """Acquire and release, upgrade at times, and write down the times: one line a write. ``stays``: hold for ever."""
-    file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    """Acquire and release, upgrade at times, and write down the times. ``stays``: hold for ever."""
+    book = Journal(journal)
     coordinator = sqlsem.connect(url, **options, grace=1)
     first_inside = threading.Event()
 
     def note(event, grant):
-        words = {"what": event, "at": time.time(), "resource": grant.resource, "position": grant.position}
-        os.write(file, (json.dumps(words) + "\n").encode())
+        book.note(what=event, at=time.time(), resource=grant.resource, position=grant.position)
 
     def work(number, rng):
         locks = {
@@ -95,8 +93,7 @@ def recorded(spawn, database, name, tmp_path):
         past = [row for row in Night(coordinator, None, 3600).past() if row.resource.startswith(f"{name}-")]
     assert audit(past).ok
     positions = {(row.resource, row.position) for row in past}
-    for line in journal.read_text().splitlines():
-        words = json.loads(line)
+    for words in records(journal):
         key = (words["resource"], words["position"])
         assert key in positions, "a visit without a row"
         if words["what"] == "enter":

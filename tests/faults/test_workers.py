@@ -1,6 +1,5 @@
 """Workers that die, sleep or lose the database: their tasks return to the queue, but never a living worker's."""
 
-import json
 import os
 import random
 import threading
@@ -9,6 +8,7 @@ from collections import Counter
 
 import pytest
 from support import PATIENCE, drained, remains, until
+from support.journals import Journal, records
 
 import sqlsem
 from sqlsem.tasks import Json, Worker, claim_buffer
@@ -144,11 +144,10 @@ def test_disconnected_worker_learns_of_the_loss_first(agents, spawn, connect, da
 
 def churn(channel, url, options, name, journal):
     queue = sqlsem.connect(url, **options, grace=LONG_GRACE).queue(name)
-    file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    book = Journal(journal)
 
     def note(event, task):
-        words = {"what": event, "at": time.monotonic(), "pid": os.getpid(), "task": task.id, "attempt": task.attempt}
-        os.write(file, (json.dumps(words) + "\n").encode())
+        book.note(what=event, at=time.monotonic(), task=task.id, attempt=task.attempt)
 
     def work():
         try:
@@ -176,7 +175,7 @@ def check_killed_at_random(spawn, connect, name, tmp_path, count, kills):
     killed: dict[int, float] = {}
     for kill in range(kills):
         # Spread over the work.
-        until(lambda kill=kill: lines(journal) > 2 * count * (kill + 1) / (kills + 2), timeout=4 * PATIENCE)
+        until(lambda kill=kill: len(records(journal)) > 2 * count * (kill + 1) / (kills + 2), timeout=4 * PATIENCE)
         victim = random.randrange(len(children))
         killed[children[victim].pid] = children[victim].kill()
         children[victim] = spawn(churn, name=str(name), journal=str(journal))
@@ -190,8 +189,7 @@ def check_killed_at_random(spawn, connect, name, tmp_path, count, kills):
     assert sorted(entries) == numbers
     assert {entry.status for entry in entries.values()} == {"finished"}
     began = Counter()
-    for line in journal.read_text().splitlines():
-        words = json.loads(line)
+    for words in records(journal):
         if words["what"] == "began":
             began[words["task"]] += 1
             if words["attempt"] > 1:

@@ -1,6 +1,6 @@
 """The jobs of a crowd, each thread one kind, again and again; and their records.
 
-All processes write to one `Book`. A job records what it finds wrong by itself as ``wrong``; `checks` finds the rest,
+All processes write to one `Journal`. A job records what it finds wrong by itself as ``wrong``; `checks` finds the rest,
 from the records of all processes.
 """
 
@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from support import Channel, Database
+from support.journals import Journal
 
 import sqlsem
-from soak.kernel_locks import Book, KernelLocks
+from soak.kernel_locks import KernelLocks
 from soak.paces import Pace
 
 #: The limit of limits; the amount of the rate, in how many seconds; the period of once.
@@ -47,7 +48,7 @@ class Jobs:
         self.database, self.coordinator, self.name, self.folder = database, coordinator, name, Path(folder)
         self.pace = pace
         self.rng = random.Random(seed)
-        self.book = Book(self.folder / "book")
+        self.book = Journal(self.folder / "book")
         self.kernel_locks = KernelLocks(self.folder / "kernel_locks", self.book)
         self._lines = threading.local()
 

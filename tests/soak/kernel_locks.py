@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import random
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from support.journals import Journal
 
 #: Seconds for which an entrant waits until those before it have tried all files.
 TURNSTILE_SECONDS = 0.5
-
-
-class Book:
-    """One line a write, so that no kill can tear it; times on a clock that all processes of this host share."""
-
-    def __init__(self, path: str | Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-
-    def note(self, **words: Any) -> None:
-        os.write(self._file, (json.dumps({**words, "pid": os.getpid()}) + "\n").encode())
 
 
 def holders(descriptor: int) -> list[int]:
@@ -48,7 +38,7 @@ class KernelLocks:
     all taken when it tried the first of them.
     """
 
-    def __init__(self, folder: str | Path, book: Book) -> None:
+    def __init__(self, folder: str | Path, book: Journal) -> None:
         self._folder, self._book = Path(folder), book
         self._files: dict[str, list[int]] = {}  # kept open: reopening would cost a system call each time
         self._guard = threading.Lock()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import random
 import shutil
 import subprocess
@@ -12,9 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from support import TESTS, Child, require_no_crash, until
+from support.journals import records
 
 import sqlsem
 from proof import tlc, traces
@@ -268,9 +267,7 @@ class Night:
 
     def _read(self) -> None:
         """Return the records of the book."""
-        words: list[dict[str, Any]] = []
-        for line in (self.folder / "book").read_text().splitlines():
-            words.append(json.loads(line))
+        words = records(self.folder / "book")
         result = self.result
         for check in checks.CHECKS:
             result.findings += check(words, self.happened)
