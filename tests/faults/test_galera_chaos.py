@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from agent import stop
-from soak.checks import Happened, stays
+from soak.checks import Happened, holders_of, stays
 from soak.kernel_locks import KernelLocks
 from support import Database, random_name, until
 from support.galera import url_of
@@ -221,7 +221,11 @@ class Crowd:
         that is paused for longer than its lease cannot learn of its loss: fences and assert_held are for that.
         """
         refused = [event for event in self.words if event["what"] == "refused"]
-        excused = [event for event in refused if self.happened.slept({event["pid"], *event["holders"]}, event["at"])]
+        excused = [
+            event
+            for event in refused
+            if self.happened.slept({event["pid"], *holders_of(event, self.words)}, event["at"])
+        ]
         return excused, [event for event in refused if event not in excused]
 
 

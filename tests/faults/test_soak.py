@@ -188,6 +188,24 @@ def test_kernel_locks_count_a_move_once(tmp_path, monkeypatch):
             assert (tmp_path / "book").read_text() == ""
 
 
+def test_holder_that_left_since_is_known_by_its_stay():
+    """The kernel's list is read after the refusal. A process that was stopped may wake and leave in between."""
+    refused = {"what": "refused", "resource": "r", "tried": 9.9, "at": 10.1, "holders": [], "pid": 2}
+
+    def stay(pid, resource, entered, left):
+        return {"what": "stay", "resource": resource, "entered": entered, "left": left, "pid": pid}
+
+    words = [
+        refused,
+        stay(1, "r", 1.0, 10.0),
+        stay(3, "r", 1.0, 9.8),
+        stay(4, "r", 10.2, 11.0),
+        stay(5, "s", 1.0, 20.0),
+    ]
+    assert checks.holders_of(refused, words) == {1}
+    assert checks.holders_of({**refused, "holders": [3]}, words) == {3}
+
+
 def test_soak_doors_name_the_holders(tmp_path):
     book = Journal(tmp_path / "book")
     locks = KernelLocks(tmp_path, book)

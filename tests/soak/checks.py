@@ -74,6 +74,19 @@ def told(words: Sequence[Words], happened: Happened) -> list[str]:
     return [f"told by {event['pid']}: {event['words']}" for event in _of(words, "wrong")]
 
 
+def holders_of(refused: Words, words: Sequence[Words]) -> set[int]:
+    """Return the processes that held the refused lock: by the kernel's list or, if they released it before that was
+    read, by the recorded stays.
+    """
+    return set(refused["holders"]) or {
+        stay["pid"]
+        for stay in _of(words, "stay")
+        if stay["resource"] == refused["resource"]
+        and stay["entered"] <= refused["at"]
+        and stay["left"] >= refused["tried"]
+    }
+
+
 def kernel_lock_refusals(words: Sequence[Words], happened: Happened) -> list[str]:
     """Return the refusals at kernel locks, except for two reasons: the other holder slept and does not know yet that it
     lost its lock, or it has been notified and waits for the database before it can leave.

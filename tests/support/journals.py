@@ -1,8 +1,8 @@
-"""Files in which several processes record what they do, a line of JSON each time, while a test reads and kills them.
+"""Journals: files of several processes, with a line of JSON for each event. A test reads them, and kills the processes.
 
 A kill can tear a line, although it is written by one call: the kernel copies page by page, and looks for signals in
 between. And a reader can see the first page of a line before the second one. So each line has a line break before and
-after it: what a killed process left of a line stays alone. A reader takes a line once it has its end.
+after it, and the part that a killed process wrote stays alone. A reader takes a line once it has its end.
 """
 
 from __future__ import annotations
