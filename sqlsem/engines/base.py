@@ -113,6 +113,8 @@ class Engine(abc.ABC):
     guard_hint: ClassVar[str] = ""
     #: True if a missing database file is created (SQLite). Callers that only read set it to False.
     creates: bool = True
+    #: True if another server can take over at once when one does not answer: the nodes of a cluster are equal.
+    has_other_servers: bool = False
     #: The last answer of `OptionalSession.database_identity`.
     known_identity: str | None = None
 

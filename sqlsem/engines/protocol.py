@@ -97,7 +97,13 @@ class Check:
 
 
 class EngineConnection(abc.ABC):
-    """A connection that another thread can interrupt, and that a forked child can discard."""
+    """A connection that another thread can interrupt, and that a forked child can discard.
+
+    Attributes:
+        server: The server at the other end, if the engine has several.
+    """
+
+    server: str = ""
 
     @abc.abstractmethod
     def interrupt(self) -> None:

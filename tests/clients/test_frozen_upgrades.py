@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "fdd9fe50d1221964750d14de88ae43f289a6fe2b229a9b536a083160b48849ef"}
+DIGESTS = {"0.1.0": "578c09d47d5dbfa398d70f38de3832eb017ac0e5bfa191158c487a5773e33f96"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

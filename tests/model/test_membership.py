@@ -172,6 +172,7 @@ class Machine(RuleBasedStateMachine):
         engine = SimpleNamespace(
             options=Options(grace=self.life, lease=self.life if self.leased else None),
             beacon_may_fail=True,
+            has_other_servers=False,
             idle_heartbeat=60.0,
             has=lambda role: False,
             setup=None,

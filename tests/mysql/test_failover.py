@@ -2,7 +2,10 @@
 
 import contextlib
 
+import pymysql
 import pytest
+
+from sqlsem.engines.base import Busy, Disconnected
 
 pytestmark = pytest.mark.engines("mysql")
 
@@ -62,3 +65,18 @@ def test_an_orderly_connection_changes_nothing(fresh):
         with contextlib.closing(fresh.session()):
             pass
     assert fresh.rows("SELECT last_position, writes FROM sqlsem_gate") == before
+
+
+@pytest.mark.parametrize(
+    ("state", "expected", "is_usable"),
+    [("Synced", Busy, True), ("Donor/Desynced", Disconnected, False), ("Joined", Disconnected, False)],
+)
+def test_node_behind_its_cluster_is_left(fresh, monkeypatch, state, expected, is_usable):
+    """A statement that waited for the writes of other nodes ends as one that waited for a lock."""
+    with contextlib.closing(fresh.session(lease=30)) as session:
+        session.in_cluster = True
+        monkeypatch.setattr(session, "_node_state", lambda: state)
+        error = session.translate(pymysql.err.OperationalError(1205, "Lock wait timeout exceeded"))
+        assert type(error) is expected
+        assert (state in str(error)) is not is_usable
+        assert session.usable is is_usable

@@ -1,18 +1,20 @@
 """Galera clusters of three MariaDB nodes on 127.0.0.1. Tests stop, kill, pause, isolate and empty nodes.
 
 A node that was away rejoins by an incremental state transfer (IST) while the others still have the writes that it
-lacks; an empty node gets a copy of all data (SST, by rsync).
+lacks; an empty node gets a copy of all data (SST, by rsync). Tests can hold such a copy in the middle.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from support.mariadb import MariaDBServer, binary, mariadb_lacks
+from support.mariadb import MariaDBServer, binary, make_folder, mariadb_lacks
 from support.patience import PATIENCE, until
 from support.postgres import free_port
 
@@ -22,6 +24,24 @@ LIMIT = 4 * PATIENCE
 #: The others notice a silent node after two seconds, and the cache has the writes for a node that is away for a while.
 #: (If the other timeouts are shorter than usual, a busy machine forms views again and again.)
 OPTIONS = {"evs.keepalive_period": "PT0.5S", "evs.suspect_timeout": "PT2S", "gcache.size": "64M"}
+#: Programs for the nodes, by name. The state transfer "held" is that by rsync, but its sender (the donor) waits while
+#: there is the file "hold" beside the programs, and says so by a file "held". (The server looks for programs in its own
+#: folder first, so it would not find a program "rsync" alone.)
+_PROGRAMS = {
+    "wsrep_sst_held": """#!/bin/sh
+PATH="${0%/*}:$PATH" exec wsrep_sst_rsync "$@"
+""",
+    "rsync": """#!/bin/sh
+here=${0%/*}
+case " $* " in *" --daemon "*) ;; *)
+    if [ -e "$here/hold" ]; then
+        : >"$here/held"
+        while [ -e "$here/hold" ]; do sleep 0.1; done
+    fi
+esac
+exec REAL "$@"
+""",
+}
 
 
 def galera_lacks() -> str | None:
@@ -51,7 +71,13 @@ class GaleraNode(MariaDBServer):
     """
 
     def __init__(
-        self, directory: Path, name: str, group_port: int, peers: Sequence[str], settings: Mapping[str, str]
+        self,
+        directory: Path,
+        name: str,
+        group_port: int,
+        peers: Sequence[str],
+        settings: Mapping[str, str],
+        programs: Path,
     ) -> None:
         ports = [free_port() for _ in range(3)]
         options = {
@@ -74,7 +100,8 @@ class GaleraNode(MariaDBServer):
             "wsrep_sst_method": "rsync",
             "wsrep_sst_receive_address": f"127.0.0.1:{ports[2]}",
         }
-        super().__init__(directory, ports[0], None, {**own, **settings})
+        path = f"{programs}:{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin:/usr/sbin:/sbin"
+        super().__init__(directory, ports[0], None, {**own, **settings}, {"PATH": path})
         self.name = name
 
     # -- its state in the cluster
@@ -177,8 +204,10 @@ class GaleraCluster:
         ports = [free_port() for _ in range(size)]
         peers = [f"127.0.0.1:{port}" for port in ports]
         self.directory = directory
+        self._programs = directory / "programs"
+        self._make_programs()
         self.nodes = [
-            GaleraNode(directory / f"node{number}", f"node{number}", port, peers, settings or {})
+            GaleraNode(directory / f"node{number}", f"node{number}", port, peers, settings or {}, self._programs)
             for number, port in enumerate(ports, 1)
         ]
         try:
@@ -191,6 +220,33 @@ class GaleraCluster:
         except BaseException:
             self.close()
             raise
+
+    def _make_programs(self) -> None:
+        make_folder(self._programs)
+        for name, text in _PROGRAMS.items():
+            program = self._programs / name
+            program.write_text(text.replace("REAL", str(binary("rsync"))))
+            program.chmod(0o755)
+
+    @contextlib.contextmanager
+    def held_transfer(self, joiner: GaleraNode, donor: GaleraNode) -> Iterator[None]:
+        """Empty a node that does not run, start it, and hold its copy of the donor's data for the block. Meanwhile the
+        donor executes no write, and the node takes no connection. When the block ends, the copy goes on.
+        """
+        held, hold = self._programs / "held", self._programs / "hold"
+        held.unlink(missing_ok=True)
+        joiner.empty()
+        usual = dict(joiner.settings)
+        joiner.settings.update(wsrep_sst_method="held", wsrep_sst_donor=donor.name)
+        hold.touch()
+        try:
+            joiner.begin()
+            until(held.exists, f"{donor.name} sends its data to {joiner.name}", LIMIT)
+            yield
+        finally:
+            hold.unlink()
+            joiner.settings.clear()
+            joiner.settings.update(usual)
 
     def wait_until_whole(self) -> None:
         """Wait until all nodes take part."""

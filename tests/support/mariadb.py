@@ -213,7 +213,7 @@ class MariaDBServer(ServerAddress):
         with filelock.FileLock(f"{template}.lock"):
             if not template.exists():
                 draft = template.with_suffix(".draft")
-                _make_folder(draft)
+                make_folder(draft)
                 self._install(draft)
                 draft.rename(template)
         subprocess.run(["cp", "-a", f"{template}/.", self.data], check=True)
@@ -221,7 +221,7 @@ class MariaDBServer(ServerAddress):
     def make_folders(self) -> None:
         """Create its folders, which its user may write."""
         for folder in (self._own, self.data, self._own / "tmp"):
-            _make_folder(folder)
+            make_folder(folder)
 
     def _install(self, folder: Path) -> None:
         result = subprocess.run(
@@ -403,7 +403,8 @@ class MariaDBServer(ServerAddress):
         return "".join(file.read_text(errors="replace") for file in files if file.exists())
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Create a folder for the servers' user."""
     folder.mkdir(parents=True, exist_ok=True)
     if USER is not None:
         os.chown(folder, USER.pw_uid, USER.pw_gid)

@@ -10,9 +10,11 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -36,6 +38,9 @@ T = TypeVar("T")
 
 #: A statement gets at least this many seconds, however short the grace: a slow server is not dead.
 OVERDUE_SECONDS = 1.0
+#: Where another server can take over, a call may take this part of the time for which our locks are certain. So a
+#: heartbeat, which begins after a third of the lease, can be repeated on that server in time.
+SWITCH_SHARE = 1 / 3
 #: A call that counts as a heartbeat leaves the database's record alone if that is younger than this part of the grace,
 #: or of the lease.
 FRESH = 1 / 8
@@ -79,7 +84,13 @@ class MainConnection:
         self.clock = runtime.current().monotonic
         self._last_refusal = (-math.inf, "")  # when the last attempt to connect failed, and its error
         self.call_began: float | None = None  # when the current call began; guarded by the connection's lock
-        self._overdue = AdaptiveTimeout(max(trust, OVERDUE_SECONDS))  # how long a call may take
+        self._can_switch = engine.has_other_servers
+        #: How long a call may take at first.
+        self.answer_seconds = max(trust * SWITCH_SHARE if self._can_switch else trust, OVERDUE_SECONDS)
+        # How long a call may take, by the server: the others are not slow if one is.
+        self._overdue: defaultdict[str, AdaptiveTimeout] = defaultdict(
+            functools.partial(AdaptiveTimeout, self.answer_seconds)
+        )
         self._unanswered: Session | None = None  # the connection that the watchdog interrupted
         #: Why no call is possible any more: another database replaced ours, where our positions mean other rows.
         self.replaced_because: str | None = None
@@ -178,10 +189,10 @@ class MainConnection:
                     self.replaced_because = str(exc)
             if not self.session.usable or self.member_id is None:
                 interrupted, self._unanswered = self._unanswered, None
-                was_late = interrupted is not None and interrupted is self.session
+                was_late = interrupted is self.session
                 self._discard_connection()
-                if was_late and isinstance(exc, Disconnected):
-                    raise Unanswered.of(exc, self._overdue) from exc
+                if interrupted is not None and was_late and isinstance(exc, Disconnected):
+                    raise Unanswered.of(exc, self._overdue[interrupted.server]) from exc
             raise
         finally:
             self.call_began = None
@@ -243,11 +254,25 @@ class MainConnection:
     def interrupt_overdue(self) -> None:
         """Interrupt the current call if its answer is overdue."""
         session, since = self.session, self.call_began
-        overdue = self._overdue.seconds
-        if session is not None and since is not None and self._watched and self.clock() - since > overdue:
-            log.warning("%s has not answered for %.1f s; dropping the connection", self._engine.label, overdue)
+        if session is None or since is None or not self._watched:
+            return
+        overdue = self._overdue[session.server].seconds
+        if self.clock() - since > overdue:
+            place = session.server or self._engine.label
+            log.warning("%s has not answered for %.1f s; dropping the connection", place, overdue)
             self._unanswered = session
             session.interrupt()
+
+    def seconds_until_overdue(self) -> float:
+        """Return the seconds after which the watchdog must look at the current call, or at one that begins now. (Where
+        no other server can take over, its usual interval will do.)
+        """
+        session, since = self.session, self.call_began
+        if not self._can_switch:
+            return math.inf
+        if session is None or since is None or session is self._unanswered:
+            return self.answer_seconds
+        return since + self._overdue[session.server].seconds - self.clock()
 
     def stuck_location(self) -> str | None:
         """Return the line of the program that the thread with the connection's lock executes; None if it

@@ -419,7 +419,8 @@ class Membership:
 
     def _run_watchdog(self, should_continue: ShouldContinue) -> None:
         while should_continue():
-            pause = max(0.01, min(self._seconds_until_uncertain(), self._heartbeat_interval))
+            until_late = min(self._seconds_until_uncertain(), self.main.seconds_until_overdue())
+            pause = max(0.01, min(until_late, self._heartbeat_interval))
             if self.heartbeat_thread.is_suspect:
                 pause = min(pause, SUSPECT_SECONDS)
             self.watchdog.due = self.clock() + pause + self._tolerance

@@ -122,7 +122,7 @@ class WaitConnectionPool:
 
     def _expect_answer(self, session: EngineConnection, timeout: float) -> None:
         with self._state_lock:
-            self._due[session] = monotonic() + timeout + max(OVERDUE_SECONDS, self._member.trust)
+            self._due[session] = monotonic() + timeout + max(OVERDUE_SECONDS, self._member.main.answer_seconds)
         self._member.main.require_open()
 
     def interrupt_overdue(self) -> None:

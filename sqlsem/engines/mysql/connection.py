@@ -46,6 +46,8 @@ START_SECONDS = 3.0
 TEXT_SIZE = 200_000
 #: Seconds by which the clocks of a cluster's nodes may differ.
 CLUSTER_MARGIN = 2.0
+#: The state of a node that has the writes of all nodes.
+SYNCED = "Synced"
 
 
 class Row(tuple[Any, ...]):
@@ -91,6 +93,7 @@ class MysqlConnection(StatementSession):
     def __init__(self, engine: MysqlDatabase, connection: Any) -> None:
         super().__init__(engine)
         self.connection = connection
+        self.server = f"{connection.host}:{connection.port}"
         self.sleeper = LockSleeper(self)
         self._in_transaction = False
         self.login_name = ""
@@ -113,7 +116,7 @@ class MysqlConnection(StatementSession):
         self.run("session", {"gate": gate, "metadata": max(5, gate), "idle": self.idle})
         login, database, version, place, now, read_only = self.row("facts")
         if read_only and purpose != "look":  # (A login with SUPER could write there.)
-            self.engine.use_next_server()
+            self.engine.leave_server(self.server)
             raise Disconnected(
                 f"{self.engine.label} is read-only (a replica?); connect to the primary", code="read-only"
             )
@@ -250,20 +253,23 @@ class MysqlConnection(StatementSession):
         where, code = self.engine.label, exc.args[0] if exc.args else 0
         text = first_line(exc.args[-1] if exc.args else exc)
         if code == NOT_READY:
-            self.given_up = True  # another node may be ready: connect anew
-            self.engine.use_next_server()
-            return Disconnected(f"{where}: this node does not take part in its cluster now: {text}")
+            self._give_up()  # another node may be ready
+            return Disconnected(f"{where}: the node {self.server} does not take part in its cluster now: {text}")
+        if code == ER.LOCK_WAIT_TIMEOUT and self.in_cluster and (state := self._node_state()) != SYNCED:
+            # It waited for the writes of other nodes, which this node does not execute while it sends its data to a new
+            # node. (It may have waited for a lock, and another node serves as well.)
+            self._give_up()
+            return Disconnected(f"{where}: the node {self.server} is behind its cluster (it is {state}): {text}")
         if isinstance(exc, OSError) or code in LOST or not self.connection or not self.connection.open:
             self._force_close()
-            self.engine.use_next_server()
+            self.engine.leave_server(self.server)
             return Disconnected(f"Lost the connection to {where}: {text}")
         if code == ER.LOCK_DEADLOCK and self.in_cluster:
             return Conflict(f"{where}: a transaction on another node was faster: {text}", code="unreachable")
         if code in LOCKED:
             return Busy(f"{where}: another session keeps a lock in an open transaction: {text}")
         if code in READ_ONLY:
-            self.given_up = True  # another server may be the primary now: connect anew
-            self.engine.use_next_server()
+            self._give_up()  # another server may be the primary now
             return Disconnected(f"{where} is read-only (a replica?): {text}", code="read-only")
         if code in (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR):
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
@@ -277,6 +283,18 @@ class MysqlConnection(StatementSession):
         if code in FULL:
             return Unavailable(f"{where}: {text}; free some room on the server", code="full")
         return Unavailable(f"{where}: {text}")
+
+    def _give_up(self) -> None:
+        """Let this session be replaced by one on another server."""
+        self.given_up = True
+        self.engine.leave_server(self.server)
+
+    def _node_state(self) -> str:
+        """Return the state of this node in its cluster, which it tells even while it executes nothing else."""
+        try:
+            return str(dict(self.rows("status"))["wsrep_local_state_comment"])
+        except SqlsemError as exc:
+            return f"silent: {exc}"
 
     @property
     def usable(self) -> bool:

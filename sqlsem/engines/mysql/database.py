@@ -47,6 +47,7 @@ class MysqlDatabase(StatementEngine):
         self._next_server = 0
         if creator is None:
             self._parameters, self.servers = _parameters(url)
+        self.has_other_servers = len(self.servers) > 1 and options.lease is not None
 
     @property
     def label(self) -> str:
@@ -77,19 +78,28 @@ class MysqlDatabase(StatementEngine):
     def queries(self) -> Mapping[str, str]:
         return _queries(self.options.schema, self.options.table)
 
-    def use_next_server(self) -> None:
-        """Let the next connection go to the next server of the URL: this one cannot serve now."""
-        self._next_server += 1
+    @property
+    def next_server(self) -> str:
+        """The server to which the next connection goes; empty if the URL names none."""
+        return "{}:{}".format(*self.servers[self._next_server % len(self.servers)]) if self.servers else ""
+
+    def leave_server(self, server: str) -> None:
+        """Let the next connection go to the next server of the URL, as ``server`` cannot serve now. If the connections
+        of this process have left that one already, nothing changes: else they would skip a server that can serve.
+        """
+        if server == self.next_server:
+            self._next_server += 1
 
     def open_connection(self, **other: Any) -> Any:
         """Open a connection. ``other``: parameters in place of those of the URL."""
         for left in range(max(1, len(self.servers)) - 1, -1, -1):
+            server = self.next_server
             try:
                 return self._open_on_server(**other)
             except Disconnected:
                 if not left:
                     raise
-                self.use_next_server()
+                self.leave_server(server)
         raise AssertionError("unreachable")
 
     def _open_on_server(self, **other: Any) -> Any:

@@ -15,7 +15,8 @@ SELECT SUBSTRING_INDEX(USER(), '@', 1), DATABASE(), VERSION(), CONCAT(@@hostname
        @@global.read_only
 
 -- name: status
-SHOW GLOBAL STATUS WHERE variable_name IN ('Uptime', 'wsrep_ready', 'wsrep_connected', 'wsrep_cluster_state_uuid')
+SHOW GLOBAL STATUS
+WHERE variable_name IN ('Uptime', 'wsrep_ready', 'wsrep_connected', 'wsrep_cluster_state_uuid', 'wsrep_local_state_comment')
 
 -- name: origin
 -- The server that wrote last, and when it was started. (Without a version, an installation has not ended yet.)
