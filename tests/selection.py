@@ -42,7 +42,7 @@ BUSY, BUSIEST = 0.2, 0.4
 #: in the default run, and the tests that are only about it.
 SIBLINGS, SIBLING_SAMPLE, SIBLING_TESTS = ("mysql",), 12, "tests/conformance"
 #: A function with more variants than SMALL has one in SAMPLE of them in the default run.
-SMALL, SAMPLE = 4, 4
+SMALL, SAMPLE = 4, 6
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ READ = """
 SELECT sum(CASE WHEN relkind = 'i' THEN pg_stat_get{0}_numscans(oid) ELSE 0 END
            + pg_stat_get{0}_tuples_returned(oid))::bigint
 FROM pg_class WHERE relkind IN ('r', 'i') AND relnamespace = 'sqlsem'::regnamespace"""
-SETTINGS = "SET jit = off; SET max_parallel_workers_per_gather = 0; SET statement_timeout = '20s'"
+SETTINGS = "SET jit = off; SET max_parallel_workers_per_gather = 0; SET statement_timeout = '60s'"
 #: Routines about one object that read more rows when other objects have more, and why.
 LINEAR = {
     **dict.fromkeys(("release_on_commit", "delete_commit_marker"), "markers stay for a moment"),
