@@ -181,8 +181,11 @@ def end_at_many_lines(channel, url, options, name, what):
     channel.tell("done", number=number)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("what", WORK)
+# (A grant that was handed over stays in transit until its time is up.)
+KINDS = [pytest.param(what, marks=pytest.mark.leaves_rows) if what == "upgrade" else what for what in WORK]
+
+
+@pytest.mark.parametrize("what", KINDS)
 def test_daemon_at_any_line_of_its_work_ends_quietly(spawn, connect, database, name, what):
     connect().mutex(f"{name}-busy").acquire()
     child = spawn(end_at_many_lines, name=str(name), what=what)
