@@ -161,7 +161,8 @@ class MainConnection:
 
     def _attempt(self, call: Callable[[Session, int], T], counts_as_heartbeat: bool) -> T:
         """Execute one call, and discard the connection if it breaks. Called with ``_lock`` held."""
-        assert self.session is not None
+        session = self.session
+        assert session is not None
         if self.member_id is None:  # the member was removed, and an interrupt kept the connection from being discarded
             self._discard_connection()
             raise self.member_removed()
@@ -172,27 +173,26 @@ class MainConnection:
         began = self.call_began = self.clock()
         try:
             try:
-                result = call(self.session, self.member_id)
+                result = call(session, self.member_id)
             except SqlsemError:
-                self.session.require_in_place()  # if the database was replaced, this error says more
+                session.require_in_place()  # if the database was replaced, this error says more
                 raise
-            self.session.require_in_place()
+            session.require_in_place()
         except BaseException as exc:
             # An exception in a signal handler may leave a connection in the middle of a statement. And a member that
             # was removed has to register again, on a new connection.
-            self.session.recover()
+            session.recover()
             if isinstance(exc, Replaced):
                 # Mark losses before the beacon ends: programs that use the new database wait for that end. Our
                 # positions mean other rows there, so a process that has rows must not go on.
                 self.member_id = None
                 if self._member.mark_all_lost(str(exc), for_good=True) or had_any:
                     self.replaced_because = str(exc)
-            if not self.session.usable or self.member_id is None:
-                interrupted, self._unanswered = self._unanswered, None
-                was_late = interrupted is self.session
+            if not session.usable or self.member_id is None:
+                was_late, self._unanswered = self._unanswered is session, None
                 self._discard_connection()
-                if interrupted is not None and was_late and isinstance(exc, Disconnected):
-                    raise Unanswered.of(exc, self._overdue[interrupted.server]) from exc
+                if was_late and isinstance(exc, Disconnected):
+                    raise Unanswered.of(exc, self._overdue[session.server]) from exc
             raise
         finally:
             self.call_began = None
