@@ -23,7 +23,7 @@ __all__ = [
     "begin",
     "block_daemon_thread",
     "has_begun",
-    "start_unless_begun",
+    "start_unless_ending",
     "starting",
     "watch_child",
 ]
@@ -114,19 +114,19 @@ def has_begun() -> bool:
     return _ending
 
 
-def start_unless_begun(call: Callable[..., object], *arguments: object) -> None:
+def start_unless_ending(call: Callable[..., object], *arguments: object) -> None:
     """Start a thread without `threading`, unless the interpreter is ending."""
     not_running = _thread.allocate_lock()
     not_running.acquire()
     _starting.add(not_running)  # before the question: so either the end is seen here, or this thread by `await_started`
+    started = False
     try:
         if not _ending:
             _thread.start_new_thread(_run, (not_running, call, arguments))
-            return
-    except BaseException:
-        _starting.discard(not_running)
-        raise
-    _starting.discard(not_running)
+            started = True
+    finally:
+        if not started:
+            _starting.discard(not_running)
 
 
 def _run(not_running: _thread.LockType, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
@@ -152,9 +152,9 @@ def starting() -> Iterator[None]:
 
 
 def await_started() -> None:
-    """Wait until the threads of `start_unless_begun` and `starting` run. Call it after `begin`. If the interpreter ends
-    while a thread is about to run, the thread crashes the process (github.com/python/cpython/issues/124878). Python
-    does not wait for a thread that a daemon starts.
+    """Wait until the threads of `start_unless_ending` and `starting` run. Call it after `begin`. If the interpreter
+    ends while a thread is about to run, the thread crashes the process (github.com/python/cpython/issues/124878).
+    Python does not wait for a thread that a daemon starts.
     """
     global _awaited
     _awaited = True

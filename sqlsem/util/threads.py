@@ -207,7 +207,7 @@ def spawn_in_handler(job: Callable[[], object], name: str) -> None:
     interrupted this thread while it started another thread: then `threading` would wait for a lock that this thread
     holds.
     """
-    shutdown.start_unless_begun(call_and_log, f"The thread {name}", job)
+    shutdown.start_unless_ending(call_and_log, f"The thread {name}", job)
 
 
 def when_all(done: Sequence[Future[None]], call: Callable[[], object]) -> None:

@@ -321,7 +321,7 @@ class Membership:
             self._heartbeat_now = False
             self.watchdog.repair()
             if self.main.replaced_because is not None:
-                continue  # everything is lost, and no row of ours is left to release
+                continue  # all locks are lost, and no row is left to release
             try:
                 self._owner.clean_up()
                 self.heartbeat()
