@@ -146,12 +146,8 @@ class AcquireAllWithRate(AcquireContended):
         return sqlsem.all_of(self.ours.rate(self.name("rate"), 1000, per=1), self.ours.mutex(self.name))
 
 
-class AcquireAllWithRateExplicitly(AcquireAllWithRate):
-    def call(self):
-        lock = self.lock()
-        with self.released_soon(self.grant):
-            if lock.acquire(timeout=PATIENCE):
-                lock.release()
+class AcquireAllWithRateExplicitly(AcquireAllWithRate, AcquireExplicitly):
+    """The locks of the one, and the call of the other."""
 
 
 class AcquireAllWithSlowRate(Acquire):

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from support import Database, random_name, until
+from support import Database, until
 from support.galera import url_of
 from support.patience import PATIENCE
 
@@ -20,12 +20,7 @@ RETRY = 60.0
 @pytest.fixture
 def database(galera_cluster, engine_name):
     """A database of the cluster, with a URL of all nodes."""
-    first = galera_cluster.nodes[0]
-    name = random_name()
-    first.rows(f"CREATE DATABASE {name}")
-    database = Database("mysql", url_of(galera_cluster.nodes, name), {"lease": LEASE})
-    database.install()
-    return database
+    return galera_cluster.new_database(LEASE)
 
 
 def on(database, *nodes, lease=LEASE):

@@ -17,7 +17,7 @@ import pytest
 from agent import stop
 from soak.checks import Happened, holders_of, stays
 from soak.kernel_locks import KernelLocks
-from support import Database, random_name, until
+from support import until
 from support.galera import url_of
 from support.journals import Journal, JournalReader
 
@@ -51,13 +51,7 @@ FAULTS = ("kill client", "pause client", "kill node", "isolate node", "pause nod
 @pytest.fixture
 def databases(galera_cluster, engine_name):
     """Databases of the cluster with the tables of sqlsem, each with a URL of all nodes."""
-    databases = []
-    for _ in range(DATABASES):
-        name = random_name()
-        galera_cluster.nodes[0].rows(f"CREATE DATABASE {name}")
-        databases.append(Database("mysql", url_of(galera_cluster.nodes, name), {"lease": LEASE}))
-        databases[-1].install()
-    return databases
+    return [galera_cluster.new_database(LEASE) for _ in range(DATABASES)]
 
 
 @pytest.fixture

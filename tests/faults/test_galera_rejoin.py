@@ -10,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from support import PATIENCE, Attempt, Database, random_name, remains, until
+from support import PATIENCE, Attempt, random_name, remains, until
 from support.galera import LIMIT, url_of
 
 import sqlsem
@@ -26,11 +26,7 @@ WINDOW = 3600.0
 @pytest.fixture
 def database(galera_cluster, engine_name):
     """A database of the cluster, with a URL of all nodes."""
-    name = random_name()
-    galera_cluster.nodes[0].rows(f"CREATE DATABASE {name}")
-    database = Database("mysql", url_of(galera_cluster.nodes, name), {"lease": LEASE})
-    database.install()
-    return database
+    return galera_cluster.new_database(LEASE)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from support.databases import Database, random_name
 from support.mariadb import MariaDBServer, binary, make_folder, mariadb_lacks
 from support.patience import PATIENCE, until
 from support.postgres import free_port
@@ -279,6 +280,14 @@ class GaleraCluster:
             return len(members) == size and all(node.cluster_size == size for node in members)
 
         until(is_formed, f"{size} nodes form the cluster", LIMIT)
+
+    def new_database(self, lease: float) -> Database:
+        """Create a database with the tables of sqlsem. Its URL names all nodes."""
+        name = random_name()
+        self.nodes[0].rows(f"CREATE DATABASE {name}")
+        database = Database("mysql", url_of(self.nodes, name), {"lease": lease})
+        database.install()
+        return database
 
     def close(self) -> None:
         """End all nodes, in whatever state they are."""
