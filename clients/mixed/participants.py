@@ -41,7 +41,7 @@ CLOCKS = {
 }
 
 
-def _tell(*words: object) -> None:
+def _report(*words: object) -> None:
     print(*words, flush=True)
 
 
@@ -69,13 +69,13 @@ def _python(run: Run) -> None:
     with sqlsem.connect(run.url, schema=run.schema) as coordinator, contextlib.closing(connect(run)) as witness:
         lock = coordinator.limit(run.resource, run.limit, note="Python")
         coordinator.admin.entries(run.resource)
-        _tell("ready")
+        _report("ready")
         sys.stdin.readline()
         for _ in range(run.turns):
             with lock as grant:
-                _tell("in", grant.position, value_of(witness, CLOCKS[run.engine]))
+                _report("in", grant.position, value_of(witness, CLOCKS[run.engine]))
                 time.sleep(run.seconds)
-                _tell("out", grant.position, value_of(witness, CLOCKS[run.engine]))
+                _report("out", grant.position, value_of(witness, CLOCKS[run.engine]))
 
 
 def _bare(run: Run) -> None:
@@ -89,16 +89,16 @@ def _bare(run: Run) -> None:
         give = f"DELETE FROM {table} WHERE resource_id = ? AND queue_position = ? AND requesting_id = ?"  # noqa: S608
         number = f"SELECT max(queue_position) FROM {table} WHERE resource_id = ? AND requesting_id = ?"  # noqa: S608
         ahead = f"SELECT count(*) FROM {table} WHERE resource_id = ? AND queue_position < ?"  # noqa: S608
-        _tell("ready")
+        _report("ready")
         sys.stdin.readline()
         for _ in range(run.turns):
             cursor.execute(take.replace("?", mark), (run.resource, requester, run.limit))
             position = value_of(connection, number, run.resource, requester)
             while value_of(connection, ahead, run.resource, position) >= run.limit:
                 time.sleep(0.02)
-            _tell("in", position, value_of(connection, CLOCKS[run.engine]))
+            _report("in", position, value_of(connection, CLOCKS[run.engine]))
             time.sleep(run.seconds)
-            _tell("out", position, value_of(connection, CLOCKS[run.engine]))
+            _report("out", position, value_of(connection, CLOCKS[run.engine]))
             cursor.execute(give.replace("?", mark), (run.resource, position, requester))
 
 

@@ -37,7 +37,7 @@ def put_all(queue):
     queue.put(fail, max_attempts=2, backoff=0, on_failure="continue")
 
 
-class Told:
+class PublishedOutcomes:
     """The events that a worker publishes by `on_task`."""
 
     def __init__(self, queue, **options):
@@ -133,7 +133,7 @@ def test_worker_tells_outcomes_as_recorded(queue, monkeypatch, caplog, fault, gr
     put_all(queue)
     if fault is not None:
         fault(queue, monkeypatch)
-    reports = Told(queue, group=group)
+    reports = PublishedOutcomes(queue, group=group)
     reports.worker.run()
     monkeypatch.undo()
     check(queue, reports)
@@ -153,7 +153,7 @@ def test_worker_tells_a_claim_taken_away_as_lost(database, queue, caplog):
             database.rows(f"UPDATE {table} SET status = 'pending', member_id = NULL WHERE task_id = ?", number)
 
     meanwhile.append(take)
-    reports = Told(queue)
+    reports = PublishedOutcomes(queue)
     reports.worker.run()
     assert reports.outcomes == {(number, 1, "lost"): 1, (number, 2, "finished"): 1}
     assert (reports.worker.finished, reports.worker.failed) == (1, 0)
@@ -173,7 +173,7 @@ def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
             session.close()
         reports.worker.stop()
 
-    reports = Told(queue)
+    reports = PublishedOutcomes(queue)
     plain = queue.claiming.end_and_claim
 
     def end_and_claim(ends, maximum, **options):

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.engines("postgresql")
 SETTINGS = {"grace": 5.0, "retry": 2.0}
 
 
-class Told:
+class RecordedCallbacks:
     """Callbacks that record their calls, and hold the kernel's lock in between."""
 
     def __init__(self, folder, name):
@@ -44,14 +44,14 @@ class Told:
 
 
 def threads(channel, url, options, name, folder):
-    coordinator, log = sqlsem.connect(url, **options, **SETTINGS), Told(folder, name)
+    coordinator, log = sqlsem.connect(url, **options, **SETTINGS), RecordedCallbacks(folder, name)
     leader = coordinator.leader(name, on_started=log.started, on_stopped=log.stopped)
     channel.tell("ready")
     leader.run(lambda term: term.ending.wait() and term.check())
 
 
 def aio(channel, url, options, name, folder):
-    log = Told(folder, name)
+    log = RecordedCallbacks(folder, name)
 
     async def forever(term):
         await asyncio.Event().wait()
@@ -77,7 +77,7 @@ def command(channel, url, options, name, folder):
 
 def follow(name, folder):
     """The command: it leads as long as it lives."""
-    log = Told(folder, name)
+    log = RecordedCallbacks(folder, name)
     term = SimpleNamespace(fence=int(os.environ["SQLSEM_FENCE"]), lost=False)
 
     def end(number, frame):
