@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from sqlsem.client.callers import Caller, new_number
 from sqlsem.client.client import DatabaseClient
 from sqlsem.client.connection.wait_pool import MAX_IDLE_CONNECTIONS
-from sqlsem.client.effects import NO_CONNECTION, Call, Effect, RevertibleOperation, Sleep, WaitFor
+from sqlsem.client.effects import NO_CONNECTION, Call, Effect, RevertibleOperation, Sleep, WaitFor, WaitForEvent
 from sqlsem.client.held.registry import BaseGrant
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.util import shutdown
@@ -243,6 +243,8 @@ class Driver:
             return await self._wait_in_thread(effect)
         if isinstance(effect, Sleep):
             return await effect.waiter.event.sleep(effect.timeout)
+        if isinstance(effect, WaitForEvent):
+            return await call_in_thread(self.client, effect.event.wait)
         return await self._in_thread(self.client.member.verify)
 
     async def _call(self, effect: Call) -> Any:

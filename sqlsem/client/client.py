@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlsem.client.callers import Caller, this_thread
 from sqlsem.client.connection.membership import Membership
 from sqlsem.client.connection.wait_pool import WaitConnectionPool
-from sqlsem.client.effects import NO_CONNECTION, Call, Effect, Effects, Sleep, WaitFor
+from sqlsem.client.effects import NO_CONNECTION, Call, Effect, Effects, Sleep, WaitFor, WaitForEvent
 from sqlsem.client.event_bus import EventBus, drain, global_bus
 from sqlsem.client.event_loops import EventLoops
 from sqlsem.client.held.claims import Claim, Claims
@@ -180,6 +180,8 @@ class DatabaseClient:
             woken = effect.waiter.event.wait(effect.timeout)
             effect.waiter.event.clear()
             return woken
+        if isinstance(effect, WaitForEvent):
+            return effect.event.wait()
         return member.verify()
 
     def with_connection(self, call: Callable[[Session], T], capability: Capability | None = None) -> T:
@@ -294,14 +296,17 @@ class DatabaseClient:
         """End the acquisition identified by ``by``. With the last one, release the lock: remove the grant from the
         registry, then its rows from the database, and grant the next waiters of this process (`_delete_row`).
 
-        Raises `LockLost` if the lock was lost before or during this call. Does nothing if a commit has released the
-        grant (`Grant.release_on_commit`). ``committed``: given by such a release itself; called when the grant has left
-        the registry.
+        Raises `LockLost` if the lock was lost before or during this call. If a commit releases the grant
+        (`Grant.release_on_commit`), wait until that is done. ``committed``: given by such a release itself; called when
+        the grant has left the registry.
         """
         state, member = grant.state, self.member
         # (If it is held several times, only the innermost acquisition ends, and the commit still releases the lock.)
-        if committed is None and state.commit_release is not None and state.depth <= 1 and state.commit_release.stop():
-            return
+        if committed is None and state.commit_release is not None and state.depth <= 1 and state.pid == os.getpid():
+            ended = state.commit_release.stop()
+            if ended is not None:
+                yield WaitForEvent(ended)
+                return
         if state.pid != os.getpid() or (state.released and state.why_lost is None):
             state.require_held()
         try:

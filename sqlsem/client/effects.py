@@ -1,13 +1,14 @@
 """The effects of an operation, and the functions that execute them for a thread.
 
 An operation (acquire, upgrade, release …) is a generator that yields effects: a call of the database, a wait there, a
-sleep, a verification. A driver executes each effect, and sends its result back or throws its error into the generator.
-The generators do no I/O, so one implementation serves both APIs: for a thread `DatabaseClient.execute_effect` blocks,
-for a task `sqlsem.aio.driver` awaits.
+sleep, a verification, a wait for another thread. A driver executes each effect, and sends its result back or throws its
+error into the generator. The generators do no I/O, so one implementation serves both APIs: for a thread
+`DatabaseClient.execute_effect` blocks, for a task `sqlsem.aio.driver` awaits.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -28,6 +29,7 @@ __all__ = [
     "Sleep",
     "VerifyGrants",
     "WaitFor",
+    "WaitForEvent",
     "run_generator",
     "run_operation",
 ]
@@ -80,7 +82,14 @@ class VerifyGrants:
     """Ask the database whether the rows of all grants of this process still exist."""
 
 
-Effect = Call | WaitFor | Sleep | VerifyGrants
+@record
+class WaitForEvent:
+    """Wait until another thread has set the event (of `runtime.event`)."""
+
+    event: threading.Event
+
+
+Effect = Call | WaitFor | Sleep | VerifyGrants | WaitForEvent
 #: A generator of effects with a result.
 Effects = Generator[Effect, Any, T]
 

@@ -151,8 +151,8 @@ class Grant(BaseGrant):
         """Release the lock when the transaction of ``cursor`` commits; keep it if the transaction rolls back (also to a
         savepoint before this call). Until the commit the transaction keeps the lock, as with `assert_held`. The release
         follows the commit within milliseconds, and never precedes it. After the commit, `release` and the end of the
-        block do nothing; before it they work as usual, and wait for the transaction. If the lock is acquired once more
-        after this call (``reentrant``), the release waits for the end of that block.
+        block wait for that release; before it they work as usual, and wait for the transaction. If the lock is acquired
+        once more after this call (``reentrant``), the release waits for the end of that block.
 
         ``cursor`` is a DB-API cursor on the *same database* (psycopg, pyodbc, sqlite3, Django) with an open
         transaction, or a ``Connection`` or ``Session`` of SQLAlchemy. Its login must be that of the lock.

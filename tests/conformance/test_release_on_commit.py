@@ -182,6 +182,29 @@ def test_block_ends_before_the_commit_is_polled(connect, database, name, transac
         assert database.queue(name) == []
 
 
+def test_block_ends_after_the_release_by_its_commit(connect, database, name, transaction, monkeypatch):
+    """The lock is free when the block has ended, as with any block."""
+    coordinator, cursor = connect(), transaction()
+    begun, may_go_on = threading.Event(), threading.Event()
+    with coordinator.mutex(name) as grant:
+        session_class = type(coordinator.client.member.main.session)
+        release = session_class.release
+
+        def late(*arguments):
+            begun.set()
+            assert may_go_on.wait(PATIENCE)
+            return release(*arguments)
+
+        monkeypatch.setattr(session_class, "release", late)
+        grant.release_on_commit(cursor)
+        cursor.connection.commit()
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.3, may_go_on.set).start()
+    assert may_go_on.is_set()
+    assert database.queue(name) == []
+    assert not grant.lost
+
+
 def leave_and_die(channel, url, options, engine, name, commit):
     """A child process that holds, writes, calls release_on_commit and dies, with or without the commit."""
     database = Database(engine, url, options)
@@ -316,8 +339,11 @@ async def test_cursors_that_are_awaited(database, connect, name):
 
 @pytest.mark.engines("sqlite", "postgresql")
 @pytest.mark.faces("aio")
-def test_event_loop_runs_on_while_commit_is_unknown(database, name, monkeypatch):
-    """A thread keeps asking whether the transaction was committed."""
+@pytest.mark.parametrize(
+    ("call", "end"), [("is_committed", "rollback"), ("release", "commit")], ids=["outcome", "release"]
+)
+def test_event_loop_runs_on_while_a_call_has_no_answer(database, name, monkeypatch, call, end):
+    """A thread asks if the transaction was committed, and then releases the lock; the loop does not stand still."""
     polled, answers, beating = threading.Event(), threading.Event(), threading.Event()
 
     async def beat():
@@ -328,18 +354,21 @@ def test_event_loop_runs_on_while_commit_is_unknown(database, name, monkeypatch)
 
     async def main(coordinator, cursor):
         session_class = type(coordinator.client.member.main.session)
-        is_committed = session_class.is_committed
+        method = getattr(session_class, call)
 
-        def silent(session, word):
+        def silent(*arguments):
             polled.set()
             assert answers.wait(PATIENCE)
-            return is_committed(session, word)
+            return method(*arguments)
 
-        monkeypatch.setattr(session_class, "is_committed", silent)
+        monkeypatch.setattr(session_class, call, silent)
         async with coordinator.aio.mutex(name) as grant:
             await grant.release_on_commit(cursor)
+            if end == "commit":
+                cursor.connection.commit()
             await asyncio.to_thread(polled.wait, PATIENCE)
-            cursor.connection.rollback()  # frees the row
+            if end == "rollback":
+                cursor.connection.rollback()  # frees the row
             heart = asyncio.create_task(beat())
         assert beating.is_set(), "the loop stood still"
         await heart

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -40,8 +41,14 @@ LostCallback = Callable[[Any], object]
 class CommitRelease(Protocol):
     """A release of a grant by the commit of the caller's transaction (`Grant.release_on_commit`)."""
 
-    def stop(self) -> bool:
-        """Stop watching the transaction. Return True if its commit has released the grant."""
+    @property
+    def is_under_way(self) -> bool:
+        """True while the grant is being released because of the commit."""
+
+    def stop(self) -> threading.Event | None:
+        """Stop watching the transaction. If its commit releases the grant, return an event that is set once that is
+        done.
+        """
 
     def reenter(self, token: Permit) -> bool:
         """Add an acquisition, whose end the release then waits for. Return False if the grant has been released."""
@@ -159,8 +166,11 @@ class GrantState:
 
     @property
     def ended_early(self) -> bool:
-        """True if the grant was released or handed over, and not lost: the end of its block then does nothing."""
-        return self.released and self.why_lost is None
+        """True if the grant was released or handed over, and not lost: the end of its block then does nothing. (False
+        while a commit releases it: the end of the block waits for that.)
+        """
+        ended = self.released and self.why_lost is None
+        return ended and (self.commit_release is None or not self.commit_release.is_under_way)
 
     def set_access(self, access: str) -> None:
         """Record that a conversion changed the access."""

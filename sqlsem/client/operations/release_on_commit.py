@@ -9,6 +9,7 @@ commit. If this process dies in between, its locks are removed like those of any
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,7 @@ class ReleaseOnCommit:
         self._released = False
         self._thread = SupervisedThread("sqlsem-commit", self._watch, client.member.closing)
         self._discarded = runtime.event()  # set once the registry has dropped the grant
+        self._ended = runtime.event()  # set once the release has ended
 
     def begin(self) -> None:
         """Start the thread."""
@@ -112,17 +114,21 @@ class ReleaseOnCommit:
             released = self._released
             reentered = not released and self._grant.state.reenter(token)
         if released:
-            self._discarded.wait()  # as in `stop`
+            self._discarded.wait()  # (Soon: the thread sets it before it calls the database.)
         return reentered
 
-    def stop(self) -> bool:
-        """Stop watching the transaction. Return True if it has released the grant."""
+    @property
+    def is_under_way(self) -> bool:
+        """True while the grant is being released because of the commit."""
+        return self._released and not self._ended.is_set()
+
+    def stop(self) -> threading.Event | None:
+        """Stop watching the transaction. If its commit releases the grant, return an event that is set once that is
+        done.
+        """
         with self._lock:
             self._stopped = True
-            released = self._released
-        if released:
-            self._discarded.wait()  # (Soon: the thread sets it before it calls the database.)
-        return released
+            return self._ended if self._released else None
 
     def _watch(self, should_continue: ShouldContinue) -> None:
         client, closing = self._client, self._client.member.closing
@@ -155,6 +161,7 @@ class ReleaseOnCommit:
             run_generator(effects, self._client.execute_effect)
         finally:
             self._discarded.set()
+            self._ended.set()
         return True
 
     def _is_committed(self) -> bool:
