@@ -63,7 +63,7 @@ import face as aio_face  # noqa: E402
 import microsoft  # noqa: E402
 import selection  # noqa: E402
 import support  # noqa: E402
-from support import databases, environment, galera, shared_servers  # noqa: E402
+from support import databases, environment, galera, late_threads, shared_servers  # noqa: E402
 
 import sqlsem  # noqa: E402
 from clients.mixed import dotnet  # noqa: E402
@@ -113,6 +113,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("SQLSEM_TEST_ENGINES", "sqlite,memory")
         if config.args == config.getini("testpaths"):
             config.args[:] = selection.QUICK
+    if config.option.late:
+        late_threads.delay_threads()
     if config.option.record and not is_worker(config):
         config.pluginmanager.register(selection.Recorder())
     # Bytecode is kept in any case, beside what pytest keeps: tests start many processes, each of which would spend most
@@ -166,6 +168,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     shards = {"type": selection.shard, "default": (1, 1), "metavar": "K/N"}
     parser.addoption("--shard", **shards, help="run the part K of N of these cases; the default is 1/1")
     parser.addoption("--record", action="store_true", help="write the slow functions to tests/durations.txt")
+    parser.addoption("--late", action="store_true", help="delay the threads of sqlsem at random")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import sqlsem
 from sqlsem.util.timing import Timing, current, use
-from support import forks
+from support import forks, late_threads
 from support.patience import PATIENCE
 
 #: The signals by which a faulty process ends itself. (SIGABRT is also sent by `Child.next`, which fails then.)
@@ -75,6 +75,8 @@ def child_main() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules["child_code"] = module
     spec.loader.exec_module(module)
+    if order["late"]:
+        late_threads.delay_threads()
     with use(Timing(**order["timing"])):
         getattr(module, order["function"])(channel, **order["arguments"])
     channel.tell("end")
@@ -93,7 +95,8 @@ class Child:
         self._reader.start()
         file = inspect.getsourcefile(function)
         times = dataclasses.asdict(current())
-        self.send(file=str(Path(str(file)).resolve()), function=function.__name__, arguments=arguments, timing=times)
+        order = {"file": str(Path(str(file)).resolve()), "function": function.__name__, "arguments": arguments}
+        self.send(**order, timing=times, late=late_threads.is_late())
 
     @property
     def pid(self) -> int:

@@ -8,7 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import sqlsem
+from support import late_threads
 
 #: Seconds that a condition may take before a test gives up. Machines are slow and noisy. (proof/run_mutants.py gives up
 #: sooner: it knows how long the tests take.)
@@ -94,6 +97,8 @@ def promptly(attempt: Callable[[], float], seconds: float, description: str, tim
 
     A standstill of the machine makes one attempt slow; slow code makes all slow. So one fast attempt is enough.
     """
+    if late_threads.is_late():
+        pytest.skip("nothing is prompt with late threads (--late)")
     took: list[float] = []
     while not took or took[-1] >= seconds:
         assert len(took) < times, f"{description}: it took {', '.join(f'{seconds:.1f}' for seconds in took)} s"

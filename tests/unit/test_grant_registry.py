@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import threading
 from unittest import mock
 
 import pytest
@@ -148,7 +149,8 @@ def test_grant_ended_by_commit_is_not_released_again(locks, registry):
     with locks.mutex("a", reentrant=True) as grant:
         grant.state.commit_release = departure = mock.Mock()
         departure.reenter.side_effect = grant.state.reenter
-        departure.stop.return_value = True
+        departure.stop.return_value = ended = threading.Event()
+        ended.set()
         again = locks.mutex("a", reentrant=True)
         assert again.acquire()
         again.release()
@@ -158,7 +160,7 @@ def test_grant_ended_by_commit_is_not_released_again(locks, registry):
         departure.stop.assert_called_once_with()
         assert grant.state.depth == 1
         assert [entry.position for entry in locks.admin.entries("a")] == [grant.position]
-        departure.stop.return_value = False
+        departure.stop.return_value = None
     assert locks.admin.entries("a") == []
 
 
