@@ -62,8 +62,10 @@ def test_a_waiter_wakes_up_soon_after_a_release(connect, name, database):
 
 def test_a_waiter_behind_a_timeout_is_granted_in_its_turn(connect, name, database):
     first, second, third = connect(), connect(), connect()
+    with third.mutex(name):
+        pass  # opens its connection, so that it comes before the timeout
     with first.mutex(name):
-        giving_up = threading.Thread(target=lambda: second.mutex(name).acquire(timeout=1.5))
+        giving_up = threading.Thread(target=lambda: second.mutex(name).acquire(timeout=3))
         giving_up.start()
         until(lambda: len(database.queue(name)) == 2, "the second waits")
         last = Attempt(third.mutex(name))
