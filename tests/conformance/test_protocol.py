@@ -238,8 +238,8 @@ def test_a_member_that_reaps_does_not_reap_itself(database, member, name):
     session, number = member(grace=0)
     (ticket,) = session.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
     for _ in range(3):
-        assert session.reap() == 0
-    assert session.heartbeat(number).positions == {ticket.position}
+        session.reap()  # (members that other tests left may end now)
+        assert session.heartbeat(number).positions == {ticket.position}
     session.deregister_member(number)
 
 
