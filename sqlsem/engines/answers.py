@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,10 +23,31 @@ __all__ = [
     "hash_of",
     "name_sessions",
     "not_adopted",
+    "refusal_code",
 ]
 
 #: The rights that `AdminSession.rights` may return, in the order in which the databases return them.
 RIGHTS = ("operate", "retry")
+
+
+#: The codes of errors (docs/reference/errors.md) that a server's routines raise: by the SQLSTATE of PostgreSQL or the
+#: number of SQL Server; and by the beginning of the message, where several kinds of errors have one number.
+_CODES: dict[str | int | None, str] = {"25001": "transaction", 50001: "transaction", "42501": "rights", 50006: "rights"}
+_CODES_BY_TEXT = (
+    ("priority", re.compile(r"sqlsem: no (priority is named|priorities are set|waiting by priority) for ")),
+    ("rate", re.compile(r"sqlsem: (no limit is set for |programs have declared \d+ windows for )?[E ]*'rate:")),
+    ("session", re.compile(r"sqlsem: this (connection changed sessions|session gave its beacon up)")),
+)
+
+
+def refusal_code(number: str | int | None, text: str) -> str | None:
+    """Return the code for an error that a server's routine raises, as the engines without routines raise it; None: that
+    of `ConfigurationError`. ``number``: the SQLSTATE of PostgreSQL, or the number of SQL Server.
+
+    >>> refusal_code("22023", "sqlsem: no limit is set for 'rate:api'"), refusal_code(50006, "sqlsem: not your task")
+    ('rate', 'rights')
+    """
+    return next((code for code, words in _CODES_BY_TEXT if words.match(text)), _CODES.get(number))
 
 
 def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:

@@ -1,7 +1,7 @@
-"""The errors of the SQL routines have the same classes on PostgreSQL and SQL Server.
+"""The errors of the SQL routines have the same classes and codes on PostgreSQL and SQL Server.
 
-docs/reference/errors.md lists which SQLSTATE of PostgreSQL is which number of SQL Server. Every code that a script
-raises stands there, and the Python clients of both servers raise the same class for it.
+docs/reference/errors.md lists which SQLSTATE of PostgreSQL is which number of SQL Server. Every number that a script
+raises stands there, and the Python clients of both servers raise the same class with the same ``code`` for it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ SCRIPTS = Path(sqlsem.sql.__file__).parent
 #: Scripts that no user's database has.
 OTHERS = {"simulated", "certify"}
 TEXT = "sqlsem: what is wrong"
+#: The beginnings of messages that share their SQLSTATE with others, by the number of SQL Server.
+TEXTS = {50003: "sqlsem: this connection changed sessions", 50009: "sqlsem: no priority is named for 'etl'"}
 
 
 def rows() -> list[tuple[str, list[int], list[str]]]:
@@ -40,20 +42,24 @@ def raised(engine: str, pattern: str) -> set[str]:
     return {code for text in texts for code in re.findall(pattern, text)}
 
 
-def class_of_number(number: int) -> type[Exception]:
+def kind(error: Any) -> tuple[type[Exception], str]:
+    return type(error), error.code
+
+
+def kind_of_number(number: int, text: str) -> tuple[type[Exception], str]:
     engine = SimpleNamespace(label="here", clean=str, first_change_of_sessions=lambda: False)
     session: Any = SimpleNamespace(engine=engine, options=SimpleNamespace(schema="sqlsem"), lost=False)
-    return type(SqlServerSession.meaning(session, "42000", number, TEXT))
+    return kind(SqlServerSession.meaning(session, "42000", number, text))
 
 
-def class_of_state(state: str) -> type[Exception]:
+def kind_of_state(state: str, text: str) -> tuple[type[Exception], str]:
     session: Any = SimpleNamespace(
         engine=SimpleNamespace(label="here"),
         options=SimpleNamespace(schema="sqlsem"),
         given_up=False,
         _connection=SimpleNamespace(closed=False, fileno=lambda: 5),
     )
-    return type(PsycopgConnection.translate(session, psycopg.errors.lookup(state)(TEXT)))
+    return kind(PsycopgConnection.translate(session, psycopg.errors.lookup(state)(text)))
 
 
 def test_documented_errors_contain_every_raised_code() -> None:
@@ -65,6 +71,7 @@ def test_documented_errors_contain_every_raised_code() -> None:
 
 
 @pytest.mark.parametrize(("words", "numbers", "states"), rows(), ids=lambda value: str(value)[:30])
-def test_both_servers_raise_the_same_class(words: str, numbers: list[int], states: list[str]) -> None:
-    classes = {class_of_number(number) for number in numbers} | {class_of_state(state) for state in states}
-    assert len(classes) == 1, (words, classes)
+def test_both_servers_raise_the_same_class_and_code(words: str, numbers: list[int], states: list[str]) -> None:
+    text = next((TEXTS[number] for number in numbers if number in TEXTS), TEXT)
+    kinds = {kind_of_number(number, text) for number in numbers} | {kind_of_state(state, text) for state in states}
+    assert len(kinds) == 1, (words, kinds)

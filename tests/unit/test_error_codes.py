@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sqlsem.cli import group
-from sqlsem.engines import failures
+from sqlsem.engines import answers, failures
 from sqlsem.values import errors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,19 +20,29 @@ CLASSES = {
 }
 
 
+#: The codes of errors of servers' routines.
+OF_ROUTINES = {*answers._CODES.values(), *(code for code, _ in answers._CODES_BY_TEXT)}
+
+
+def is_constant_code(keyword):
+    """True for the argument ``code="…"``. (Other values come from `OF_ROUTINES`.)"""
+    return keyword.arg == "code" and isinstance(keyword.value, ast.Constant)
+
+
 def raised():
     """Yield the class and the own code, or None, of each error that the package makes."""
     for path in sorted((ROOT / "sqlsem").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = getattr(getattr(node, "func", None), "id", None)
             if isinstance(node, ast.Call) and name in CLASSES:
-                own = [keyword.value.value for keyword in node.keywords if keyword.arg == "code"]
+                own = [keyword.value.value for keyword in node.keywords if is_constant_code(keyword)]
                 yield name, own[0] if own else None
 
 
 @pytest.mark.kept
 def test_each_code_has_a_section_and_each_section_a_code():
     codes = {value.code for value in CLASSES.values()} | {code for _, code in raised() if code is not None}
+    assert codes >= OF_ROUTINES
     sections = re.findall(r"^## `([a-z-]+)`$", PAGE, re.MULTILINE)
     assert sorted(codes) == sorted(sections)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from sqlsem.engines.answers import refusal_code
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.mssql.database import SqlServerDatabase
 from sqlsem.engines.mssql.errors import (
@@ -173,7 +174,7 @@ class SqlServerConnection(RoutineSession):
             # (50000 is also the number of any RAISERROR with a text, as in a task's SQL. Without a SQLSTATE only the
             # number is known.)
             if number in CONFIGURATION_NUMBERS or (number == 50000 and (text.startswith("sqlsem: ") or not state)):
-                return ConfigurationError(f"{where}: {text}")
+                return ConfigurationError(f"{where}: {text}", code=refusal_code(number, text))
             return Unavailable(f"{where}: {text}")
         vague = number in VAGUE
         if self.lost or state in LOST_STATES or number in LOST_NUMBERS or (vague and sounds_lost(low)):

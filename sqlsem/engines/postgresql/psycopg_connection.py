@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import errors, generators
 
+from sqlsem.engines.answers import refusal_code
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.postgresql.database import LOCKS_FULL, LOCKS_SETTING, PostgresDatabase
 from sqlsem.engines.protocol import EngineConnection
@@ -87,7 +88,8 @@ class PsycopgConnection(EngineConnection):
         if isinstance(exc, errors.ActiveSqlTransaction) or (
             text.startswith("sqlsem: ") and (exc.sqlstate or "").startswith(CALLERS_MISTAKES)
         ):
-            return ConfigurationError(f"{where}: {'; '.join(filter(None, (text, exc.diag.message_hint)))}")
+            message = "; ".join(filter(None, (text, exc.diag.message_hint)))
+            return ConfigurationError(f"{where}: {message}", code=refusal_code(exc.sqlstate, text))
         if isinstance(exc, (errors.UndefinedFunction, errors.UndefinedTable, errors.InvalidSchemaName)):
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
         if isinstance(exc, errors.InsufficientPrivilege):
