@@ -171,7 +171,7 @@ def _growth(bench: Bench, notes: Notes, seconds: float, what: str) -> None:
     key = what.replace(" ", "_")
     words = f"{len(durations)} {what}: {first} ms each at first, {last} ms at the end"
     notes.note(words, **{f"{key}": len(durations), f"{key}_first_ms": first, f"{key}_last_ms": last})
-    # Judge by the fastest: what makes pairs slower makes all of them slower, and a busy machine only some.
+    # Judge by the fastest ones: growth slows all pairs, and a busy machine only some.
     fastest, at_end = (round(min(some), 2) for some in (durations[:part], durations[-part:]))
     notes.require(
         at_end <= fastest * MAX_GROWTH + 1,
