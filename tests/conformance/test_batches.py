@@ -86,7 +86,7 @@ def check_many_batches(connect, name, threads, database, number):
     parts, work, ran, last, problems = many_batches(connect, name, number)
     for which, part in enumerate(parts):
         threads.start(work, which, part)
-    threads.join(900)
+    threads.join(1800)
     assert last == [1] * number
     assert len(ran) == number
     assert problems == []
@@ -103,7 +103,7 @@ def test_random_ends_start_a_single_callback(connect, name, threads, database):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_a_thousand_batches_give_a_thousand_starts(connect, name, threads, database):
     check_many_batches(connect, name, threads, database, 1000)
 

@@ -15,12 +15,14 @@ def test_nothing_is_found():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_nothing_is_found_in_a_part_of_the_features():
     """All objects that a routine refers to exist, with each feature alone."""
     check("--parts")
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_every_fault_would_be_found():
     check("--prove")
 
