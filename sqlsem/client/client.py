@@ -406,8 +406,12 @@ class DatabaseClient:
             returned = runtime.event()
             when_all(callbacks, returned.set)
             returned.wait(FLUSH_SECONDS)
-        if self.member.close(self._waiting_tickets()):
+        endings = self.claims.endings()
+        self._close_claims()
+        # (Another thread may be making a claim until the member has gone.)
+        if self.member.close(self._waiting_tickets(), lambda: [*endings, *self.claims.endings()]):
             self.registry.close(CLOSED)
+        self._close_claims()
         self.deadlock_monitor.close()
         self.contention_monitor.close()
         self.mark_lost(None, CLOSED)
@@ -416,6 +420,10 @@ class DatabaseClient:
         self.wait_pool.close_idle()
         self.event_loops.close()
         _clients.discard(self)
+
+    def _close_claims(self) -> None:
+        if claims := self.claims.close(CLOSED):
+            _run_in_pool(self.loss_log_pool, self._publish_losses, [], claims, CLOSED)
 
     def _held_by_others(self, by: int | None) -> list[int]:
         """Return the positions that threads and tasks other than the caller of `close` hold. They run on after `close`,

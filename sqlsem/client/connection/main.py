@@ -286,9 +286,14 @@ class MainConnection:
                 step = step.f_back
         return None
 
-    def deregister(self, waiting: Iterable[Ticket], seconds: float) -> bool:
-        """Deregister the member, and remove its rows: those of ``waiting`` as cancelled. Return False if a call on the
-        connection does not end.
+    def deregister(
+        self,
+        waiting: Iterable[Ticket],
+        endings: Callable[[], Iterable[Callable[[Session, int], object]]],
+        seconds: float,
+    ) -> bool:
+        """Make the calls of ``endings()``, which end the member's claims. Deregister the member, and remove its rows:
+        those of ``waiting`` as cancelled. Return False if a call on the connection does not end.
         """
         self.closing.set()
         self.interrupt_overdue()
@@ -298,7 +303,7 @@ class MainConnection:
                 if acquired:
                     if session is not None:
                         if self.member_id is not None:
-                            self._deregister(session, self.member_id, waiting, seconds / 2)
+                            self._deregister(session, self.member_id, waiting, endings(), seconds / 2)
                         session.close()
                         self.session = None
                     return True
@@ -307,13 +312,25 @@ class MainConnection:
         log.error("A call on %s does not end; its connection stays open", self._engine.label)
         return False
 
-    def _deregister(self, session: Session, member_id: int, waiting: Iterable[Ticket], seconds: float) -> None:
+    def _deregister(
+        self,
+        session: Session,
+        member_id: int,
+        waiting: Iterable[Ticket],
+        endings: Iterable[Callable[[Session, int], object]],
+        seconds: float,
+    ) -> None:
         retries = Retries("Deregistering", seconds, is_patient=False, is_closing=lambda: False, running=set())
         try:
             with time_limited(session, seconds):
                 for ticket in waiting:
                     with contextlib.suppress(Busy):  # the row is removed with the member
                         session.release(ticket, "cancelled")
+                for end in endings:
+                    if retries.remaining < seconds / 2:
+                        break  # (Other processes recover the claims of a member that is gone.)
+                    with contextlib.suppress(Busy):
+                        end(session, member_id)
                 while True:
                     try:
                         session.deregister_member(member_id)

@@ -502,14 +502,18 @@ class Membership:
 
     # -- closing ------------------------------------------------------------------------------------------------
 
-    def close(self, waiting: Iterable[Ticket] = ()) -> bool:
-        """End the threads, deregister the member, and cancel the rows of ``waiting``. Return False if a call hangs."""
+    def close(
+        self, waiting: Iterable[Ticket] = (), endings: Callable[[], Iterable[Callable[[Session, int], object]]] = tuple
+    ) -> bool:
+        """End the threads, make the deferred calls and those that ``endings`` returns, cancel the rows of ``waiting``,
+        and deregister the member. Return False if a call hangs.
+        """
         self.closing.set()
         self._wakeup.set()
         with self._heartbeat_recorded:
             self._heartbeat_recorded.notify_all()
         deadline = self.clock() + CLOSE_JOIN_SECONDS
-        if not self.main.deregister(waiting, CLOSE_JOIN_SECONDS):
+        if not self.main.deregister(waiting, lambda: (*self.deferred_calls, *endings()), CLOSE_JOIN_SECONDS):
             return False
         for thread in (self.heartbeat_thread, self.watchdog):
             thread.join(max(0.0, deadline - self.clock()))

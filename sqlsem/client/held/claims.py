@@ -6,7 +6,7 @@ States
     ended   The end is recorded, or deferred: the heartbeat thread records it as soon as the database is in reach.
     lost    (Tasks only.) The database was out of reach for too long, so another process may have claimed the task.
             This process must still end its claim: its member may survive the outage, and the claim would then block
-            other workers.
+            other workers. Or the coordinator was closed, which returns the task to the queue.
 
 Invariant
     While a claim is open, ``_ending_call`` is a call that ends it. The call may be repeated, and another member of this
@@ -20,9 +20,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from sqlsem.client.callers import Caller, this_thread
 from sqlsem.engines.base import Session
 from sqlsem.util import shutdown
 from sqlsem.util.threads import safe_logger
@@ -54,6 +55,8 @@ class Claim:
     can_be_lost: ClassVar[bool] = False
     title = "It"
     why_lost: str | None = None
+    #: The thread that made the claim.
+    caller: Caller
     _ended = True  # until `opened` is called: an interrupt may come before
 
     def opened(self, claims: Claims, ending: Ending, *, known: bool = True) -> None:
@@ -155,6 +158,9 @@ class Claim:
         try:
             if self._ended:  # the block has ended it
                 return
+            if exc is not None and self._claims.are_given_back:
+                self.leave()
+                return
             if exc is None:
                 self._succeed()
                 return
@@ -179,8 +185,11 @@ class Claims:
         self._known: weakref.WeakSet[Claim] = weakref.WeakSet()
         member.held.append(self._known)
 
-    def add(self, claims: Iterable[Claim]) -> None:
-        """Add open claims, and keep the heartbeat thread awake."""
+    def add(self, claims: Collection[Claim]) -> None:
+        """Add open claims, which the calling thread has made, and keep the heartbeat thread awake."""
+        caller = this_thread()
+        for claim in claims:
+            claim.caller = caller
         with self._lock:
             self._known.update(claims)
         self.member.add(())
@@ -200,6 +209,29 @@ class Claims:
         for claim in lost:
             claim.lose(why)
         return lost
+
+    def endings(self) -> list[Ending]:
+        """Return the calls that end the open claims, for the end of the member."""
+        return [claim._ending_call for claim in self.all()]
+
+    def close(self, why: str) -> list[Claim]:
+        """Mark the claims that can be lost as lost, because the coordinator is closed. Return those that another thread
+        has made, as its code may run on. At the end of the interpreter no code does.
+        """
+        lost = self.lose(why)
+        caller = None if shutdown.has_begun() else this_thread()
+        others = [claim for claim in lost if caller not in (None, claim.caller)]
+        for claim in lost:
+            if claim not in others:
+                log.info("%s is returned: %s", claim.title, why)
+        return others
+
+    @property
+    def are_given_back(self) -> bool:
+        """True if the end of the interpreter has closed the coordinator: no end can be recorded any more. (Then Python
+        also ends the generators that a program has left suspended in a block.)
+        """
+        return shutdown.has_begun() and self.member.closing.is_set()
 
     def all(self) -> list[Claim]:
         """Return the open claims."""
