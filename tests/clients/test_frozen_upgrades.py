@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "578c09d47d5dbfa398d70f38de3832eb017ac0e5bfa191158c487a5773e33f96"}
+DIGESTS = {"0.1.0": "00fb2aa5e3afe6ab7df2f76080c745498dc958e395b1262bf8d61bb3bd1b01e1"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

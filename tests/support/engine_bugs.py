@@ -4,8 +4,9 @@ import pytest
 
 from sqlsem.engines.sqlite.engine import SqliteSession
 from sqlsem.engines.statements import locks
+from sqlsem.engines.statements.admission import LAST, Admission
 from sqlsem.engines.statements.handovers import HandoverStatements
-from sqlsem.engines.statements.locks import LAST, Admission, LockStatements
+from sqlsem.engines.statements.locks import LockStatements
 from sqlsem.engines.statements.members import MemberStatements
 from sqlsem.values.locks import Ticket
 

@@ -149,6 +149,7 @@ class AdministrationStatements(BatchStatements):
         with self.forks_blocked, self.transaction():
             self.run("prune_rate_slots")
             self.run("prune_rate_windows")
+            self.run("prune_upgrades")
             return max(self.run("prune", (maximum,)).rowcount, self.run("prune_operations", (maximum,)).rowcount)
 
 

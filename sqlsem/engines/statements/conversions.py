@@ -47,6 +47,7 @@ class ConversionStatements(LockStatements):
             for position in free:
                 self.run("grant", {"resource": ticket.resource, "position": position})
             self.run("set_access", {**key, "access": UPGRADE})
+            self.run("note_upgrade", key)
         return Upgrading.BEGUN
 
     def upgrade(self, ticket: Ticket, timeout: float, wakeup: threading.Event) -> bool | None:
@@ -119,6 +120,7 @@ class ConversionStatements(LockStatements):
         """Change the access of a row, and write its previous access to the history."""
         if outcome == "upgraded":
             self.run("set_access", {**key, "access": READ})
+            self.run("forget_upgrade", {"resource": key["resource"]})
         self.run("keep_one", {**key, "requesting_id": None, "outcome": outcome, "login": None})
         self.run("set_access", {**key, "access": access})
         self.run("grant", key)
@@ -142,4 +144,5 @@ class ConversionStatements(LockStatements):
                 self._convert(key, READ, "downgraded")
             elif row["access"] == UPGRADE:
                 self.run("set_access", {**key, "access": READ})
+                self.run("forget_upgrade", {"resource": ticket.resource})
         return True

@@ -13,11 +13,11 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlsem.engines.base import Conflict
 from sqlsem.engines.priorities import priority_missing
-from sqlsem.engines.statements.members import MemberStatements
+from sqlsem.engines.statements.admission import FAR, LAST, AdmissionStatements
 from sqlsem.engines.statements.session import StatementEngine
 from sqlsem.engines.statements.values import as_time, named, shown
 from sqlsem.insight.patterns import Patterns, no_limit_set, with_settings
@@ -33,8 +33,6 @@ SHORTEST, LONGEST = 0.0001, 0.02
 SHORTEST_NOTIFIED = 0.002
 #: A pause may last for this share of the time since the last change of the file, up to ``SLOWEST`` seconds.
 SHARE, SLOWEST = 0.05, 0.5
-#: The number of blockers at which a waiter stops counting.
-FAR = 256
 #: Seconds between two liveness checks of the owners of the blockers: this time for each owner, up to the second number.
 #: Only the first ``TESTED`` blockers are checked, or as many as the limit.
 TEST_EVERY, TEST_SELDOM = 0.25, 8.0
@@ -47,19 +45,7 @@ MAX_TESTS = 1000
 FIRST_STEP, STEP = 4, 256
 #: A release grants the waiters that fit, among this many first rows. Other waiters notice by polling.
 LET_IN = 8
-LAST = 2**63 - 1
 _WAITING = [field.name for field in dataclasses.fields(deadlocks.Row)]
-
-
-class Admission(NamedTuple):
-    """The answer of `LockStatements.admission`. ``allowed``: the request may be granted. ``granted``: it is granted
-    already. ``last_blocker``: of the first rows that together exceed the limit, the position of the last one; None if
-    they do not.
-    """
-
-    allowed: bool
-    granted: bool
-    last_blocker: int | None
 
 
 class QueueDistance:
@@ -104,7 +90,7 @@ class LivenessChecks:
         self._done[resource] = (now, max(1, owners))
 
 
-class LockStatements(MemberStatements):
+class LockStatements(AdmissionStatements):
     """The queue of every resource."""
 
     def __init__(self, engine: StatementEngine) -> None:
@@ -162,14 +148,6 @@ class LockStatements(MemberStatements):
                 position = self.insert({**who, **columns(request), "uid": row_uid, "granted": free})
                 tickets.append(Ticket(request.resource, position, requesting_id, free))
         return tickets
-
-    def admission(self, request: Request, position: int) -> Admission:
-        """Return whether a request at ``position`` may be granted now."""
-        values = {"resource": request.resource, "position": position, "access": request.access}
-        limit = request.limit or self.row("places", values)["places"]
-        row = self.row("fits", {**values, "weight": request.weight, "places": limit})
-        granted = bool(row["let_in"])
-        return Admission(granted or bool(row["fits"] and not row["paused"]), granted, row["edge"])
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
         removed = False
@@ -253,7 +231,7 @@ class LockStatements(MemberStatements):
                     seen = None  # after a conflict: try again
                 if distance.has_changed(admission.last_blocker):
                     first = admission.last_blocker or 0
-                    distance.count(self._conflicting(request, first, ticket.position, FAR))
+                    distance.count(self.conflicting(request, first, ticket.position, FAR, reach=FAR))
             if now >= deadline:
                 self._last_wait = (ticket.position, known, quiet_since)
                 return False
@@ -270,7 +248,7 @@ class LockStatements(MemberStatements):
             pause = min(pause * random.uniform(0.8, 1.2), deadline - now)
             if self.sleeper.waits_for_rows and request.weight == request.limit and not admission.allowed:
                 # (The rows ahead must all leave, so the last one of them is the one to wait for.)
-                ahead = self.row("row_ahead", {**key, "access": request.access})["ahead"]
+                ahead = self.last_row_ahead(request, ticket.position, admission.last_blocker)
                 if ahead is not None and self.sleeper.wait_for_row(ahead, deadline - now):
                     continue
             notified = self.sleeper.wait(pause, wakeup)
@@ -291,7 +269,7 @@ class LockStatements(MemberStatements):
 
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         answers: dict[int, bool | None] = {}
-        waiting: dict[str, dict[int, int]] = {}  # limit by position
+        waiting: dict[str, dict[int, Request]] = {}
         for ticket in tickets:
             row = self.row("row", {"resource": ticket.resource, "position": ticket.position})
             if row is None or row["revoked_at"] is not None or row["member_id"] != member_id:
@@ -299,12 +277,12 @@ class LockStatements(MemberStatements):
             elif row["granted"]:
                 answers[ticket.position] = True
             else:
-                limit = row["limit"] or self.server_limit(ticket.resource) or 1
-                waiting.setdefault(ticket.resource, {})[ticket.position] = limit
+                request = Request(ticket.resource, row["access"], row["limit"], row["weight"])
+                waiting.setdefault(ticket.resource, {})[ticket.position] = request
         ready = [
-            (resource, row["position"])
-            for resource, positions in waiting.items()
-            for row in self._ready_rows(resource, positions) or ()
+            (resource, position)
+            for resource, requests in waiting.items()
+            for position in self._ready_positions(resource, requests)
         ]
         if ready:
             with self.forks_blocked, self.transaction():
@@ -313,11 +291,27 @@ class LockStatements(MemberStatements):
                     granted = self.run("grant", {"resource": resource, "position": position}).rowcount == 1
                     answers[position] = True if granted else None
         now = monotonic()
-        for resource, positions in waiting.items():
+        for resource, requests in waiting.items():
             if self._tests.due(resource, now):
-                all_waiters = Request(resource, limit=max(positions.values()))
-                self.check_blockers(all_waiters, max(positions), member_id)
+                limits = [request.limit or self.server_limit(resource) or 1 for request in requests.values()]
+                self.check_blockers(Request(resource, limit=max(limits)), max(requests), member_id)
         return answers
+
+    def _ready_positions(self, resource: str, requests: dict[int, Request]) -> list[int]:
+        """Return the positions of those of the waiting requests that may be granted."""
+        equal_requests: dict[Request, list[int]] = {}
+        for position, request in sorted(requests.items()):
+            equal_requests.setdefault(request, []).append(position)
+        ready: list[int] = []
+        others: set[int] = set()
+        for request, positions in equal_requests.items():
+            if request.shared and request.limit == 1:
+                ready += self.ready_sharers(request, positions)
+            elif self.admission(request, positions[0]).allowed:  # else none of them may be (`Request.keeps_out`)
+                others.update(positions)
+        if others:
+            ready += [row["position"] for row in self._ready_rows(resource, others) or ()]
+        return sorted(ready)
 
     def _ready_rows(
         self, resource: str, positions: Collection[int] | None, limit: int = LAST, *, without: int = 0
@@ -352,24 +346,13 @@ class LockStatements(MemberStatements):
             limit -= len(rows)
             position, step = rows[-1]["position"], min(step * 4, STEP, limit)
 
-    def server_limit(self, resource: str) -> int | None:
-        """Return the limit that an operator has set for a resource, if any."""
-        limit: int | None = self.row("cap", {"resource": resource})["cap"]
-        return limit
-
-    def _conflicting(self, request: Request, first: int, position: int, maximum: int) -> list[Any]:
-        """Return the first rows at positions from ``first`` to before ``position`` that conflict with a request."""
-        values = {"resource": request.resource, "first": first, "position": position, "access": request.access}
-        return self.rows("rows_between", {**values, "maximum": maximum})
-
     def check_blockers(self, request: Request, position: int, mine: int | None, *, enough: int | None = None) -> bool:
         """Check whether the owners of the first blockers are alive, as many as the limit. Return True if rows were
         removed. (A dead owner further back blocks no waiter until its row is among the first.) ``enough``: end when so
         many blockers remain.
         """
-        rows = self._conflicting(
-            request, 0, position, max(TESTED, request.limit or self.server_limit(request.resource) or 0)
-        )
+        most = max(TESTED, request.limit or self.server_limit(request.resource) or 0)
+        rows = self.blockers(request, position, most)
         owners: dict[int, list[Any]] = {}
         for row in rows:
             owners.setdefault(row["member_id"] or -row["queue_position"], []).append(row)

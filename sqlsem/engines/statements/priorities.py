@@ -11,7 +11,8 @@ from sqlsem.engines.priorities import (
     priority_entry,
     priority_queue,
 )
-from sqlsem.engines.statements.locks import LAST, LockStatements, columns
+from sqlsem.engines.statements.admission import LAST
+from sqlsem.engines.statements.locks import LockStatements, columns
 from sqlsem.insight.patterns import no_limit_set
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Request, Ticket

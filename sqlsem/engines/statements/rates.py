@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlsem.engines.statements.locks import LAST, LockStatements
+from sqlsem.engines.statements.admission import LAST
+from sqlsem.engines.statements.locks import LockStatements
 from sqlsem.engines.statements.rate_usage import RateUsageStatements
 from sqlsem.values.locks import Ticket
 from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest, RateStatus

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from sqlsem.engines.statements.admission import LAST
 from sqlsem.engines.statements.fair_queueing import FairQueueingStatements, key_hash
-from sqlsem.engines.statements.locks import LAST
 from sqlsem.engines.statements.session import StatementEngine
 from sqlsem.engines.statements.values import shown
 from sqlsem.insight.patterns import no_limit_set

@@ -76,6 +76,11 @@ CREATE TABLE IF NOT EXISTS {table} (
     UNIQUE INDEX {table}_member (member_id, request_uid)
 ) {options};
 
+CREATE TABLE IF NOT EXISTS {schema}_upgrade (
+    resource_id    {name} NOT NULL PRIMARY KEY,
+    queue_position BIGINT NOT NULL
+) {options};
+
 CREATE TABLE IF NOT EXISTS {schema}_history (
     history_id        BIGINT NOT NULL PRIMARY KEY AUTO_INCREMENT,
     resource_id       {name} NOT NULL,

@@ -83,6 +83,12 @@ BEGIN
        OR NEW.resource_id GLOB 'tasks:*' OR substr(NEW.resource_id, -1) = '*';
 END;
 
+-- The last reader of each resource that began to upgrade. It still upgrades while its row has the access type 'upgrade'.
+CREATE TABLE {schema}_upgrade (
+    resource_id    TEXT PRIMARY KEY,
+    queue_position INTEGER NOT NULL
+) WITHOUT ROWID;
+
 CREATE TABLE {schema}_history (
     resource_id       TEXT NOT NULL,
     queue_position    INTEGER NOT NULL,

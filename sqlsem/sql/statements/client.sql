@@ -6,6 +6,7 @@
 -- where {error_after} is CASE WHEN cancel_asked_by IS NULL OR :outcome = 'finished' THEN :error ELSE 'cancelled by ' || cancel_asked_by || coalesce({newline} || :error, '') END
 -- where {cap} is coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), (SELECT cap FROM {schema}_limit_pattern WHERE substr(:resource, 1, {length}(prefix)) = prefix ORDER BY {length}(prefix) DESC LIMIT 1))
 -- where {patterned} is EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(:resource, 1, {length}(prefix)) = prefix)
+-- where {upgrading} is SELECT t.queue_position FROM {schema}_upgrade AS u JOIN {table} AS t ON t.resource_id = u.resource_id AND t.queue_position = u.queue_position WHERE u.resource_id = :resource AND t.access_type = 'upgrade'
 -- where {end_of_time} is 253370764800.0
 -- where {expired_tasks} is SELECT task_id FROM (SELECT task_id FROM {schema}_task WHERE is_open = 0 AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days') ORDER BY ended_at LIMIT :maximum) AS expired
 
@@ -63,6 +64,10 @@ SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
 -- The rule, for a request at a position. `fits`: there is room for the request beside the conflicting rows ahead.
 -- `let_in`: the row at the position is granted already, by a release or by a reader ahead that upgrades. Each row
 -- weighs at least 1, so no more rows are read than the limit (:places). `edge` is the last row read.
+-- Rows before :first are not read. Without them a request that does not fit does not fit either. One that fits really
+-- does if none of them conflicts, and that is so if `granted_first` is true and `upgrading` is NULL: see
+-- sqlsem/engines/statements/admission.py. `granted_first`: the row at :first is granted, with the same access and a limit
+-- of 1. `upgrading`: the position of the reader that upgrades.
 SELECT coalesce(sum(weight), 0) + :weight
            <= {least}(coalesce(min(concurrency_limit), 9223372036854775807), :places,
                   coalesce({cap}, 9223372036854775807)) AS fits,
@@ -70,10 +75,25 @@ SELECT coalesce(sum(weight), 0) + :weight
        (SELECT paused_at FROM {schema}_resource WHERE resource_id = :resource) IS NOT NULL AS paused,
        EXISTS (SELECT 1 FROM {table}
                WHERE resource_id = :resource AND queue_position = :position AND granted_at IS NOT NULL AND revoked_at IS NULL)
-           AS let_in
+           AS let_in,
+       :first > 0 AND EXISTS (SELECT 1 FROM {table}
+                              WHERE resource_id = :resource AND queue_position = :first AND access_type = :access
+                                AND concurrency_limit = 1 AND granted_at IS NOT NULL) AS granted_first,
+       CASE WHEN :first > 0 THEN ({upgrading}) END AS upgrading
 FROM (SELECT queue_position, weight, concurrency_limit FROM {table}
       WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
+        AND queue_position >= :first
       ORDER BY queue_position LIMIT :places) AS ahead
+
+-- name: granted_before
+-- A row from which `fits` may read on, for an access that requests share: the reader that upgrades, or else the last
+-- granted row of this access, if it is among the last rows before the position.
+SELECT coalesce(({upgrading} AND t.queue_position < :position),
+                (SELECT max(queue_position)
+                 FROM (SELECT queue_position, access_type, concurrency_limit, granted_at FROM {table}
+                       WHERE resource_id = :resource AND queue_position < :position
+                       ORDER BY queue_position DESC LIMIT 8) AS nearest
+                 WHERE access_type = :access AND concurrency_limit = 1 AND granted_at IS NOT NULL), 0) AS first
 
 -- name: places
 -- The limit of a request that names none: the operator's, or that of the first row ahead that names one.
@@ -85,16 +105,18 @@ SELECT coalesce({cap},
                 9223372036854775807) AS places
 
 -- name: rows_between
--- The conflicting rows from one position on, and before another.
-SELECT queue_position, member_id FROM {table}
+-- The first rows from one position on, and before another.
+SELECT queue_position, member_id, access_type AS access FROM {table}
 WHERE resource_id = :resource AND queue_position >= :first AND queue_position < :position
-  AND (:access = 'write' OR access_type <> :access)
-ORDER BY queue_position LIMIT :maximum
+ORDER BY queue_position LIMIT :reach
 
 -- name: row_ahead
--- The last conflicting row before a position.
-SELECT max(queue_position) AS ahead FROM {table}
-WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
+-- The last conflicting row before a position, among the last rows there.
+SELECT max(queue_position) AS ahead
+FROM (SELECT queue_position, access_type FROM {table}
+      WHERE resource_id = :resource AND queue_position < :position
+      ORDER BY queue_position DESC LIMIT :reach) AS there
+WHERE :access = 'write' OR access_type <> :access
 
 -- name: pass
 -- The columns that the rule needs, of a resource's rows after a position, in order, and without one of them.
@@ -233,6 +255,12 @@ SELECT member_id FROM {schema}_queue_proxy WHERE member_id IS NOT NULL
 
 -- name: set_access
 UPDATE {table} SET access_type = :access WHERE resource_id = :resource AND queue_position = :position
+
+-- name: note_upgrade
+{replace_into} {schema}_upgrade (resource_id, queue_position) VALUES (:resource, :position)
+
+-- name: forget_upgrade
+DELETE FROM {schema}_upgrade WHERE resource_id = :resource
 
 -- Runs once per period: see the comments of PostgreSQL's once.sql. Times are compared as whole milliseconds.
 
@@ -566,6 +594,10 @@ WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NUL
   AND member_id NOT IN (SELECT member_id FROM {schema}_batch_part WHERE status = 'running' AND member_id IS NOT NULL)
   AND member_id NOT IN (SELECT callback_member FROM {schema}_batch WHERE callback_status = 'running' AND callback_member IS NOT NULL)
   AND coalesce(lease_until, joined_at + grace_ms / 1000.0) < {clock}
+
+-- name: prune_upgrades
+DELETE FROM {schema}_upgrade
+WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.queue_position = {schema}_upgrade.queue_position)
 
 -- name: prune
 -- (Reads only the oldest rows, however long the history is.)

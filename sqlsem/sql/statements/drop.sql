@@ -15,6 +15,7 @@ DROP TABLE IF EXISTS {schema}_queue_proxy;
 DROP TABLE IF EXISTS {schema}_task_lock;
 DROP TABLE IF EXISTS {schema}_task_log;
 DROP TABLE IF EXISTS {schema}_task;
+DROP TABLE IF EXISTS {schema}_upgrade;
 DROP TABLE IF EXISTS {table};
 DROP TABLE IF EXISTS {schema}_history;
 DROP TABLE IF EXISTS {schema}_resource;
