@@ -128,6 +128,19 @@ def test_locked_reports_a_full_lock(connect, name, attempt):
         assert several.locked() is True
 
 
+def test_locked_counts_the_limit_of_a_pattern(connect, name):
+    """Also for a resource without rows, which is in no list of resources."""
+    coordinator = connect()
+    coordinator.admin.set_limit(name("*"), 2)
+    try:
+        lock = coordinator.limit(name("a"), 4, weight=3)
+        assert not lock.acquire(blocking=False)
+        assert lock.locked()
+        assert not coordinator.limit(name("a"), 4, weight=2).locked()
+    finally:
+        coordinator.admin.set_limit(name("*"), None)
+
+
 def test_locked_matches_the_result_of_a_try(connect, database, name):
     coordinator = connect()
     lock = coordinator.limit(name, 3)

@@ -19,6 +19,7 @@ from sqlsem.client.waiters.queues import Waiter
 from sqlsem.client.waiters.state import FINAL, Step, WaiterState
 from sqlsem.engines.failures import Busy
 from sqlsem.engines.priorities import is_priority_entry, priority_queue
+from sqlsem.insight.patterns import Patterns
 from sqlsem.util import runtime
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import Deadlock, LockLost, SqlsemError
@@ -409,12 +410,14 @@ def locked(client: DatabaseClient, requests: Sequence[Request]) -> Effects[bool]
         return entries, {resource.resource: resource for resource in session.resources()}
 
     entries, settings = yield Call("read", read)
+    # (A resource without rows and settings of its own is not among these, and may match a pattern.)
+    patterns = Patterns((setting.resource, setting.cap, None) for setting in settings.values())
     for request, queue in zip(requests, entries, strict=True):
         setting = settings.get(request.resource)
         if setting is not None and setting.paused:
             return True
         # (A dead owner's row blocks no acquisition: the first acquisition removes it.)
         alive = [entry for entry in queue if entry.state != "dead"]
-        if not request.fits(alive, None if setting is None else setting.cap):
+        if not request.fits(alive, patterns.cap_of(request.resource) if setting is None else setting.cap):
             return True
     return False
