@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "00fb2aa5e3afe6ab7df2f76080c745498dc958e395b1262bf8d61bb3bd1b01e1"}
+DIGESTS = {"0.1.0": "e78c38cb8323cd501c39293c3a3759734be91f3861c25250c39d1183d1fb3d7b"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

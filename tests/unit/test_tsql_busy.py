@@ -17,6 +17,23 @@ CALLED = re.compile(r"EXEC (?:@\w+ = )?sqlsem\.\[?(\w+)")
 #: A statement that returns rows, up to its end.
 RESULT = re.compile(r"^ *SELECT (?!@|(?:TOP \(\d+\) )?@)[^;]*;", re.MULTILINE)
 GRANTED = sorted(set(PROCEDURES) & set(granted()))
+#: A reference to a table.
+SOURCE = re.compile(r"(?:FROM|JOIN|INTO|UPDATE|APPLY) (sqlsem\.\[?\w+\b(?!\()\]?(?: AS \w+)?(?: WITH \([^)]*\))?)")
+#: The numbers that a CATCH block must know if it goes on after them.
+GOES_ON = re.compile(rf"NOT IN \({BUSY}")
+#: Procedures that put the state of others in order: they may be repeated, and are no effect of their caller.
+UPKEEP = {"recover_batches", "session_member", "check_liveness", "touch_member"}
+#: Procedures for sessions that may wait for a lock after their effect, in which tables, and why that is right.
+WAIT_AFTER_EFFECT = {
+    "batch_part_start": (
+        ["batch_part", "batch", "batch", "batch_part"],
+        "only if the start is refused, without an effect",
+    ),
+    "cancel_task": (["task", "operation", "task"], "may be repeated: then the task is ended already"),
+    "reap": (None, "may be repeated: it goes on with the rest"),
+    "release": (["entry"], "only if nothing was released"),
+    "set_task": (["task"], "may be repeated: then the task has its new state already"),
+}
 
 
 def blocks(text: str) -> list[tuple[str, str, str]]:
@@ -183,3 +200,61 @@ def test_a_result_that_waits_for_locks_is_seen():
     assert waiting_results("    SET @a = 1;\n    SELECT a FROM sqlsem.entry WITH (NOLOCK);") == []
     assert waiting_results("    INSERT INTO @rows (a)\n    SELECT a FROM sqlsem.entry;\n    SELECT a FROM @rows;") == []
     assert waiting_results("    SELECT @a = a FROM sqlsem.entry;") == []
+
+
+def without_guarded(text: str) -> str:
+    """Return a text without the TRY blocks whose CATCH goes on after the errors that mean busy."""
+    for block, tried, catch in blocks(text):
+        text = text.replace(block, "" if GOES_ON.search(catch) else without_guarded(tried))
+    return re.sub(r"'[^']*'", "''", text)
+
+
+def commits(name: str, visited: frozenset[str] = frozenset()) -> bool:
+    """Return True if a procedure, or one that it calls, commits."""
+    text = PROCEDURES[name]
+    called = (set(CALLED.findall(text)) & set(PROCEDURES)) - visited - UPKEEP - {name}
+    return "COMMIT TRANSACTION" in text or any(commits(callee, visited | {name}) for callee in called)
+
+
+def waits(text: str, visited: frozenset[str] = frozenset()) -> list[str]:
+    """Return the tables whose rows a text, and the procedures that it calls, may wait for."""
+    found = [source for source in SOURCE.findall(text) if "READPAST" not in source and "NOLOCK" not in source]
+    tables = [re.match(r"sqlsem\.\[?(\w+)", source)[1] for source in found]  # type: ignore[index]
+    for callee in CALLED.findall(text):
+        if callee in PROCEDURES and callee not in visited:
+            tables += waits(without_guarded(PROCEDURES[callee]), visited | {callee})
+    return tables
+
+
+def waits_after_effect(text: str) -> list[str]:
+    """Return the tables whose rows a text may wait for after its last commit, or the last call that commits."""
+    text = without_guarded(text)
+    ends = [match.end() for match in re.finditer(r"COMMIT TRANSACTION", text)]
+    ends += [
+        match.end()
+        for match in CALLED.finditer(text)
+        if match[1] in PROCEDURES and match[1] not in UPKEEP and commits(match[1])
+    ]
+    return waits(text[max(ends) :]) if ends else []
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted((set(scripts.public()) | {name for name in PROCEDURES if name.startswith("session_")}) & set(PROCEDURES)),
+)
+def test_procedures_do_not_fail_after_their_effect(name):
+    """Busy (50002) says that nothing was done. A session that repeats the call gets a wrong answer, or loses one."""
+    tables, _ = WAIT_AFTER_EFFECT.get(name, ([], ""))
+    if tables is not None:
+        assert waits_after_effect(PROCEDURES[name]) == tables
+
+
+def test_a_wait_after_the_effect_is_seen():
+    effect, read = "BEGIN TRANSACTION; COMMIT TRANSACTION;\n", "SELECT @a = a FROM sqlsem.entry;\n"
+    guarded = f"BEGIN TRY {read} END TRY BEGIN CATCH IF ERROR_NUMBER() NOT IN ({BUSY}) THROW; END CATCH;\n"
+    assert waits_after_effect(read + effect) == []
+    assert waits_after_effect(effect + read) == ["entry"]
+    assert waits_after_effect(effect + guarded) == []
+    assert waits_after_effect(f"EXEC sqlsem.end_part 1;\n{read}") == ["entry"]
+    assert waits_after_effect("EXEC sqlsem.end_part 1;\nEXEC sqlsem.parts_in 1;\n") == ["batch_part"]
+    assert waits_after_effect(f"EXEC sqlsem.recover_batches;\n{read}") == []

@@ -10,6 +10,8 @@
 -- end_try_rollback: rolls back an open transaction before that. end_try_rollback_own: but not the caller's, in which
 -- the procedure has refused to run (50001). end_try_own: of begin_try_own; but not a transaction that was open when the
 -- procedure was called.
+-- end_try_done: of a block after the effect of the procedure is committed, without a transaction. If the block is busy, its
+-- work is left out: 50002 would say that nothing was done.
 
 -- name: begin
 BEGIN
@@ -59,4 +61,10 @@ BEGIN CATCH
         ROLLBACK TRANSACTION;
     {throw_if_busy}
     THROW;
+END CATCH;
+-- name: end_try_done
+END TRY
+BEGIN CATCH
+    IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
+        THROW;
 END CATCH;

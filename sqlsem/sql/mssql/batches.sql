@@ -750,8 +750,11 @@ CREATE OR ALTER PROCEDURE {schema}.batch_part_start
         EXEC {schema}.raise_error 50007, @message;
     IF @previous IS NOT NULL
     BEGIN
-        EXEC {schema}.parts_in @previous, N'expected running failed', @part_list OUTPUT;
-        SET @message = CONCAT(N'sqlsem: batch ', @previous, N' of ''', @name, N''' has expired; it lacked ', @part_list);
+        BEGIN TRY
+            EXEC {schema}.parts_in @previous, N'expected running failed', @part_list OUTPUT;
+        {end_try_done}
+        SET @message = CONCAT(N'sqlsem: batch ', @previous, N' of ''', @name, N''' has expired; it lacked ',
+            COALESCE(@part_list, N'parts that cannot be read now'));
         RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     END;
     SELECT @batch_id AS batch_id;
@@ -782,9 +785,11 @@ CREATE OR ALTER PROCEDURE {schema}.session_part_end
     IF @is_last = 1 AND @continues = 0
     BEGIN
         SET @is_last = 0;
-        SELECT @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has succeeded, but its callback is pending: login ',
-            callback_kept_by, N' kept it; that login, a putter or an operator runs it: sqlsem batch resume ', @id)
-        FROM {schema}.batch WHERE batch_id = @id AND callback_status = N'pending';
+        BEGIN TRY
+            SELECT @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has succeeded, but its callback is pending: login ',
+                callback_kept_by, N' kept it; that login, a putter or an operator runs it: sqlsem batch resume ', @id)
+            FROM {schema}.batch WHERE batch_id = @id AND callback_status = N'pending';
+        {end_try_done}
         IF @message IS NOT NULL
             RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     END;
@@ -808,9 +813,11 @@ AS {begin_try}
         @is_last OUTPUT, @status OUTPUT;
     IF @outcome = N'succeeded' AND @status = N'failed'
     BEGIN
-        EXEC {schema}.parts_in @id, N'failed', @part_list OUTPUT;
-        SET @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has failed: ', @part_list,
-            N'; run these parts again');
+        BEGIN TRY
+            EXEC {schema}.parts_in @id, N'failed', @part_list OUTPUT;
+        {end_try_done}
+        SET @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has failed: ',
+            COALESCE(@part_list, N'parts that cannot be read now'), N'; run these parts again');
     END
     ELSE IF @outcome = N'late'
         SET @message = CONCAT(N'sqlsem: part ''', @part, N''' of batch ''', @name,

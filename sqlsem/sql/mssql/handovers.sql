@@ -334,7 +334,11 @@ CREATE OR ALTER PROCEDURE {schema}.hand_over
     END;
     SET @token = @secret;
     IF @own = 1
-        DELETE FROM {schema}.member WHERE member_id = @member;
+    BEGIN
+        BEGIN TRY  -- (an error would lose the token; the member goes when its lease is over)
+            DELETE FROM {schema}.member WHERE member_id = @member;
+        {end_try_done}
+    END;
 {end_try_rollback_own}
 
 -- Adopt the locks of a token for this session, or with a lease. Raise 50004 if the token is not valid (any more), 50006

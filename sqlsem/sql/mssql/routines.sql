@@ -1522,8 +1522,12 @@ BEGIN TRY
     ELSE IF @lock < 0
         THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
     ELSE IF @code = 0 AND @own = 1  -- (with a lease there is no wakeup lock)
-        DELETE FROM {schema}.member WHERE member_id = @member
-        OPTION (KEEPFIXED PLAN);
+    BEGIN
+        BEGIN TRY
+            DELETE FROM {schema}.member WHERE member_id = @member
+            OPTION (KEEPFIXED PLAN);
+        {end_try_done}
+    END
     ELSE IF @code < 0 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
                                       WHERE resource_id = @resource AND queue_position = @position)
         EXEC {schema}.release_session_lock @name;  -- it was gone already
