@@ -18,7 +18,7 @@ from support.state_machines import DatabaseMachine, run_in_database
 
 from sqlsem.engines.statements.admission import LAST
 from sqlsem.values.errors import Deadlock
-from sqlsem.values.locks import Request, Ticket
+from sqlsem.values.locks import Request, Ticket, Upgrading
 
 pytestmark = pytest.mark.engines("sqlite", "mysql")
 
@@ -197,6 +197,31 @@ class Machine(DatabaseMachine):
         for position, access, limit, _, granted_at, *_ in rows:
             if granted_at is not None and access not in ("write", "upgrade") and limit == 1:
                 assert {row[1] for row in rows if row[0] < position} <= {access, "upgrade"}, rows
+
+
+def test_granted_reader_behind_an_upgrade_proves_nothing(database, name):
+    with contextlib.closing(database.session()) as session:
+        member = session.register_member("host", 1, "model")
+
+        def register(uid, only_if_free=False):
+            return session.register(member, "same", "owner", uid, [Request(name, "read")], only_if_free)
+
+        (upgrading,), (granted,) = register("u1x"), register("u2x")
+        assert session.begin_upgrade(upgrading, False) is Upgrading.BEGUN
+        session._granted_before = lambda request, position: granted.position
+        assert register("u3x", True) is None
+        (waiting,) = register("u4x")
+        assert not waiting.granted
+        assert session.wait(waiting, 0, NEVER) is False
+        # The upgrading reader becomes the writer after the granted row was found, and before the rows are read.
+        assert session.release(granted, "released")
+        assert session.upgrade(upgrading, 0, NEVER) is True
+        session._blockers.clear()
+        assert session.wait(waiting, 0, NEVER) is False
+        assert session.poll(member, [waiting]) == {}
+        assert session.downgrade(upgrading)
+        assert session.wait(waiting, 0, NEVER) is True
+        session.deregister_member(member)
 
 
 def test_granted_reader_with_a_greater_limit_proves_nothing(database, name):
