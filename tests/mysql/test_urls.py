@@ -33,6 +33,48 @@ def test_servers_of_a_url_are_tried_in_turn(mariadb_server, engine_name):
         engine_of("mysql://root@127.0.0.1:1,localhost:1/a").open_connection()
 
 
+#: Parameters of a connection by which the server refuses it, and a part of its message.
+REFUSED = {
+    "database": ({"database": "no_such_database"}, "no_such_database"),
+    "login": ({"user": "nobody_here"}, "nobody_here"),
+}
+
+
+def refusing(engine, monkeypatch, refusing_servers, parameters):
+    """Let some servers of an engine refuse its connections, as those without its database or login."""
+    open_on_server = engine._open_on_server
+
+    def open_it(**other):
+        return open_on_server(**other, **(parameters if engine.next_server in refusing_servers else {}))
+
+    monkeypatch.setattr(engine, "_open_on_server", open_it)
+
+
+@pytest.mark.parametrize("why", REFUSED)
+@pytest.mark.parametrize("refusing_count", [1, 2])
+@pytest.mark.parametrize("third", ["works", "is away", "is not there"])
+def test_server_that_refuses_is_passed_over(mariadb_server, engine_name, monkeypatch, why, refusing_count, third):
+    """An empty node of a cluster has neither the database nor the login. The other nodes serve."""
+    parameters, word = REFUSED[why]
+    url = mariadb_server.url("mysql")
+    port = url.rpartition("/")[0].rpartition(":")[2]
+    servers = [f"{host}:{port}" for host in ("127.0.0.1", "localhost")][:refusing_count]
+    others = {"works": [f"127.1:{port}"], "is away": ["127.0.0.1:1"], "is not there": []}[third]
+    engine = engine_of(url.replace(f"127.0.0.1:{port}", ",".join([*servers, *others])))
+    refusing(engine, monkeypatch, servers, parameters)
+    if third == "works":
+        engine.open_connection().close()
+        assert engine.next_server == others[0], "later connections begin there"
+        return
+    # (One that is away may come back, so the call is retried; its end names all reasons.)
+    expected = Disconnected if third == "is away" else sqlsem.ConfigurationError
+    with pytest.raises(expected) as caught:
+        engine.open_connection()
+    assert type(caught.value) is expected
+    assert str(caught.value).count(word) == refusing_count
+    assert ("Cannot reach" in str(caught.value)) is (third == "is away")
+
+
 @pytest.mark.parametrize(
     "url",
     [

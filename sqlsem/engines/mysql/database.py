@@ -18,7 +18,7 @@ from sqlsem.engines.base import Creator, Disconnected, Options, Refused, program
 from sqlsem.engines.statements.session import StatementEngine
 from sqlsem.util import runtime, sockets
 from sqlsem.util.printable import first_line
-from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.errors import ConfigurationError, SqlsemError
 from sqlsem.values.locks import Ticket
 
 #: Rows count as found even if a statement changes nothing; and several statements may be sent as one text.
@@ -91,16 +91,23 @@ class MysqlDatabase(StatementEngine):
             self._next_server += 1
 
     def open_connection(self, **other: Any) -> Any:
-        """Open a connection. ``other``: parameters in place of those of the URL."""
+        """Open a connection. ``other``: parameters in place of those of the URL.
+
+        A server that refuses us is passed over like one that is out of reach: an empty node of a cluster has neither
+        the database nor the login. While another server is out of reach, the attempt may be repeated.
+        """
+        failures: list[tuple[str, SqlsemError]] = []
         for left in range(max(1, len(self.servers)) - 1, -1, -1):
             server = self.next_server
             try:
                 return self._open_on_server(**other)
-            except Disconnected:
-                if not left:
+            except (Disconnected, ConfigurationError) as exc:
+                if not server or exc.code == "driver":
                     raise
-                self.leave_server(server)
-        raise AssertionError("unreachable")
+                failures.append((server, exc))
+                if left:
+                    self.leave_server(server)
+        raise _summarize(failures)
 
     def _open_on_server(self, **other: Any) -> Any:
         if self.creator is not None and not other:
@@ -168,6 +175,17 @@ class MysqlDatabase(StatementEngine):
     def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         return bool((yield cursor.fetchall()))  # (an unbuffered cursor must read its result to the end)
+
+
+def _summarize(failures: list[tuple[str, SqlsemError]]) -> SqlsemError:
+    """Return the error for an attempt that failed on every server of the URL, with all refusals. It is `Disconnected`
+    if a later attempt may reach one.
+    """
+    unreached = [exc for _, exc in failures if isinstance(exc, Disconnected)]
+    last = unreached[-1] if unreached else failures[-1][1]
+    refused = [(server, exc) for server, exc in failures if exc is not last and not isinstance(exc, Disconnected)]
+    refusals = [f"{server}: {exc}" for server, exc in refused]
+    return type(last)(". ".join((str(last), *refusals)), code=last.code) if refusals else last
 
 
 @contextlib.contextmanager
