@@ -482,7 +482,8 @@ def test_both_threads_are_begun_again_when_asked(connect, database, name, monkey
             until(lambda: grant.lost or member.heartbeat_thread.runs, "the grant knows, or asks")
         else:
             for _ in range(40):
-                with coordinator.mutex(name("another")):
+                # (A machine that takes the grace for this loses both locks, and rightly so.)
+                with contextlib.suppress(LockLost), coordinator.mutex(name("another")):
                     pass
         until(lambda: member.heartbeat_thread.runs and member.watchdog.runs, "both are there again")
         holding.take_away()
