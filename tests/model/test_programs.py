@@ -204,7 +204,7 @@ class Run:
         wanted = [spec.wanted(self.prefix) for spec in specs]
         waits = "wait" in how
         expected = self.model.outcome(actor, wanted, reentrant, waits)
-        if expected == WAITS and self.model.of(actor):  # else there might be a deadlock
+        if expected == WAITS and self.model.keeps(actor):  # else there might be a deadlock
             how, waits = "try" if how == "wait" else "block", False
             expected = self.model.outcome(actor, wanted, reentrant, waits)
         note = f"{next(self.notes)}"
@@ -263,8 +263,11 @@ class Run:
             call = lambda: lock.__exit__(None, None, None)  # noqa: E731
         outcome = self.run_in(acquisition.hold.actor, call)
         assert outcome == expected, f"{outcome}, and not {expected}"
-        self.live.remove(acquisition)
-        self.ended.append(acquisition)
+        hold = acquisition.hold
+        # (The grant of an adoption ends the latest acquisition, which may be another one.)
+        if lock is not None or acquisition not in hold.tokens or hold.state == "handed over":
+            self.live.remove(acquisition)
+            self.ended.append(acquisition)
 
     def release_grant(self, number):
         """Release by the grant, in its thread."""
@@ -298,7 +301,7 @@ class Run:
         hold, grant = acquisition.hold, acquisition.grant
         row = hold.rows[0]
         # A reader that waits may wait for what it holds itself, and one that cannot begin is not seen in the queue.
-        waits = waits and self.model.of(hold.actor) == [hold] and row.wanted.priority is None
+        waits = waits and self.model.keeps(hold.actor) == [hold] and row.wanted.priority is None
         waits = waits and not (row in self.model.rows and self.model.free_readers(row))
         expected = self.model.upgrade(hold, waits)
         call = lambda: grant.upgrade(timeout=None if waits else 0)  # noqa: E731

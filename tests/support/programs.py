@@ -137,6 +137,10 @@ class Model:
         """Return the grants that an actor holds."""
         return [hold for hold in self.holds if hold.actor == actor and hold.state == "held"]
 
+    def keeps(self, actor: int) -> list[Hold]:
+        """Return the grants of an actor that are not released, also lost ones: these may have other rows."""
+        return [hold for hold in self.holds if hold.actor == actor and hold.state != "handed over"]
+
     def _held(self, actor: int, resource: str) -> Iterator[tuple[Hold, Wanted]]:
         """Yield the actor's grants of a resource, the latest first, with what they hold now."""
         for hold in reversed(self.of(actor)):
