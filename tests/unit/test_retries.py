@@ -8,7 +8,7 @@ from support import Attempt, until
 import sqlsem.testing
 from sqlsem.client.connection import retries as module
 from sqlsem.client.connection.retries import Retries
-from sqlsem.engines.failures import Busy, Conflict, Disconnected
+from sqlsem.engines.failures import AdaptiveTimeout, Busy, Conflict, Disconnected, Unanswered
 from sqlsem.engines.memory import MemorySession
 
 
@@ -39,6 +39,29 @@ def test_conflict_in_a_cluster_is_retried_often(attempts, seconds, expected):
 @pytest.mark.parametrize("failure", [Busy("another session keeps a lock"), Disconnected("no server")])
 def test_pauses_grow_after_other_failures(attempts, failure):
     assert attempts(failure, 10.0) <= 16
+
+
+@pytest.mark.parametrize("base", [1.0, 5.0, 15.0])
+@pytest.mark.parametrize("seconds", [0.3, 3.0, 10.0, 60.0, 300.0])
+def test_silent_server_is_called_once_after_retry(monkeypatch, seconds, base):
+    """The attempt that is under way when the time to retry ends is followed by one more, with a longer timeout."""
+    now = [1000.0]
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    monkeypatch.setattr("sqlsem.engines.failures.monotonic", lambda: now[0])
+    monkeypatch.setattr(module.random, "uniform", lambda shortest, longest: longest)
+    retries = Retries("call", seconds, is_patient=True, is_closing=lambda: False, running=set())
+    timeout, ends = AdaptiveTimeout(base), []
+    pause = 0.0
+    while pause is not None:
+        now[0] += pause + timeout.seconds
+        ends.append(retries.elapsed)
+        pause = retries.pause_after(Unanswered.of(Disconnected("silent"), timeout))
+    late = [end for end in ends if end >= seconds]
+    assert 1 <= len(late) <= 2
+    assert late[0] < seconds + base * 2**AdaptiveTimeout.MAX_DOUBLINGS + module.LONGEST_SECONDS
+    assert late[-1] - late[0] <= base * 2**AdaptiveTimeout.MAX_DOUBLINGS + module.LONGEST_SECONDS
+    if seconds < base:  # a short time to retry: no more than three times the first timeout
+        assert ends[-1] <= 3 * base + module.FIRST_SECONDS
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ class Retries:
         self._seconds = seconds
         self._is_patient = is_patient
         self._is_closing = is_closing
+        self._is_last = False  # this attempt is the one more
         self._began = monotonic()
         self._attempts = 1
         self._running = running
@@ -63,8 +64,10 @@ class Retries:
     def pause_after(self, failure: Disconnected | Busy) -> float | None:
         """Return the seconds to wait before the next attempt, and log that; None: there is no further attempt."""
         is_slow = self._is_patient and isinstance(failure, Unanswered) and failure.retry_once_more
-        if self._is_closing() or (not is_slow and self.elapsed >= self._seconds):
+        is_over = self.elapsed >= self._seconds
+        if self._is_closing() or (is_over and (not is_slow or self._is_last)):
             return None
+        self._is_last = is_over
         level = logging.DEBUG if isinstance(failure, Conflict) else logging.WARNING
         log.log(level, "%s failed, retrying: %s", self._what, failure)
         most = LONGEST_AFTER_CONFLICT if isinstance(failure, Conflict) else LONGEST_SECONDS
