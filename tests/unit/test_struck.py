@@ -62,7 +62,7 @@ def test_interrupted_exit_frees_the_main_session(tmp_path):
             with coordinator.mutex("a"):
                 pass
             main = coordinator.client.member.main
-            more = struck(number, lambda main=main: main.deregister([], 1.0), main_connection.__file__)
+            more = struck(number, lambda main=main: main.deregister([], list, 1.0), main_connection.__file__)
             assert not main._lock.locked(), number
         if not more:
             break
