@@ -415,9 +415,9 @@ def make_folder(folder: Path) -> None:
 
 @functools.cache
 def _connection_class() -> Any:
-    import pymysql
+    from sqlsem.engines.mysql import database
 
-    class Connection(pymysql.connections.Connection):
+    class Connection(database.Connection):
         """PyMySQL's connection, with the shortcuts that the other drivers' connections have."""
 
         def execute(self, text: str, parameters: Any = None) -> Any:

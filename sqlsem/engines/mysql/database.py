@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 import socket
+import ssl
 import urllib.parse
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
@@ -31,6 +32,18 @@ WRONG = (ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.BAD_DB_ERROR)
 FULL = (ER.CON_COUNT_ERROR, ER.USER_LIMIT_REACHED, ER.TOO_MANY_USER_CONNECTIONS)
 #: A parameter of a statement (as ``:name`` or ``?``), or text in which there is none, or a percent sign.
 _PART = re.compile(r"(?<![:\w]):(\w+)|(\?)|('[^']*'|\"[^\"]*\")|(--[^\n]*\n?)|(%)")
+
+
+class Connection(pymysql.Connection):  # type: ignore[misc]
+    """A connection that does not load the system's certificates if it verifies none: that takes 50 ms."""
+
+    def _create_ssl_ctx(self, options: Mapping[str, Any]) -> ssl.SSLContext:
+        if options:
+            context: ssl.SSLContext = super()._create_ssl_ctx(options)
+            return context
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
 
 
 class MysqlDatabase(StatementEngine):
@@ -131,7 +144,7 @@ class MysqlDatabase(StatementEngine):
             **other,
         }
         try:
-            connection = pymysql.connect(**parameters, defer_connect=True)
+            connection = Connection(**parameters, defer_connect=True)
         except OSError as exc:
             raise ConfigurationError(
                 f"{self.label}: its ssl_ca, ssl_cert or ssl_key cannot be used: {exc}; check the URL", code="url"
