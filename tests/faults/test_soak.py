@@ -121,6 +121,18 @@ def test_soak_checker_accepts_declared_losses_only():
     assert judge([{**refused, "holders": [3]}], happened)
 
 
+def test_soak_checker_allows_the_end_of_a_killed_process():
+    refused = {"what": "refused", "resource": "r", "tried": 5.0, "at": 5.1, "holders": [], "pid": 2}
+    killed = Happened(killed={1: 4.9})
+    assert judge([refused], killed) == []
+    assert judge([{**refused, "holders": [1]}], killed) == []
+    assert judge([refused])
+    assert judge([refused], Happened(killed={1: 1.0}))  # its lock had long gone
+    assert judge([refused], Happened(killed={1: 5.2}))  # it was killed later
+    assert judge([{**refused, "holders": [3]}], killed)
+    assert judge([refused, stay(1, 4.0, 5.05, pid=3)], killed)  # another process was inside
+
+
 def test_soak_checker_allows_late_answers():
     notice = {"what": "told", "resource": "r", "position": 1, "at": 4.0, "pid": 1}
     refused = {"what": "refused", "resource": "r", "tried": 4.9, "at": 5.0, "holders": [1], "pid": 2}

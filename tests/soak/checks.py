@@ -19,6 +19,8 @@ Words = dict[str, Any]
 #: Seconds after its waking in which a process may not know yet what it has lost. The library checks its clock each
 #: second.
 WAKING_SECONDS = 2.0
+#: Seconds in which the kernel ends a process that was killed.
+ENDING_SECONDS = 2.0
 
 
 @dataclass
@@ -88,8 +90,9 @@ def holders_of(refused: Words, words: Sequence[Words]) -> set[int]:
 
 
 def kernel_lock_refusals(words: Sequence[Words], happened: Happened) -> list[str]:
-    """Return the refusals at kernel locks, except for two reasons: the other holder slept and does not know yet that it
-    lost its lock, or it has been notified and waits for the database before it can leave.
+    """Return the refusals at kernel locks, except for three reasons: the other holder slept and does not know yet that
+    it lost its lock; it has been notified and waits for the database before it can leave; or it was killed right then:
+    the kernel may close its connection before it removes its lock on the file.
     """
     findings = []
     # By process and resource: when it was notified. By position: when it had left. (A refusal is recorded later than it
@@ -107,6 +110,10 @@ def kernel_lock_refusals(words: Sequence[Words], happened: Happened) -> list[str
 
     for event in _of(words, "refused"):
         if event["holders"] and all(is_leaving(pid, event) for pid in event["holders"]):
+            continue
+        others = holders_of(event, words) - {event["pid"]}
+        ending = {pid for pid, at in happened.killed.items() if event["tried"] - ENDING_SECONDS <= at <= event["at"]}
+        if ending and others <= ending:  # (A killed process leaves no record of its stay.)
             continue
         suspects = {event["pid"], *event["holders"]} if event["holders"] else None
         # A bare session is not notified when it is ended: it finds out by its next statement.
