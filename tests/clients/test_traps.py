@@ -5,6 +5,7 @@ intended ones. A trap records the login that ran it.
 """
 
 import contextlib
+import functools
 import os
 import re
 import subprocess
@@ -635,7 +636,7 @@ class Waiting:
         self._answer = self._pool.submit(called, connection, text)
 
     def begins(self, resource):
-        """Wait until its row is in the queue."""
+        """Wait until its row is in the queue, and it sleeps: an interrupt before that may strike at a COMMIT."""
         assert self.look is not None
         until(lambda: self._answer.done() or self.look(resource))
         assert not self._answer.done(), self._answer.result()
@@ -655,16 +656,18 @@ def test_call_that_commits_springs_no_trap(typed, login, path, scenario):
     with contextlib.ExitStack() as stack:
         catalogue = stack.enter_context(trapless(typed))
 
-        def look(resource):
+        def look(pid, resource):
             return catalogue.execute(
                 "SELECT 1 FROM sqlsem.processcontrol WHERE resource_id = %s "
-                "AND (granted_at IS NULL OR resource_id LIKE 'rate:%%')",  # (the first in a rate's queue waits, too)
-                (resource,),
+                "AND (granted_at IS NULL OR resource_id LIKE 'rate:%%') "  # (the first in a rate's queue waits, too)
+                "AND EXISTS (SELECT 1 FROM pg_catalog.pg_stat_activity "
+                "            WHERE pid = %s AND wait_event_type IN ('Lock', 'Timeout'))",
+                (resource, pid),
             ).fetchone()
 
         def patience(connection, text):
             waiting = Waiting(connection, text)
-            waiting.look = look
+            waiting.look = functools.partial(look, connection.info.backend_pid)
             return waiting
 
         scenario(lambda: stack.enter_context(session(typed[login], path)), patience)

@@ -90,7 +90,7 @@ def test_a_broken_off_wait_keeps_no_lock_of_the_engines(database, session, name)
         (waiter.pid,),
     )
     assert witness.connection.execute(*shared).fetchone() == (1,)
-    waiter.connection.execute("SET statement_timeout = 500")
+    waiter.connection.execute("SET statement_timeout = 2000")
     with pytest.raises(errors.QueryCanceled, match="has left the queue"):
         waiter.acquire(name)
     assert witness.connection.execute(*shared).fetchone() == (0,)
