@@ -564,6 +564,21 @@ def test_signal_leaves_nothing(database, name):
         process.wait()
 
 
+def test_child_of_an_ended_certification_is_quiet(bench):
+    """As after a certification that was interrupted while it started its processes."""
+    ours = bench()
+    arguments = {"resource": "r", "kinds": ["mutex"], "seconds": PATIENCE}
+    order = {"url": ours.url, "options": ours.options, "job": "hammer", "arguments": arguments}
+    words = [sys.executable, "-c", "from sqlsem.ops.certify.worker import main; main()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        process.stdout.close()
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        assert process.wait(PATIENCE) == 0
+        assert process.stderr.read() == ""
+
+
 def test_killed_child_is_a_failure_that_leaves_nothing(database):
     process = start(database, "--only", "9")
     try:

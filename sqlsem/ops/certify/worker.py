@@ -52,7 +52,10 @@ class Orders:
     def emit(self, event: str, **data: Any) -> None:
         """Write an event. Its time ``at`` is that of a clock which all processes of this host share."""
         with self._guard:
-            print(json.dumps({"event": event, "at": time.monotonic(), **data}), flush=True)
+            try:
+                print(json.dumps({"event": event, "at": time.monotonic(), **data}), flush=True)
+            except BrokenPipeError:
+                self.over.set()  # the certification has ended, and reads no more
 
 
 def hold(orders: Orders, coordinator: Coordinator, engine: Engine, resource: str, limit: int = 1) -> None:
