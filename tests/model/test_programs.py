@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 from support.patience import PATIENCE
-from support.programs import LOST, NO_FEATURE, WAITS, Acquisition, Model, Pending, Wanted
+from support.programs import LOST, NO_FEATURE, WAITS, Acquisition, Model, Pending, Request
 
 import sqlsem
 
@@ -37,13 +37,13 @@ class Spec(NamedTuple):
     priority: int | None
     reentrant: bool
 
-    def wanted(self, name):
+    def request(self, name):
         resource = f"{name}-{self.resource}"
         if self.kind in ("read", "stage"):
-            return Wanted(resource, "read" if self.kind == "read" else f"stage:{self.order}", 1, 1, self.priority)
+            return Request(resource, "read" if self.kind == "read" else f"stage:{self.order}", 1, 1, self.priority)
         if self.kind == "limit":
-            return Wanted(resource, "write", self.limit, self.weight, self.priority)
-        return Wanted(resource, "write", 1, 1, self.priority)
+            return Request(resource, "write", self.limit, self.weight, self.priority)
+        return Request(resource, "write", 1, 1, self.priority)
 
     def make(self, coordinator, name, **options):
         resource = f"{name}-{self.resource}"
@@ -172,16 +172,16 @@ class Run:
         granted = {(entry.note, entry.resource) for entry in entries if entry.state == "holds"}
         for waiter in self.model.pending:
             for row in waiter.rows if len(waiter.rows) > 1 else ():
-                if (row.note, row.wanted.resource) in granted and self.model.fits(row.wanted, row):
+                if (row.note, row.request.resource) in granted and self.model.fits(row.request, row):
                     row.granted = True
         queues = {}
         for row in self.model.rows:
             state = "holds" if row.granted else "waits"
-            shown = (row.note, row.access, row.wanted.limit, row.wanted.weight, state)
-            queues.setdefault(row.wanted.resource, []).append(shown)
+            shown = (row.note, row.access, row.request.limit, row.request.weight, state)
+            queues.setdefault(row.request.resource, []).append(shown)
         for waiter in self.model.pending:
             if waiter.rank is not None:
-                queues.setdefault(f"priority:{waiter.rows[0].wanted.resource}", set()).add(waiter.note)
+                queues.setdefault(f"priority:{waiter.rows[0].request.resource}", set()).add(waiter.note)
         return queues
 
     def keep(self, hold, acquisition):
@@ -201,12 +201,12 @@ class Run:
     def acquire_all(self, actor, specs, how, reentrant):
         if not self.idle(actor):
             return
-        wanted = [spec.wanted(self.prefix) for spec in specs]
+        requests = [spec.request(self.prefix) for spec in specs]
         waits = "wait" in how
-        expected = self.model.outcome(actor, wanted, reentrant, waits)
+        expected = self.model.outcome(actor, requests, reentrant, waits)
         if expected == WAITS and self.model.keeps(actor):  # else there might be a deadlock
             how, waits = "try" if how == "wait" else "block", False
-            expected = self.model.outcome(actor, wanted, reentrant, waits)
+            expected = self.model.outcome(actor, requests, reentrant, waits)
         note = f"{next(self.notes)}"
         coordinator, is_block = self.bench.coordinator(actor), how.startswith("block")
         options = {"timeout": 0} if how == "block" else {}
@@ -231,16 +231,16 @@ class Run:
         assert outcome == expected, f"{outcome}, and not {expected}"
         unowned = len(specs) == 1 and specs[0].kind == "limit" and not reentrant and not is_block
         if outcome is True:
-            self.keep(self.model.acquire(actor, wanted, note, reentrant, unowned), acquisition)
+            self.keep(self.model.acquire(actor, requests, note, reentrant, unowned), acquisition)
         elif outcome == WAITS:
-            waiter = self.model.wait(actor, wanted, note, unowned)
+            waiter = self.model.wait(actor, requests, note, unowned)
             waiter.call, waiter.acquisition = future, acquisition
 
     def locked(self, actor, spec):
-        wanted = spec.wanted(self.prefix)
+        request = spec.request(self.prefix)
         if self.idle(actor) and spec.resource != PRIORITIZED and spec.limit is not None:
             lock = spec.make(self.bench.coordinator(actor), self.prefix)
-            assert self.run_in(actor, lock.locked) is not self.model.fits(wanted)
+            assert self.run_in(actor, lock.locked) is not self.model.fits(request)
 
     # -- grants
 
@@ -296,12 +296,12 @@ class Run:
 
     def upgrade(self, number, waits):
         acquisition = self.pick(number, [*self.live, *self.ended[-1:]])
-        if acquisition is None or self.model.unsettled(acquisition.hold.rows[0].wanted.resource):
+        if acquisition is None or self.model.unsettled(acquisition.hold.rows[0].request.resource):
             return
         hold, grant = acquisition.hold, acquisition.grant
         row = hold.rows[0]
         # A reader that waits may wait for what it holds itself, and one that cannot begin is not seen in the queue.
-        waits = waits and self.model.keeps(hold.actor) == [hold] and row.wanted.priority is None
+        waits = waits and self.model.keeps(hold.actor) == [hold] and row.request.priority is None
         waits = waits and not (row in self.model.rows and self.model.free_readers(row))
         expected = self.model.upgrade(hold, waits)
         call = lambda: grant.upgrade(timeout=None if waits else 0)  # noqa: E731
@@ -377,7 +377,7 @@ class Run:
         position = next(
             entry.position
             for entry in self.entries()
-            if (entry.note, entry.resource) == (row.note, row.wanted.resource)
+            if (entry.note, entry.resource) == (row.note, row.request.resource)
         )
         outcome = outcome_of(lambda: self.bench.operator.revoke(position, force=True))
         assert outcome == (True if self.model.complete else NO_FEATURE), outcome

@@ -26,7 +26,7 @@ PRIORITY = ("ConfigurationError", "priority")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Request:
     """A request as a program makes it."""
 
     resource: str
@@ -44,7 +44,7 @@ class Wanted:
 class Row:
     """A row of the queue. ``note``: its name, which the row in the database has as its note."""
 
-    wanted: Wanted
+    request: Request
     note: str
     access: str
     granted: bool = False
@@ -114,23 +114,23 @@ class Model:
 
     def ahead(self, row: Row | None, resource: str) -> list[Row]:
         """Return the rows ahead of a row, or of a new one."""
-        rows = [other for other in self.rows if other.wanted.resource == resource]
+        rows = [other for other in self.rows if other.request.resource == resource]
         return rows if row is None else rows[: rows.index(row)]
 
-    def fits(self, wanted: Wanted, row: Row | None = None, *, declared_only: bool = False) -> bool:
+    def fits(self, request: Request, row: Row | None = None, *, declared_only: bool = False) -> bool:
         """True if the request may proceed. ``declared_only``: whatever an operator has set."""
         conflicting = [
             other
-            for other in self.ahead(row, wanted.resource)
-            if wanted.access == "write" or other.access != wanted.access
+            for other in self.ahead(row, request.resource)
+            if request.access == "write" or other.access != request.access
         ]
-        limits = [each for each in (wanted.limit, *(other.wanted.limit for other in conflicting)) if each is not None]
+        limits = [each for each in (request.limit, *(other.request.limit for other in conflicting)) if each is not None]
         if not declared_only:
-            if wanted.resource in self.paused:
+            if request.resource in self.paused:
                 return False
-            cap = self.cap(wanted.resource)
+            cap = self.cap(request.resource)
             limits += [] if cap is None else [cap]
-        load = wanted.weight + sum(other.wanted.weight for other in conflicting)
+        load = request.weight + sum(other.request.weight for other in conflicting)
         return not limits or load <= min(limits)
 
     def of(self, actor: int) -> list[Hold]:
@@ -141,20 +141,20 @@ class Model:
         """Return the grants of an actor that are not released, also lost ones: these may have other rows."""
         return [hold for hold in self.holds if hold.actor == actor and hold.state != "handed over"]
 
-    def _held(self, actor: int, resource: str) -> Iterator[tuple[Hold, Wanted]]:
+    def _held(self, actor: int, resource: str) -> Iterator[tuple[Hold, Request]]:
         """Yield the actor's grants of a resource, the latest first, with what they hold now."""
         for hold in reversed(self.of(actor)):
             for row in hold.rows:
-                if row.wanted.resource == resource:
-                    yield hold, Wanted(resource, row.access, row.wanted.limit, row.wanted.weight)
+                if row.request.resource == resource:
+                    yield hold, Request(resource, row.access, row.request.limit, row.request.weight)
 
     # -- acquire
 
-    def join(self, actor: int, wanted: Sequence[Wanted], reentrant: bool) -> Hold | None:
+    def join(self, actor: int, requests: Sequence[Request], reentrant: bool) -> Hold | None:
         """Return the grant that a reentrant acquisition shares."""
-        if not reentrant or len(wanted) != 1:
+        if not reentrant or len(requests) != 1:
             return None
-        (request,) = wanted
+        (request,) = requests
         for hold, held in self._held(actor, request.resource):
             stronger = (
                 held.access in ("write", request.access)
@@ -165,55 +165,55 @@ class Model:
                 return hold
         return None
 
-    def refusal(self, actor: int, wanted: Sequence[Wanted], waits: bool) -> Any:
+    def refusal(self, actor: int, requests: Sequence[Request], waits: bool) -> Any:
         """Return the outcome of an acquisition that is refused before it is in the queue; None if it is not."""
-        for request in wanted:
+        for request in requests:
             for _, held in self._held(actor, request.resource):
                 shared = request.access != "write" and request.access == held.access
                 limits = [limit for limit in (request.limit, held.limit) if limit is not None]
                 if not shared and limits and request.weight + held.weight > min(limits):
                     return DEADLOCK if waits else False
-        if wanted[0].priority is not None and waits and self.of(actor):
+        if requests[0].priority is not None and waits and self.of(actor):
             return PRIORITY
-        for request in wanted:
+        for request in requests:
             if (request.priority is None) != (request.resource != self.prioritized):
                 return PRIORITY
             if request.limit is None and self.cap(request.resource) is None:
                 return WRONG
         return None
 
-    def outcome(self, actor: int, wanted: Sequence[Wanted], reentrant: bool, waits: bool) -> Any:
+    def outcome(self, actor: int, requests: Sequence[Request], reentrant: bool, waits: bool) -> Any:
         """Return the outcome of an acquisition, which changes nothing yet."""
-        if self.join(actor, wanted, reentrant) is not None:
+        if self.join(actor, requests, reentrant) is not None:
             return True
-        refusal = self.refusal(actor, wanted, waits)
+        refusal = self.refusal(actor, requests, waits)
         if refusal is not None:
             return refusal
-        queue = [waiter for waiter in self._ranked() if waiter.rows[0].wanted.resource == wanted[0].resource]
-        rank = (-(wanted[0].priority or 0), self._entries)
-        overtaken = wanted[0].priority is not None and any(waiter.rank < rank for waiter in queue if waiter.rank)
-        if not overtaken and all(self.fits(request) for request in wanted):
+        queue = [waiter for waiter in self._ranked() if waiter.rows[0].request.resource == requests[0].resource]
+        rank = (-(requests[0].priority or 0), self._entries)
+        overtaken = requests[0].priority is not None and any(waiter.rank < rank for waiter in queue if waiter.rank)
+        if not overtaken and all(self.fits(request) for request in requests):
             return True
         return WAITS if waits else False
 
-    def acquire(self, actor: int, wanted: Sequence[Wanted], note: str, reentrant: bool, unowned: bool) -> Hold:
+    def acquire(self, actor: int, requests: Sequence[Request], note: str, reentrant: bool, unowned: bool) -> Hold:
         """Grant an acquisition whose outcome is True."""
-        hold = self.join(actor, wanted, reentrant)
+        hold = self.join(actor, requests, reentrant)
         if hold is None:
-            rows = [Row(request, note, request.access, True) for request in wanted]
+            rows = [Row(request, note, request.access, True) for request in requests]
             self.rows += rows
             hold = Hold(actor, rows, unowned)
             self.holds.append(hold)
         return hold
 
-    def wait(self, actor: int, wanted: Sequence[Wanted], note: str, unowned: bool) -> Pending:
+    def wait(self, actor: int, requests: Sequence[Request], note: str, unowned: bool) -> Pending:
         """Let an acquisition wait."""
-        rows = [Row(request, note, request.access, self.fits(request)) for request in wanted]
+        rows = [Row(request, note, request.access, self.fits(request)) for request in requests]
         rank = None
-        if wanted[0].priority is None:
+        if requests[0].priority is None:
             self.rows += rows
         else:
-            rank = (-wanted[0].priority, self._entries)
+            rank = (-requests[0].priority, self._entries)
             self._entries += 1
         self.pending.append(Pending(actor, note, rows, None, rank, unowned))
         return self.pending[-1]
@@ -254,7 +254,7 @@ class Model:
         if not self.complete:
             return NO_FEATURE
         (row, *more) = hold.rows
-        return WRONG if more or row.access != access or row.wanted.limit != 1 else None
+        return WRONG if more or row.access != access or row.request.limit != 1 else None
 
     def upgrade(self, hold: Hold, waits: bool) -> Any:
         """Return the outcome of an upgrade, and upgrade if that is None."""
@@ -262,7 +262,7 @@ class Model:
         if refusal is not None:
             return refusal
         row = hold.rows[0]
-        if any(other.access == "upgrade" for other in self.ahead(None, row.wanted.resource)):
+        if any(other.access == "upgrade" for other in self.ahead(None, row.request.resource)):
             return DEADLOCK
         if self.free_readers(row) or self.others_inside(row):
             return WAITS if waits else TIMEOUT
@@ -271,19 +271,19 @@ class Model:
 
     def free_readers(self, row: Row) -> list[Row]:
         """Return the waiting readers behind a row that only an operator's pause or limit keeps waiting."""
-        rows = self.ahead(None, row.wanted.resource)
+        rows = self.ahead(None, row.request.resource)
         return [
             other
             for other in rows[rows.index(row) + 1 :]
-            if other.access == "read" and not other.granted and self.fits(other.wanted, other, declared_only=True)
+            if other.access == "read" and not other.granted and self.fits(other.request, other, declared_only=True)
         ]
 
     def others_inside(self, row: Row) -> list[Row]:
         """Return the other rows that keep a reader from becoming the writer."""
-        ahead = self.ahead(row, row.wanted.resource)
+        ahead = self.ahead(row, row.request.resource)
         return [
             other
-            for other in self.ahead(None, row.wanted.resource)
+            for other in self.ahead(None, row.request.resource)
             if other is not row and (other.granted or other in ahead)
         ]
 
@@ -312,7 +312,7 @@ class Model:
         self.caps.pop(resource, None)
         if limit is not None:
             self.caps[resource] = limit
-        if any(row.wanted.limit is None and self.cap(row.wanted.resource) is None for row in self.rows):
+        if any(row.request.limit is None and self.cap(row.request.resource) is None for row in self.rows):
             self.caps = before
             return WRONG
         return None
@@ -320,11 +320,11 @@ class Model:
     def unsettled(self, resource: str) -> bool:
         """True if a row may be granted or not in the database: a part of a group that waits for another part."""
         return any(
-            not row.granted and self.fits(row.wanted, row)
+            not row.granted and self.fits(row.request, row)
             for waiter in self.pending
             if len(waiter.rows) > 1
             for row in waiter.rows
-            if row.wanted.resource == resource
+            if row.request.resource == resource
         )
 
     # -- what follows by itself
@@ -346,13 +346,13 @@ class Model:
                 return None
             row.access = "write"
             return waiter, waiter.hold
-        resource = waiter.rows[0].wanted.resource
+        resource = waiter.rows[0].request.resource
         if waiter.rank is not None:
-            head = next(first for first in self._ranked() if first.rows[0].wanted.resource == resource)
-            if head is not waiter or not self.fits(waiter.rows[0].wanted):
+            head = next(first for first in self._ranked() if first.rows[0].request.resource == resource)
+            if head is not waiter or not self.fits(waiter.rows[0].request):
                 return None
             self.rows += waiter.rows
-        elif not all(row.granted or self.fits(row.wanted, row) for row in waiter.rows):
+        elif not all(row.granted or self.fits(row.request, row) for row in waiter.rows):
             return None
         for row in waiter.rows:
             row.granted = True
