@@ -111,9 +111,9 @@ def kernel_lock_refusals(words: Sequence[Words], happened: Happened) -> list[str
     for event in _of(words, "refused"):
         if event["holders"] and all(is_leaving(pid, event) for pid in event["holders"]):
             continue
-        others = holders_of(event, words) - {event["pid"]}
         ending = {pid for pid, at in happened.killed.items() if event["tried"] - ENDING_SECONDS <= at <= event["at"]}
-        if ending and others <= ending:  # (A killed process leaves no record of its stay.)
+        # (A killed process leaves no record of its stay.)
+        if ending and holders_of(event, words) - {event["pid"]} <= ending:
             continue
         suspects = {event["pid"], *event["holders"]} if event["holders"] else None
         # A bare session is not notified when it is ended: it finds out by its next statement.

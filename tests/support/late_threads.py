@@ -19,12 +19,10 @@ __all__ = ["MOST_SECONDS", "SHARE", "delay_threads", "is_late"]
 #: The share of calls with a pause, and the longest pause.
 SHARE, MOST_SECONDS = 0.3, 0.1
 
-_delayed: list[Any] = []
-
 
 def is_late() -> bool:
     """Return True if threads are delayed."""
-    return bool(_delayed)
+    return hasattr(MainConnection.try_once, "__wrapped__")
 
 
 def delay_threads() -> None:
@@ -39,7 +37,6 @@ def delay_threads() -> None:
         finally:
             _pause()
 
-    _delayed.append(once)
     MainConnection.try_once = late  # type: ignore[method-assign]
 
 

@@ -1,5 +1,6 @@
 """``./test.sh --late`` delays the threads of sqlsem, and no others."""
 
+import inspect
 import threading
 
 import pytest
@@ -12,8 +13,7 @@ from sqlsem.client.connection.main import MainConnection
 @pytest.mark.parametrize(("name", "is_delayed"), [("sqlsem-commit", True), ("job", False)])
 def test_threads_of_sqlsem_are_delayed(monkeypatch, name, is_delayed):
     pauses = []
-    monkeypatch.setattr(MainConnection, "try_once", MainConnection.try_once)  # as it is now, after the test
-    monkeypatch.setattr(late_threads, "_delayed", [])
+    monkeypatch.setattr(MainConnection, "try_once", inspect.unwrap(MainConnection.try_once))  # (also with --late)
     monkeypatch.setattr(late_threads, "SHARE", 1.0)
     monkeypatch.setattr(
         late_threads, "sleep", lambda seconds: pauses.append((threading.current_thread().name, seconds))
