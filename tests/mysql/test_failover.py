@@ -59,7 +59,7 @@ def test_graces_begin_anew(fresh, setting):
 
 
 def test_an_orderly_connection_changes_nothing(fresh):
-    fresh.session().close()  # the first one after the installation
+    """Also the first one after an installation, which other transactions may keep from writing."""
     before = fresh.rows("SELECT last_position, writes FROM sqlsem_gate")
     for _ in range(3):
         with contextlib.closing(fresh.session()):

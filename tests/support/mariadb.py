@@ -227,6 +227,8 @@ class MariaDBServer(ServerAddress):
         result = subprocess.run(
             [
                 *(str(binary("mariadb-install-db")), "--no-defaults", "--skip-test-db", f"--datadir={folder}"),
+                # (A server that starts removes the temporary tables of all servers that share this folder.)
+                f"--tmpdir={self._own / 'tmp'}",
                 *("--auth-root-authentication-method=normal", "--skip-name-resolve"),
                 f"--innodb-log-file-size={SETTINGS['innodb_log_file_size']}",
             ],

@@ -129,7 +129,7 @@ class MysqlConnection(StatementSession):
         self.started = now - int(status.get("Uptime", 0))
         if status.get("wsrep_ready") is not None and status.get("wsrep_connected") == "ON":
             self._prepare_cluster(status["wsrep_cluster_state_uuid"])
-        self._follow_origin()
+        self.follow_origin()
 
     def _prepare_cluster(self, identity: str) -> None:
         if self.options.lease is None:
@@ -143,7 +143,7 @@ class MysqlConnection(StatementSession):
         self.origin, self.started = identity, 0.0  # (Members outlive a node.)
         self.run("wait_for_cluster")
 
-    def _follow_origin(self) -> None:
+    def follow_origin(self) -> None:
         """After a restart of the server begin all graces and leases anew, as no member could be seen meanwhile. After a
         failover also skip numbers: the new server may not know the last ones.
         """

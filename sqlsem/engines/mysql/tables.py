@@ -46,6 +46,7 @@ class MysqlTables(MysqlConnection):
                 self.execute_text(for_driver(statement))
             if version is not None:
                 self.run("set_version", (str(version),))
+        self.follow_origin()  # The first session has nothing to write then; another transaction may keep the settings.
 
     def diagnose(self) -> list[Check]:
         return MysqlDoctor(self).examine()
