@@ -14,6 +14,20 @@ from sqlsem.tasks import Worker
 pytestmark = pytest.mark.engines("postgresql")
 
 
+MEETING = "public.begun_tasks"
+#: The body of a task that ends when so many have begun.
+MEET = f"""
+DO $$
+BEGIN
+    PERFORM nextval('{MEETING}');
+    FOR look IN 1..6000 LOOP
+        EXIT WHEN (SELECT last_value FROM {MEETING}) >= {{begun}};
+        PERFORM pg_sleep(0.01);
+    END LOOP;
+END $$
+"""
+
+
 def work(database, name, idle=0.3, results=None):
     with database.raw() as connection:
         row = connection.execute("CALL sqlsem.work(%s, %s)", (name, idle)).fetchone()
@@ -28,10 +42,14 @@ def cancel_asleep(database, pid):
 
 
 def test_two_sessions_and_ten_tasks(database, connect, name, threads):
-    """Five pairs of tasks, each pair at the same time, without polls and repetitions; the log shows all runs."""
+    """Five pairs of tasks, each pair at the same time, without polls and repetitions; the log shows all runs.
+
+    Each task ends when the other one of its pair has begun. (A sequence belongs to no transaction.)
+    """
+    database.rows(f"CREATE SEQUENCE {MEETING}")
     with database.raw() as connection:
         numbers = [
-            connection.execute("SELECT sqlsem.put(%s, %s)", (name, f"SELECT pg_sleep(0.4) -- {n}")).fetchone()[0]
+            connection.execute("SELECT sqlsem.put(%s, %s)", (name, MEET.format(begun=n // 2 * 2 + 2))).fetchone()[0]
             for n in range(10)
         ]
     results = []
@@ -45,12 +63,13 @@ def test_two_sessions_and_ten_tasks(database, connect, name, threads):
     assert [(run.task_id, run.outcome, run.attempt) for run in attempts] == [
         (number, "finished", 1) for number in numbers
     ]
+    database.rows(f"DROP SEQUENCE {MEETING}")
     assert len({run.session_id for run in attempts}) == 2
     assert all(run.owner.startswith(f"pid {run.session_id} ") for run in attempts)
     attempts.sort(key=lambda run: run.started_at)
     for run, other in zip(attempts[::2], attempts[1::2], strict=True):
         assert run.session_id != other.session_id
-        assert other.started_at < run.ended_at, "a pair runs side by side"
+        assert other.started_at < run.ended_at
 
 
 def test_sql_put_respects_unique_and_replace_keys(database, connect, name):
