@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "e78c38cb8323cd501c39293c3a3759734be91f3861c25250c39d1183d1fb3d7b"}
+DIGESTS = {"0.1.0": "d6bd33dad77c7288686177024135146b10ae10f4d171d1d5785347f1a389bcf5"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

@@ -22,6 +22,19 @@ def take(session, name, limit=3, per_ms=HOUR, **named):
     return session.rows(text, name, limit, per_ms, *named.values())[0]
 
 
+class Waiting:
+    """A call of take in a thread of its own."""
+
+    def __init__(self, *arguments):
+        self._answers = []
+        self._thread = threading.Thread(target=lambda: self._answers.append(take(*arguments)), daemon=True)
+        self._thread.start()
+
+    def code(self):
+        self._thread.join(PATIENCE)
+        return self._answers[0][0]
+
+
 def adjust(session, name, taken_ms, cost, actual):
     routine = f"{session.database.schema}.adjust"
     call = f"EXEC {routine} ?, ?, ?, ?" if session.tsql else f"SELECT {routine}(?, ?, ?, ?)"
@@ -68,13 +81,10 @@ def test_cost_is_adjusted_afterwards(session, database, name):
 def test_session_waits_for_its_turn_in_a_rate(session, database, name):
     first, other = session(), session()
     _, taken_ms = take(first, name, 1)
-    answers = []
-    waiter = threading.Thread(target=lambda: answers.append(take(other, name, 1)))
-    waiter.start()
+    waiter = Waiting(other, name, 1)
     until(lambda: database.queue(f"rate:{name}"), "it waits")
     adjust(first, name, taken_ms, 1, 0)
-    waiter.join(PATIENCE)
-    assert [code for code, _ in answers] == [1]
+    assert waiter.code() == 1
     assert database.queue(f"rate:{name}") == []
     assert used(database, name) == {3600: 1}
 
@@ -90,6 +100,43 @@ def test_a_burst_and_further_windows(session, database, name):
     other = name("b")
     assert [take(connection, other, 5, HOUR, timeout_ms=0, **named)[0] for _ in range(3)] == [0, 0, -1]
     assert used(database, other) == {60: 2, 3600: 2}
+
+
+def test_an_operator_sets_and_clears_limits(session, refused, database, name):
+    """Programs that declare no limit have the operator's; it is an upper bound on declared limits."""
+    connection, operator, resource = session(), session(), f"rate:{name}"
+
+    def set_rate(limit, per_ms=HOUR):
+        return operator.call("set_rate", resource, per_ms, limit)
+
+    def shown():
+        call = f"EXEC {database.schema}.rates ?" if operator.tsql else f"SELECT * FROM {database.schema}.rates(?)"
+        rows = operator.rows(call, resource)
+        return [(window_ms, limit, used, cap) for _, window_ms, limit, used, *_, cap in rows]
+
+    assert (set_rate(None), operator.call("reset_rate", resource), shown()) == (-1, -1, [])
+    with refused("22023", 50000, "no limit is set"):
+        take(connection, name, None, None)
+    assert (set_rate(2), set_rate(9, HOUR * 2)) == (0, 0)
+    assert [take(connection, name, None, None, timeout_ms=0)[0] for _ in range(3)] == [0, 0, -1]
+    assert take(connection, name, 50, timeout_ms=0)[0] == -1, "a program cannot declare more"
+    assert shown() == [(HOUR, 2, 2, 2), (HOUR * 2, 9, 2, 9)]
+    with refused("22023", 50000, "can never fit into the limit of 2"):
+        take(connection, name, None, None, cost=3)
+    waiter = Waiting(connection, name, None, None)
+    until(lambda: database.queue(resource), "it waits")
+    assert set_rate(3) == 0
+    assert waiter.code() == 1, "a higher limit lets the first waiter take"
+    assert (set_rate(None, HOUR * 2), shown()) == (0, [(HOUR, 3, 3, 3)])
+    assert operator.call("reset_rate", resource) == 0
+    assert (shown(), take(connection, name, None, None)[0]) == ([(HOUR, 3, 0, 3)], 0)
+    assert (set_rate(None), shown(), set_rate(None)) == (0, [], -1)
+    with refused("22023", 50000, "no limit is set"):
+        take(connection, name, None, None)
+    assert take(connection, name, 1, timeout_ms=0)[0] == -1, "earlier use counts for the next limit"
+    for limit, per_ms in ((0, HOUR), (2**31, HOUR), (1, 0), (1, None)):
+        with refused("22023", 50000, "from 1 to 2147483647"):
+            set_rate(limit, per_ms)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import next_version
-from support.procedures import PROCEDURES, SCRIPTS, granted, text_of
+from support.procedures import PROCEDURES, SCRIPTS, arguments, granted, text_of
 
 from sqlsem import sql
 
@@ -36,16 +36,6 @@ WITHOUT_KEY = {
     "@role": "the five roles",
     "@right": "an installation",
 }
-
-
-def arguments(text: str, start: int) -> str:
-    """Return the text between the parenthesis at ``start`` and its end."""
-    depth = 0
-    for at in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
-        if depth == 0:
-            return " ".join(text[start + 1 : at].split())
-    raise AssertionError("a parenthesis without an end")
 
 
 def may_be_null(argument: str) -> bool:

@@ -145,7 +145,8 @@ AS {begin_inner}
             -- (Starts of tasks belong to no login, as any worker of the queue may return them.)
             @login nvarchar(128) = CASE WHEN @resource LIKE N'rate:%' THEN ORIGINAL_LOGIN() ELSE N'' END;
     SET @leaked = CASE WHEN @then < @now THEN @now_us - @then * 1000 ELSE 0 END;  -- microseconds since @then, in which the bucket leaks
-    DECLARE @use TABLE (window_ms bigint NOT NULL PRIMARY KEY, used bigint NOT NULL, advance decimal(38, 0) NOT NULL, most bigint NULL);
+    -- (advance: NULL for a window without any limit, which has no bucket.)
+    DECLARE @use TABLE (window_ms bigint NOT NULL PRIMARY KEY, used bigint NOT NULL, advance decimal(38, 0) NULL, most bigint NULL);
     INSERT INTO @use (window_ms, used, advance, most)
     SELECT u.window_ms, u.used,
            CASE WHEN u.used > 0 THEN CEILING(CAST(u.used AS decimal(19, 0)) * u.window_ms * 1000 / u.rate_limit)
