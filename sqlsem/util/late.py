@@ -7,6 +7,8 @@ running late imports have ended::
 
     with late.importing:
         from sqlsem import tasks
+
+Other code that holds locks of the process, such as OpenSSL's, may keep forks out by the same lock, for a short time.
 """
 
 from __future__ import annotations

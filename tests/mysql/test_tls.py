@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import sqlsem
+from sqlsem.util import late
 
 pytestmark = [
     pytest.mark.engines("mysql"),
@@ -52,6 +53,22 @@ def test_connection_is_encrypted_and_loads_no_certificates(url, monkeypatch):
     monkeypatch.setattr(ssl, "create_default_context", lambda *_, **__: pytest.fail("certificates are loaded"))
     assert cipher(url)
     assert not cipher(f"{url}?ssl_disabled=true")
+
+
+def test_no_fork_begins_while_a_context_is_made(url, folder, monkeypatch):
+    """A child would inherit the locks that OpenSSL holds then, and wait for them for ever."""
+    made, make = [], ssl.SSLContext.__new__
+
+    def note(*arguments, **options):
+        made.append(late.importing._is_owned())
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(ssl.SSLContext, "__new__", note)
+    assert cipher(url)
+    assert made == []
+    assert cipher(f"{url}?ssl_ca={folder / 'server.pem'}")
+    assert made
+    assert all(made)
 
 
 def test_server_is_verified_by_the_certificate_of_the_url(url, folder):

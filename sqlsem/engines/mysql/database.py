@@ -17,7 +17,7 @@ from pymysql.constants import CLIENT, ER
 from sqlsem import sql
 from sqlsem.engines.base import Creator, Disconnected, Options, Refused, program_name
 from sqlsem.engines.statements.session import StatementEngine
-from sqlsem.util import runtime, sockets
+from sqlsem.util import late, runtime, sockets
 from sqlsem.util.printable import first_line
 from sqlsem.values.errors import ConfigurationError, SqlsemError
 from sqlsem.values.locks import Ticket
@@ -34,15 +34,25 @@ FULL = (ER.CON_COUNT_ERROR, ER.USER_LIMIT_REACHED, ER.TOO_MANY_USER_CONNECTIONS)
 _PART = re.compile(r"(?<![:\w]):(\w+)|(\?)|('[^']*'|\"[^\"]*\")|(--[^\n]*\n?)|(%)")
 
 
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+#: The context of each connection that verifies no certificate, and so needs none of the system's, which take 50 ms to
+#: load. Made at the import, which no fork can interrupt (`late`).
+_UNVERIFIED = _unverified()
+
+
 class Connection(pymysql.Connection):  # type: ignore[misc]
-    """A connection that does not load the system's certificates if it verifies none: that takes 50 ms."""
+    """A connection whose TLS contexts are not made during a fork: a child would inherit OpenSSL's locks."""
 
     def _create_ssl_ctx(self, options: Mapping[str, Any]) -> ssl.SSLContext:
-        if options:
+        if not options:
+            return _UNVERIFIED
+        with late.importing:
             context: ssl.SSLContext = super()._create_ssl_ctx(options)
-            return context
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
 
 
