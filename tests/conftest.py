@@ -2,7 +2,7 @@
 
     database         a `support.Database` with the tables in it; the test runs once for each available engine
                      (``@pytest.mark.engines("sqlite", …)`` restricts it to some). SQLite: a file of the test's own.
-                     Others: one database a worker, so use the names of ``name`` only.
+                     Others: one database a worker (``--shuffle``: a test), so use the names of ``name`` only.
     name             a `str`, and a function: ``name`` and ``name("b")`` are resources of this test alone
     connect          ``connect(grace=…)`` makes coordinators on ``database``; closed at the end, when no row of the
                      test's resources may be left (``@pytest.mark.leaves_rows``: not checked)
@@ -63,7 +63,7 @@ import face as aio_face  # noqa: E402
 import microsoft  # noqa: E402
 import selection  # noqa: E402
 import support  # noqa: E402
-from support import databases, environment, galera, late_threads, shared_servers  # noqa: E402
+from support import databases, environment, galera, late_threads, shared_servers, shuffling  # noqa: E402
 
 import sqlsem  # noqa: E402
 from clients.mixed import dotnet  # noqa: E402
@@ -169,6 +169,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", **shards, help="run the part K of N of these cases; the default is 1/1")
     parser.addoption("--record", action="store_true", help="write the slow functions to tests/durations.txt")
     parser.addoption("--late", action="store_true", help="delay the threads of sqlsem at random")
+    shuffle = {"type": int, "metavar": "SEED"}
+    parser.addoption("--shuffle", **shuffle, help="run in another order, and each test on fresh databases")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -206,6 +208,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)  # after pytest's own order, by parameters
+def pytest_shuffle(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.shuffle is not None:
+        shuffling.shuffle(items, config.option.shuffle)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -417,17 +425,16 @@ def new_postgres_database(server: support.PostgresServer) -> support.Database:
     return create(_templates.get(place))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope=shuffling.scope_of_databases)
 def _postgres_database(postgres_server: support.PostgresServer) -> Iterator[support.Database]:
     import psycopg
     from psycopg import conninfo
 
     database = new_postgres_database(postgres_server)
     yield database
-    if not postgres_server.mine:
-        name = conninfo.conninfo_to_dict(database.url)["dbname"]
-        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
-            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    name = conninfo.conninfo_to_dict(database.url)["dbname"]
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
 def new_mariadb_database(server: support.MariaDBServer) -> support.Database:
@@ -438,12 +445,12 @@ def new_mariadb_database(server: support.MariaDBServer) -> support.Database:
     return database
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope=shuffling.scope_of_databases)
 def _mysql_database(mariadb_server: support.MariaDBServer) -> Iterator[support.Database]:
     database = new_mariadb_database(mariadb_server)
     yield database
-    if not mariadb_server.mine:
-        mariadb_server.rows(f"DROP DATABASE {databases.name_of_database(database)}")
+    mariadb_server.end_sessions(database=databases.name_of_database(database))  # their transactions would block it
+    mariadb_server.rows(f"DROP DATABASE {databases.name_of_database(database)}")
 
 
 @pytest.fixture(scope="session")

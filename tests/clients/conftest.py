@@ -6,11 +6,11 @@ import secrets
 import psycopg
 import pytest
 from psycopg import errors, sql
-from support import Database, random_name, until
+from support import Database, random_name, shuffling, until
 from support.callers import Caller
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope=shuffling.scope_of_databases)
 def _plainly_owned_database(postgres_server):
     """A database that was installed by a login that may only create roles, and objects in this database."""
     name = random_name()
@@ -20,10 +20,9 @@ def _plainly_owned_database(postgres_server):
         connection.execute(f"GRANT CREATE ON DATABASE {name} TO {name}_owner")
     Database("postgresql", postgres_server.url(name, user=f"{name}_owner"), {}, postgres_server).install()
     yield Database("postgresql", postgres_server.url(name), {}, postgres_server)
-    if not postgres_server.mine:
-        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-            connection.execute(f"DROP ROLE {name}_owner")
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        connection.execute(f"DROP ROLE {name}_owner")
 
 
 @pytest.fixture

@@ -1,0 +1,29 @@
+"""Runs the tests in another order, each on fresh databases (``./test.sh --shuffle SEED``): a test that relies on an
+earlier one, or code that relies on an earlier session, fails then.
+
+The files have a random order, and the tests of each file. A seed gives two tests the same order in each run, however
+many tests the run has.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+__all__ = ["scope_of_databases", "shuffle"]
+
+
+def shuffle(items: list[pytest.Item], seed: int) -> None:
+    """Put tests into the order of this seed. Tests of a file stay together."""
+
+    def draw(name: str) -> float:
+        return random.Random(f"{seed} {name}").random()
+
+    items.sort(key=lambda item: (draw(item.nodeid.split("::", 1)[0]), draw(item.nodeid)))
+
+
+def scope_of_databases(*, config: pytest.Config, **_: Any) -> str:
+    """Return the scope of the databases that tests share."""
+    return "session" if config.option.shuffle is None else "function"
