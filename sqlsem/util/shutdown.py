@@ -15,7 +15,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
+
+from sqlsem.util import late
+
+if TYPE_CHECKING:
+    from sqlsem.util.termination import Termination
 
 __all__ = [
     "at_end",
@@ -37,7 +42,7 @@ STARTED_SECONDS = 10.0
 _ending = False
 _calls: list[Callable[[], object]] = []
 _watched: int | None = None  # the process for which `watch_child` has run
-_terminated = False  # this process got SIGTERM, and ends by it when the calls were made
+_termination: Termination | None = None  # the handler of SIGTERM of this process, which then ends by that signal
 _starting: set[_thread.LockType] = set()  # for each thread that may not run yet: a lock, released when it runs
 _awaited = False  # True: `await_started` was called
 
@@ -56,51 +61,34 @@ def watch_child() -> None:
 
     Call it late: a child discards the finalizers that were registered before it began to run.
     """
-    global _watched
+    global _termination, _watched
     if _watched == os.getpid():
         return
     _watched = os.getpid()
     util, process = sys.modules.get("multiprocessing.util"), sys.modules.get("multiprocessing.process")
     if util is not None and process is not None and process.parent_process() is not None:
         util.Finalize(None, _end_child, exitpriority=CHILD_PRIORITY)
-        import signal  # loaded by `multiprocessing`
-
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _Termination(util.is_exiting, signal.signal, signal.SIG_DFL))
-
-
-class _Termination:
-    """The handler of SIGTERM in a child of `multiprocessing`. It imports nothing."""
-
-    def __init__(self, is_exiting: Callable[[], bool], set_handler: Callable[[int, Any], object], default: Any) -> None:
-        self._pid = os.getpid()
-        self._is_exiting = is_exiting
-        self._set_handler = set_handler
-        self._default = default
-
-    def __call__(self, number: int, frame: object) -> None:
-        global _terminated
-        self._set_handler(number, self._default)
-        if os.getpid() != self._pid:  # a process that the child has forked
-            os.kill(os.getpid(), number)
-            return
-        _terminated = True
-        if not self._is_exiting():  # (An exception would leave out the calls that are about to be made.)
-            raise SystemExit(128 + number)
+        if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
+            with late.importing:
+                from sqlsem.util.termination import Termination
+            _termination = Termination.begin(util.is_exiting)
 
 
 def _end_child() -> None:
     """Make the calls after all threads that are not daemons have ended, as at the end of an interpreter. After SIGTERM
     no thread is waited for.
     """
-    for thread in [] if _terminated else threading.enumerate():
+    for thread in [] if _is_terminated() else threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     for call in _calls:
         call()
-    if _terminated:
+    if _is_terminated():
         os.kill(os.getpid(), 15)  # as `multiprocessing` expects it: the exit code is -15
+
+
+def _is_terminated() -> bool:
+    return _termination is not None and _termination.arrived
 
 
 def begin() -> None:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engines("sqlite", "postgresql")
 #: A program that takes the database, the start method and the name of its function.
 PROGRAM = textwrap.dedent(
     """
-    import concurrent.futures, multiprocessing, sys, threading, time
+    import concurrent.futures, multiprocessing, pathlib, signal, sys, threading, time
     import sqlsem
 
     URL, METHOD, WHAT, NAME = sys.argv[1:]
@@ -62,14 +62,39 @@ PROGRAM = textwrap.dedent(
             entered.set()
             time.sleep(600)
 
-    def terminate(context):
+    def terminate(context, target):
         entered = context.Event()
-        child = context.Process(target=hold, args=(URL, entered))
+        child = context.Process(target=target, args=(URL, entered))
         child.start()
         assert entered.wait(60)
-        child.terminate()
-        child.join()
-        assert child.exitcode == -15, child.exitcode
+        if target is hold:
+            child.terminate()
+        child.join(30)
+        code = child.exitcode
+        child.kill()
+        assert code == -15, code
+
+    def hold_in_a_call(url, entered):
+        begin(url)
+        main, never = threading.main_thread(), threading.Lock()
+
+        def terminate():
+            looks = 0
+            while looks < 20:
+                state = pathlib.Path(f"/proc/self/task/{main.native_id}/stat").read_text().rpartition(")")[2].split()[0]
+                looks = looks + 1 if state == "S" else 0
+                time.sleep(0.01)
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+        with sqlsem.mutex(NAME), never:
+            threading.Thread(target=terminate, daemon=True).start()
+            entered.set()
+            never.acquire()
+
+    def hold_in_a_fork(url):
+        begin(url)
+        with sqlsem.mutex(NAME + "-parent"):
+            terminate(multiprocessing.get_context("fork"), hold_in_a_call)
 
     def process(context, target):
         child = context.Process(target=target, args=(URL,))
@@ -86,7 +111,9 @@ PROGRAM = textwrap.dedent(
             "pool": lambda: pool(context),
             "executor": lambda: executor(context),
             "leave pool": lambda: leave_pool(context),
-            "terminate": lambda: terminate(context),
+            "terminate": lambda: terminate(context, hold),
+            "terminate in a call": lambda: terminate(context, hold_in_a_call),
+            "terminate in a fork": lambda: process(context, hold_in_a_fork),
             "process": lambda: process(context, keep),
             "thread": lambda: process(context, finish_in_a_thread),
         }[WHAT]()
@@ -94,10 +121,26 @@ PROGRAM = textwrap.dedent(
 )
 
 
+WAYS = (
+    "pool",
+    "executor",
+    "leave pool",
+    "terminate",
+    "terminate in a call",
+    "terminate in a fork",
+    "process",
+    "thread",
+)
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("what", ["pool", "executor", "leave pool", "terminate", "process", "thread"])
+@pytest.mark.parametrize("what", WAYS)
 def test_child_leaves_no_member_behind(database, connect, tmp_path, name, method, what):
-    """With a grace of two minutes no client would notice its death so soon: it has deregistered."""
+    """With a grace of two minutes no client would notice its death so soon: it has deregistered.
+
+    "In a call": SIGTERM goes to another thread, so it interrupts no call of the main thread, like one that arrives just
+    before a call. "In a fork": that happens to the child of a child, which has inherited its parent's handler.
+    """
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     before = {member.member_id for member in connect().admin.overview().members}
