@@ -53,11 +53,15 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import hypothesis
 import pytest
 
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 pytest.register_assert_rewrite("support")
+# An example takes longer on a busy machine. (Before the tests are imported: their own settings begin with these.)
+hypothesis.settings.register_profile("any-pace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("any-pace")
 
 import face as aio_face  # noqa: E402
 import microsoft  # noqa: E402

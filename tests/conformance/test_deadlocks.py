@@ -117,7 +117,6 @@ def test_deadlock_search_follows_the_model(database, name):
 
     @settings(
         max_examples=EXAMPLES[database.engine] * int(os.environ.get("SQLSEM_TEST_SCALE", "1")),
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],

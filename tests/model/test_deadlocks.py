@@ -5,14 +5,14 @@ import random
 
 import pytest
 import wait_graphs
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support import processor_seconds
 
 from sqlsem.values import deadlocks
 from sqlsem.values.deadlocks import UPGRADE, Row, find
 
-EXAMPLES = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings(max_examples=400)
 
 
 def row(position, resource, owner, access="write", limit=1, weight=1, granted=None):

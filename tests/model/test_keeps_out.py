@@ -65,14 +65,14 @@ requests = st.builds(
 queues = st.lists(requests, max_size=6)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(queues, requests, queues, requests, st.one_of(st.none(), st.integers(1, 12)))
 def test_excluded_request_is_never_granted(ahead, earlier, between, later, cap):
     if earlier.keeps_out(later):
         assert not overtakes(earlier, later, ahead, between, cap)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(queues, requests, st.integers(0, 5), st.integers(0, 5))
 def test_longer_queue_never_helps_a_request(ahead, request, number, place):
     """A read that stops at the deciding row gives the same answer as the sum over all rows."""

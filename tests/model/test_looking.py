@@ -7,7 +7,7 @@ import sys
 from datetime import datetime, timezone
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from support import random_name
@@ -30,7 +30,7 @@ ROWS = st.lists(
 def test_bare_participants_are_shown_as_the_rule_has_it(database):
     with contextlib.closing(database.raw()) as connection, contextlib.closing(database.session()) as operator:
 
-        @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=40)
         @example(words=[("read", 1, 1), ("read", 5, 2), ("write", 2, 1)], cap=None, paused=False)
         @example(words=[("stage:1", 4, 1), ("read", 5, 3), ("stage:1", 4, 2), ("read", 5, 2)], cap=None, paused=False)
         @given(words=ROWS, cap=st.one_of(st.none(), st.integers(1, 5)), paused=st.booleans())

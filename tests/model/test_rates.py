@@ -211,7 +211,6 @@ def test_reservations_never_exceed_a_limit_and_are_fifo(database, name):
 
     @settings(
         max_examples=8,
-        deadline=None,
         print_blob=True,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.explicit, Phase.reuse, Phase.generate],

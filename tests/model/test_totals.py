@@ -28,7 +28,7 @@ def request(resource, words):
     return Request(resource, access, limit, weight if limit is None else min(weight, limit))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(words=st.lists(WORDS, max_size=12), cap=CAPS, asked=WORDS)
 def test_single_scan_matches_the_rule_for_each_row(words, cap, asked):
     line, ahead = QueueTotals(cap, False), []
@@ -67,7 +67,7 @@ def test_granted_rows_match_the_rule(database, monkeypatch, step, let_in):
     with contextlib.closing(database.session()) as session, contextlib.closing(database.session()) as other:
         own_member, other_member = session.register_member("h", 1, "p"), other.register_member("h", 1, "p")
 
-        @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=100, suppress_health_check=list(HealthCheck))
         @given(
             rows=st.lists(st.tuples(WORDS, st.sampled_from(["ours", "ours", "theirs", "bare"])), max_size=10),
             cap=CAPS,

@@ -29,7 +29,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 def run_machine(machine: type[RuleBasedStateMachine], **options: Any) -> None:
     """Run a state machine with these `hypothesis.settings`: max_examples, stateful_step_count and others."""
     common = {
-        **{"deadline": None, "print_blob": True, "suppress_health_check": list(HealthCheck)},
+        **{"print_blob": True, "suppress_health_check": list(HealthCheck)},
         "phases": [Phase.explicit, Phase.reuse, Phase.generate],
     }
     run_state_machine_as_test(machine, settings=settings(**{**common, **options}))

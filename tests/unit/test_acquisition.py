@@ -313,7 +313,6 @@ def test_grant_is_logged_at_info_after_a_wait(waits, caplog):
 results = st.sampled_from([True, False, False, None, "no room"])
 
 
-@settings(deadline=None)
 @given(
     requests=st.integers(1, 3),
     timeout=st.sampled_from([None, 0, 0.5, 4, 20]),
@@ -413,7 +412,7 @@ places = st.dictionaries(
 
 
 @pytest.mark.parametrize("face", [threads_face, tasks_face])
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     requests=st.integers(1, 3),
     timeout=st.sampled_from([None, 0, 3]),

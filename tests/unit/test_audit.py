@@ -26,7 +26,7 @@ def found(rows, entries=(), audit=module.audit):
     ]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.lists(nights.asks, max_size=14))
 def test_audit_accepts_a_history_of_the_rule(some):
     rows = nights.lived(some)
@@ -35,7 +35,7 @@ def test_audit_accepts_a_history_of_the_rule(some):
     assert (result.finished, result.grants) == (len(rows), sum(row.granted_at is not None for row in rows))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(nights.asks, min_size=2, max_size=12), st.data())
 def test_audit_finds_broken_histories(some, data):
     """Change some rows: their times, or other values. A plain comparison of all pairs gives the expected findings."""

@@ -144,7 +144,7 @@ def test_upgrade_beside_another_upgrade():
     assert world.access == "read"
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(
     begins=st.lists(st.sampled_from([Upgrading.NOT_YET, Upgrading.BEGUN, Upgrading.DONE, Busy]), max_size=4),
     waits=st.lists(st.sampled_from([True, False, False]), max_size=6),

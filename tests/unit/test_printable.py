@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sqlsem
@@ -50,7 +50,7 @@ OURS = re.compile(
 )
 
 #: Machines may be busy with other tests.
-QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=100)
 
 
 def hostile(rng: random.Random, maximum: int = 24) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlsem.insight.chains import WaitGraph, root_blockers
@@ -234,7 +234,6 @@ def ahead(rows, row):
     return [other for other in rows if other.resource == row.resource and other.position < row.position]
 
 
-@settings(deadline=None)
 @given(queues())
 def test_every_reason_follows_the_rule(made):
     rows, set_ = made
@@ -261,7 +260,6 @@ def test_every_reason_follows_the_rule(made):
         assert reason.short
 
 
-@settings(deadline=None)
 @given(queues())
 def test_chains_end_at_a_root_blocker(made):
     rows, set_ = made
@@ -405,7 +403,6 @@ def test_reasons_are_deterministic():
     assert "such locks usually take" in reasons(snapshot)[3].words
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), asked), max_size=12), asked, st.none() | st.integers(1, 4))
 def test_simulated_queue_follows_the_rule(rows, its, cap):
     """The request is granted at the first moment at which it fits beside the remaining rows."""
@@ -421,7 +418,6 @@ def test_simulated_queue_follows_the_rule(rows, its, cap):
     assert simulation.granted_at(*its, cap) == right
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(0, 1e6), st.lists(st.floats(0, 0.999), min_size=2)
 )
@@ -581,7 +577,6 @@ def test_reasons_of_tasks_are_worded():
 lasting = st.integers(1, 9)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(-9, 9), lasting), min_size=1, max_size=9),
     st.lists(st.tuples(st.integers(0, 2), lasting), min_size=1, max_size=3),

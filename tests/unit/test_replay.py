@@ -22,7 +22,7 @@ limited = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(nights.asks, min_size=1, max_size=14))
 def test_replay_with_equal_terms_changes_nothing(some):
     result = replay(nights.lived(some))
@@ -32,7 +32,7 @@ def test_replay_with_equal_terms_changes_nothing(some):
     assert (result.guessed, result.stuck, result.refused, result.unfinished) == (0, 0, 0, 0)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(limited, min_size=1, max_size=14), st.integers(4, 9))
 def test_replay_with_another_limit_follows_the_rule(some, limit):
     """Beside a plain model of the rule, second by second."""
@@ -41,7 +41,7 @@ def test_replay_with_another_limit_follows_the_rule(some, limit):
     assert would == other
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(limited, min_size=1, max_size=14))
 def test_replay_with_another_weight_follows_the_rule(some):
     would = replay(nights.lived(some), settings=ReplaySettings(weights={"a": 2})).everything.would

@@ -42,7 +42,7 @@ def drawn(rows, entries=(), until=1000, **more):
     return timeline(nights.newest_first(rows), entries, at(0), at(until), **more)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(asks, min_size=1, max_size=12))
 def test_use_equals_the_weight_inside(some):
     rows = nights.lived(some)
@@ -62,7 +62,7 @@ def test_use_equals_the_weight_inside(some):
         assert weight <= sum(holder.weight for holder in touching)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(asks, min_size=1, max_size=12))
 def test_bars_do_not_overlap(some):
     rows = nights.lived(some)
