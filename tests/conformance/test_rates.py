@@ -112,7 +112,7 @@ def test_cost_is_adjusted_afterwards(connect, name):
 
 def test_burst_refills_evenly(connect, name):
     coordinator = connect()
-    rate = coordinator.rate(name, 1000, per="10000s", burst=3)
+    rate = coordinator.rate(name, 1000, per="20d", burst=3)
     assert [rate.take(False) is not None for _ in range(4)] == [True, True, True, False]
     fast = coordinator.rate(name("fast"), 100, per="10s", burst=2)
     began = time.monotonic()
