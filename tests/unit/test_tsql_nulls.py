@@ -1,5 +1,5 @@
-"""T-SQL writes no NULL into a column that refuses it (error 515): each INSERT … SELECT is read, of tables and of table
-variables, and compared with the columns of the schema that may be NULL."""
+"""T-SQL writes no NULL into a column that refuses it (error 515): each INSERT … SELECT and each UPDATE is read, and
+compared with the columns of tables and of table variables that may be NULL."""
 
 from __future__ import annotations
 
@@ -80,12 +80,27 @@ def selected(query: str) -> list[str]:
     query = query[head.end() :]
     if query.startswith("TOP ("):
         query = query[len("TOP (") + len(arguments(query, len("TOP "))) + 1 :]
+    return before_from(query)
+
+
+def before_from(statement: str) -> list[str]:
+    """Return the list with which a statement begins."""
     depth = 0
-    for match in re.finditer(r"[();]|\b(?:FROM|WHERE|UNION)\b", query):
+    for match in re.finditer(r"[();]|\b(?:FROM|WHERE|UNION|OUTPUT|OPTION)\b", statement):
         depth += {"(": 1, ")": -1}.get(match[0], 0)
         if depth == 0 and match[0] not in "()":
-            return split(query[: match.start()])
-    raise AssertionError("a SELECT without an end")
+            return split(statement[: match.start()])
+    raise AssertionError("a statement without an end")
+
+
+def updated(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (table, column, value) of what the UPDATE statements set."""
+    for match in re.finditer(r"UPDATE (@\w+|sqlsem\.\w+|\w+)(?: WITH \([^)]*\))? SET ", text):
+        table, rest = match[1], text[match.end() :]
+        alias = re.search(rf"(?:FROM|JOIN) (@\w+|sqlsem\.\w+) AS {table}\b", rest)
+        for assignment in before_from(rest):
+            column, _, value = re.sub(r"^@\w+ = |^\w+\.", "", assignment).partition("= ")
+            yield alias[1] if alias is not None and "." not in table else table, column.strip(" +"), value
 
 
 def nulls(text: str) -> Iterator[tuple[str, str]]:
@@ -102,6 +117,9 @@ def nulls(text: str) -> Iterator[tuple[str, str]]:
         for name, value in zip(split(names), values, strict=False):
             if not known[match[1]][name] and may_be_null(value):
                 yield match[1], name
+    for table, name, value in updated(text):
+        if name[0] != "@" and not known[table][name] and may_be_null(value):
+            yield table, name
 
 
 @pytest.mark.parametrize("name", PROCEDURES)
@@ -131,3 +149,7 @@ def test_a_null_for_a_column_without_null_is_seen():
     assert list(nulls("INSERT INTO sqlsem.history (outcome) SELECT TOP (1) t.note FROM t;")) == [
         ("sqlsem.history", "outcome")
     ]
+    update = declared + "UPDATE a SET n += 1, m = {} FROM @a AS a WHERE a.l IS NULL;"
+    assert list(nulls(update.format("a.n + 1"))) == []
+    assert list(nulls(update.format("a.n + w.rate_limit"))) == [("@a", "m")]
+    assert list(nulls("UPDATE sqlsem.history SET outcome = note;")) == [("sqlsem.history", "outcome")]
