@@ -109,6 +109,11 @@ def class_of(database, number):
     return database.rows("SELECT sqlsem.lock_class(?)", number)[0][0]
 
 
+def last_of(database, sequence):
+    """Return the last number of a sequence; if it has given none, the one before its first."""
+    return database.rows(f"SELECT last_value - (NOT is_called)::integer FROM sqlsem.{sequence}")[0][0]
+
+
 def hashed(database, text):
     return database.rows("SELECT hashtext(?)", text)[0][0]
 
@@ -189,7 +194,7 @@ def test_stranger_keeps_a_gate(database, user, stranger, name, shared):
 
 
 def test_stranger_keeps_a_beacon(database, user, stranger):
-    beacon = database.rows("SELECT last_value FROM sqlsem.beacon")[0][0]
+    beacon = last_of(database, "beacon")
     for number in range(1, 20):
         keep(stranger, database, 1, beacon + number)
     with contextlib.closing(user.coordinator()) as coordinator, coordinator.mutex("beacons"):
@@ -198,7 +203,7 @@ def test_stranger_keeps_a_beacon(database, user, stranger):
 
 
 def test_stranger_keeps_an_entry_lock(database, user, stranger, name):
-    position = database.rows("SELECT last_value FROM sqlsem.processcontrol_queue_position_seq")[0][0]
+    position = last_of(database, "processcontrol_queue_position_seq")
     for number in range(1, 6):
         keep(stranger, database, 2, position + number)
     with contextlib.closing(user.coordinator()) as coordinator, coordinator.mutex(name) as grant:
