@@ -2,7 +2,7 @@
 
     database         a `support.Database` with the tables in it; the test runs once for each available engine
                      (``@pytest.mark.engines("sqlite", …)`` restricts it to some). SQLite: a file of the test's own.
-                     Others: one database a worker (``--shuffle``: a test), so use the names of ``name`` only.
+                     Others: one database a worker (``--shuffle 2``: a test), so use the names of ``name`` only.
     name             a `str`, and a function: ``name`` and ``name("b")`` are resources of this test alone
     connect          ``connect(grace=…)`` makes coordinators on ``database``; closed at the end, when no row of the
                      test's resources may be left (``@pytest.mark.leaves_rows``: not checked)
@@ -174,7 +174,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="write the slow functions to tests/durations.txt")
     parser.addoption("--late", action="store_true", help="delay the threads of sqlsem at random")
     shuffle = {"type": int, "metavar": "SEED"}
-    parser.addoption("--shuffle", **shuffle, help="run in another order, and each test on fresh databases")
+    parser.addoption("--shuffle", **shuffle, help="run in another order; an even seed: each test on fresh databases")
 
 
 @pytest.hookimpl(wrapper=True)

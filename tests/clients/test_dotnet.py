@@ -279,8 +279,8 @@ def test_a_deadlock_ends_the_youngest_request(agent, make_agent, python, connect
 
 
 def test_a_kept_lock_is_held_and_its_loss_reported(agent, connect, name):
-    position = agent.do("acquire", "granted", name=name, keep=1, grace=1, watch=1)["position"]
-    assert agent.quiet(2)
+    position = agent.do("acquire", "granted", name=name, keep=1, grace=4, watch=1)["position"]
+    assert agent.quiet(5)
     operator = connect()
     (entry,) = operator.admin.entries(name)
     assert entry.state == "holds"

@@ -23,10 +23,10 @@ def enrol(connection, grace=0, lease=None):
     return connection.execute("SELECT sqlsem.register_member('h', 7, 'p', %s, %s)", (grace, lease)).fetchone()[0]
 
 
-def register(connection, member, resource, uid="u", try_=False, requesting_id="me", owner=None):
+def register(connection, member, resource, uid="", try_=False, requesting_id="me", owner=None):
     return connection.execute(
         "SELECT queue_position, granted FROM sqlsem.register(%s, %s, %s, %s, %s, %s, 'write', 1, 1, NULL)",
-        (member, requesting_id, owner, uid, try_, resource),
+        (member, requesting_id, owner, random_name() if uid == "" else uid, try_, resource),
     ).fetchone()
 
 
@@ -207,13 +207,11 @@ def test_numbers_with_taken_locks_are_skipped(user, login, database, name):
         villain.execute(
             "SELECT pg_advisory_lock(%s, n) FROM generate_series(%s + 1, %s + 300) AS n", (first, beacon, beacon)
         )
-        villain.execute(
-            "SELECT pg_advisory_lock(%s, n::integer) FROM generate_series(%s + 1, %s + 20) AS n",
-            (second, position, position),
-        )
+        keys = database.rows("SELECT sqlsem.lock_key(? + n) FROM generate_series(1, 20) AS n", position)
+        villain.execute("SELECT pg_advisory_lock(%s, n) FROM unnest(%s) AS n", (second, [key for (key,) in keys]))
         connection.execute("SET statement_timeout = '20s'")
         enrol(connection)
-        later, granted = register(connection, member, name("b"), uid="v")
+        later, granted = register(connection, member, name("b"))
         assert granted
         assert later > position + 20
         connection.execute("SELECT sqlsem.deregister_member(%s)", (member,))
@@ -318,7 +316,7 @@ def orphan(database, name):
     def orphan(grace=300, resource=None):
         with database.raw() as connection:
             member = enrol(connection, grace=grace)
-            position, granted = register(connection, member, resource or str(name), uid=random_name())
+            position, granted = register(connection, member, resource or str(name))
             assert granted
             pid = connection.info.backend_pid
         until(lambda: not database.rows("SELECT 1 FROM pg_stat_activity WHERE pid = ?", pid))

@@ -1,5 +1,5 @@
-"""Runs the tests in another order, each on fresh databases (``./test.sh --shuffle SEED``): a test that relies on an
-earlier one, or code that relies on an earlier session, fails then.
+"""Runs the tests in another order (``./test.sh --shuffle SEED``), with an even seed each on fresh databases: a test
+that relies on what earlier ones have done or left fails then, and code that relies on an earlier session.
 
 The files have a random order, and the tests of each file. A seed gives two tests the same order in each run, however
 many tests the run has.
@@ -26,4 +26,5 @@ def shuffle(items: list[pytest.Item], seed: int) -> None:
 
 def scope_of_databases(*, config: pytest.Config, **_: Any) -> str:
     """Return the scope of the databases that tests share."""
-    return "session" if config.option.shuffle is None else "function"
+    seed = config.option.shuffle
+    return "session" if seed is None or seed % 2 else "function"
