@@ -595,6 +595,7 @@ def _quiet(request: pytest.FixtureRequest) -> Iterator[None]:
     logger = logging.getLogger("sqlsem")
     marker = request.node.get_closest_marker("quiet")
     if marker is not None and marker.args != (False,):
+        assert logger.isEnabledFor(logging.WARNING), "an earlier test has silenced the log"
         logger.addHandler(loud)
     yield
     logger.removeHandler(loud)

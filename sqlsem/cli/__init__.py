@@ -51,7 +51,7 @@ def _logging(verbose: int) -> Iterator[None]:
     handler.setFormatter(
         CleanFormatter("sqlsem: %(message)s" if verbose < 2 else "%(asctime)s %(threadName)s %(message)s")
     )
-    before = log.level, log.propagate
+    level, propagate = log.level, log.propagate
     log.setLevel({0: logging.CRITICAL, 1: logging.INFO}.get(verbose, logging.DEBUG))
     log.propagate = False
     log.addHandler(handler)
@@ -59,7 +59,8 @@ def _logging(verbose: int) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-        log.level, log.propagate = before
+        log.propagate = propagate
+        log.setLevel(level)  # (An assignment would leave what the logger has cached.)
 
 
 @click.group(

@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import sqlsem
+from sqlsem import cli
 
 PATIENCE = 60.0
 
@@ -48,6 +50,23 @@ def test_wait_log_line_names_the_holders(coordinator: sqlsem.Coordinator, caplog
     position = int(waiting.split()[4].rstrip(","))
     (after,) = (text for text in levels if text.startswith("Granted") and f" at {position}, after" in text)
     assert levels[after] == "INFO"
+
+
+def test_command_leaves_the_log_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Python keeps the answer to whether a level is logged, which is no during a command."""
+    log = logging.getLogger("sqlsem")
+
+    @cli.main.command("silent", hidden=True)
+    def silent() -> None:
+        log.error("silent")
+
+    try:
+        result = CliRunner().invoke(cli.main, ["silent"])
+    finally:
+        del cli.main.commands["silent"]
+    assert result.exit_code == 0, result.output
+    log.error("loud")
+    assert [record.message for record in caplog.records if record.name == "sqlsem"] == ["loud"]
 
 
 def test_failed_read_attempts_are_logged(
