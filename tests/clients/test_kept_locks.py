@@ -259,7 +259,7 @@ def test_stranger_keeps_a_members_lock(database, user, stranger, name):
         keep(stranger, database, 7, member)
         with pytest.raises(psycopg.errors.LockNotAvailable):
             victim.execute(
-                "SELECT sqlsem.register(%s, 'me', NULL, 'u', false, %s, 'write', 1, 1, NULL)", (member, name)
+                "SELECT sqlsem.register(%s, 'me', NULL, %s, false, %s, 'write', 1, 1, NULL)", (member, name, name)
             )
         assert_named(database, stranger, "number")
         victim.execute("SELECT sqlsem.deregister_member(%s)", (member,))
@@ -322,7 +322,7 @@ def test_gate_of_an_open_registration_is_named(database, user, name):
         member = connection.execute("SELECT sqlsem.register_member('h', 7, 'p', 0, NULL)").fetchone()[0]
         connection.commit()
         connection.execute(
-            "SELECT sqlsem.register(%s, 'me', NULL, 'u', false, %s, 'write', 1, 1, NULL)", (member, name)
+            "SELECT sqlsem.register(%s, 'me', NULL, %s, false, %s, 'write', 1, 1, NULL)", (member, name, name)
         )
         pid = connection.info.backend_pid
         code, output = run(user, "run", "--mutex", str(name), "--timeout", "1", "--", "true")
