@@ -88,7 +88,7 @@ def _end_child() -> None:
 
 
 def _is_terminated() -> bool:
-    return _termination is not None and _termination.arrived
+    return _termination is not None and _termination.arrived.is_set()
 
 
 def begin() -> None:

@@ -26,16 +26,18 @@ INTERVAL, INTERRUPTS = 0.02, 500
 class Termination:
     """The handler of SIGTERM. The first signal raises `SystemExit`; a second one kills the process.
 
+    Attributes:
+        arrived: Set when the first signal is handled.
+
     Args:
         is_exiting: Returns True when the process is ending, which no exception must interrupt.
     """
 
     def __init__(self, is_exiting: Callable[[], bool]) -> None:
-        self.arrived = False
+        self.arrived = threading.Event()
         self._is_exiting = is_exiting
         self._pid = os.getpid()
         self._main = threading.get_ident()
-        self._handled = threading.Event()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
 
@@ -64,18 +66,17 @@ class Termination:
         if os.getpid() != self._pid:  # called by the handler of a forked process
             os.kill(os.getpid(), number)
             return
-        self.arrived = True
-        self._handled.set()
+        self.arrived.set()
         if not self._is_exiting():
             raise SystemExit(128 + number)
 
     def _interrupt_main(self) -> None:
-        while not self._handled.is_set():
+        while not self.arrived.is_set():
             if signal.SIGTERM not in os.read(self._reader, 64):
                 continue
             # (A process that is being forked still has our descriptor, so the signal may be its own.)
             for _ in range(INTERRUPTS):
-                if self._handled.wait(INTERVAL):
+                if self.arrived.wait(INTERVAL):
                     break
                 signal.pthread_kill(self._main, signal.SIGURG)
 
