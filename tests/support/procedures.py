@@ -31,13 +31,3 @@ def granted() -> dict[str, str]:
     """Return for each routine the letters of the roles that may run it."""
     text = text_of("permissions").partition("INSERT INTO @right")[2].partition("UNION ALL")[0]
     return dict(re.findall(r"\(N'(\w+)', N'([upwor]+)'\)", text))
-
-
-def arguments(text: str, start: int) -> str:
-    """Return the text between the parenthesis at ``start`` and its end."""
-    depth = 0
-    for at in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
-        if depth == 0:
-            return " ".join(text[start + 1 : at].split())
-    raise AssertionError("a parenthesis without an end")

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from support.sql_text import parts
+
 from sqlsem import sql
 
 SCRIPTS = Path(sql.__file__).parent
@@ -14,18 +16,6 @@ WORDS = (
     ("{time}", "REAL"),
     ("((julianday('now') - 2440587.5) * 86400.0)", "clock"),
 )
-
-
-def parts(text, separator=","):
-    """Split a text at a separator outside of parentheses."""
-    depth, found = 0, [""]
-    for piece in re.split(rf"([()]|{separator})", text):
-        depth += (piece == "(") - (piece == ")")
-        if depth == 0 and re.fullmatch(separator, piece):
-            found.append("")
-        else:
-            found[-1] += piece
-    return [" ".join(piece.split()) for piece in found if piece.strip()]
 
 
 def checks(text):

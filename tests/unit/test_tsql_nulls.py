@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from support.procedures import PROCEDURES, arguments
+from support.procedures import PROCEDURES
+from support.sql_text import arguments, parts
 
 from sqlsem import sql
 
@@ -27,24 +28,12 @@ SAFE = ("COALESCE", "CONCAT", "COUNT", "EXISTS ")
 
 def columns(definition: str) -> Columns:
     """Return the columns of a table."""
-    found = [re.match(r"\[?(\w+)\]? (?!AS \()", part) for part in split(definition)]
+    found = [re.match(r"\[?(\w+)\]? (?!AS \()", part) for part in parts(definition)]
     return {
         match[1]: "NOT NULL" not in match.string and "PRIMARY KEY" not in match.string
         for match in found
         if match is not None and match[1] not in ("CONSTRAINT", "PRIMARY", "UNIQUE", "CHECK", "INDEX")
     }
-
-
-def split(text: str) -> list[str]:
-    """Split a list at its commas."""
-    parts, depth = [""], 0
-    for char in text:
-        depth += {"(": 1, ")": -1}.get(char, 0)
-        if char == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return [part.strip() for part in parts]
 
 
 def tables() -> dict[str, Columns]:
@@ -89,7 +78,7 @@ def before_from(statement: str) -> list[str]:
     for match in re.finditer(r"[();]|\b(?:FROM|WHERE|UNION|OUTPUT|OPTION)\b", statement):
         depth += {"(": 1, ")": -1}.get(match[0], 0)
         if depth == 0 and match[0] not in "()":
-            return split(statement[: match.start()])
+            return parts(statement[: match.start()])
     raise AssertionError("a statement without an end")
 
 
@@ -113,8 +102,8 @@ def nulls(text: str) -> Iterator[tuple[str, str]]:
     for match in re.finditer(r"INSERT INTO (@\w+|sqlsem\.\w+) \(", text):
         names = arguments(text, match.end() - 1)
         values = selected(text[match.end() + len(names) + 1 :].lstrip())
-        assert len(values) in (0, len(split(names))), (match[0], names, values)
-        for name, value in zip(split(names), values, strict=False):
+        assert len(values) in (0, len(parts(names))), (match[0], names, values)
+        for name, value in zip(parts(names), values, strict=False):
             if not known[match[1]][name] and may_be_null(value):
                 yield match[1], name
     for table, name, value in updated(text):

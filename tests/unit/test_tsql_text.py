@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from support import next_version
-from support.procedures import PROCEDURES, SCRIPTS, arguments, granted, text_of
+from support.procedures import PROCEDURES, SCRIPTS, granted, text_of
+from support.sql_text import arguments
 
 from sqlsem import sql
 
