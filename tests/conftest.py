@@ -432,11 +432,10 @@ def new_postgres_database(server: support.PostgresServer) -> support.Database:
 @pytest.fixture(scope=shuffling.scope_of_databases)
 def _postgres_database(postgres_server: support.PostgresServer) -> Iterator[support.Database]:
     import psycopg
-    from psycopg import conninfo
 
     database = new_postgres_database(postgres_server)
     yield database
-    name = conninfo.conninfo_to_dict(database.url)["dbname"]
+    name = databases.name_of_database(database)
     with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
         connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 

@@ -52,7 +52,7 @@ def test_wait_log_line_names_the_holders(coordinator: sqlsem.Coordinator, caplog
     assert levels[after] == "INFO"
 
 
-def test_command_leaves_the_log_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_command_leaves_the_log_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
     """Python keeps the answer to whether a level is logged, which is no during a command."""
     log = logging.getLogger("sqlsem")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import sqlsem
@@ -49,9 +49,6 @@ OURS = re.compile(
     r"\x1b\[(?:0|1|2|3[1-6]|[12];3[1-6]|[12];9[0-7])m|\r?\x1b\[(?:1A|2K|\?25[lh])|\r(?=sqlsem: \d+ finished)"
 )
 
-#: Machines may be busy with other tests.
-QUICK = settings(max_examples=100)
-
 
 def hostile(rng: random.Random, maximum: int = 24) -> str:
     pieces = []
@@ -73,7 +70,6 @@ def check(text: str, *, terminal: bool = False) -> None:
 # -- the functions ----------------------------------------------------------------------------------------------------
 
 
-@QUICK
 @given(st.text(st.characters(), max_size=50))
 def test_clean_removes_control_characters(text: str) -> None:
     cleaned = clean(text)
@@ -89,7 +85,6 @@ def test_clean_escapes_visibly() -> None:
     assert clean("naïve\u00a0世界 😀 C:\\x1b") == "naïve\u00a0世界 😀 C:\\x1b"
 
 
-@QUICK
 @given(
     st.dictionaries(st.text(st.characters(), max_size=9), st.lists(st.text(st.characters(), max_size=9), max_size=3))
 )
@@ -100,7 +95,6 @@ def test_clean_json_is_the_same_value(value: object) -> None:
     assert json.loads(text) == value
 
 
-@QUICK
 @given(st.text(st.characters(), max_size=30), st.sampled_from(["%s", "%r", "%(a)s", "no argument: "]))
 def test_record_is_a_single_line_in_any_handler(text: str, template: str) -> None:
     stream = io.StringIO()

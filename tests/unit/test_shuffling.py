@@ -1,4 +1,4 @@
-"""``./test.sh --shuffle SEED`` runs the tests in another order, each on fresh databases."""
+"""``./test.sh --shuffle SEED`` runs the tests in another order, by an even seed each on fresh databases."""
 
 import os
 import re
