@@ -30,6 +30,7 @@ MAY_BEGIN = {
     ("util/runtime.py", "_AwaitedTimer"): "logs what comes out of a timer",
     ("util/threads.py", "thread"): "the one place",
     ("util/shutdown.py", "start_new_thread"): "in a handler of signals, where threading may wait for itself",
+    ("util/termination.py", "start_new_thread"): "interrupts the main thread by a signal",
     ("client/operations/handover.py", "timer"): "nothing of a program's is called",
     ("engines/failures.py", "timer"): "interrupts a session",
     ("engines/mssql/engine.py", "timer"): "shuts a socket",
