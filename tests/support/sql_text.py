@@ -1,4 +1,4 @@
-"""Reads SQL as text: what is in parentheses, and the parts of a list."""
+"""Reads SQL as text: parentheses, and lists."""
 
 from __future__ import annotations
 
