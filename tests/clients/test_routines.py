@@ -1,4 +1,4 @@
-"""The routines that sessions call: acquire, try, release, renew, assert_holding, status and the operators' calls."""
+"""The routines that sessions call, where PostgreSQL differs (``routines`` has the rest)."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import time
 import psycopg
 import pytest
 from psycopg import errors
-from support import PATIENCE, Attempt, Recorder, Stay, check_history, overlap, slack, until
+from support import Recorder, Stay, check_history, overlap, slack, until
 from support.callers import Caller
 
 pytestmark = pytest.mark.engines("postgresql")
@@ -50,19 +50,6 @@ def outcomes(database, name):
 # -- taking and giving back -----------------------------------------------------------------------------------------
 
 
-def test_acquire_and_release(database, session, name):
-    connection = session()
-    code, position, fence = connection.acquire(name)
-    assert code == 0
-    assert fence == position
-    assert rows(database, name) == [(position, True)]
-    assert connection.release(name, position) == 0
-    assert connection.release(name, position) == -1
-    assert rows(database, name) == []
-    assert outcomes(database, name) == ["released"]
-    assert connection.acquire(name)[2] > fence
-
-
 def test_by_position_of_the_parameters(session, name):
     connection = session()
     code, position, _ = connection.call("acquire", name, 3, "write", 2, 0, "a note", "me", 60.0)
@@ -97,35 +84,6 @@ def test_routines_accept_literals_of_psql(session, name):
             assert cursor.fetchone() == (0,)
 
 
-def test_the_second_waits_for_the_first(database, session, name):
-    holder, second = session(), session()
-    first = holder.acquire(name)[1]
-    second.start(name)
-    waiting(database, name)
-    assert second.waits()
-    left_at = time.monotonic()
-    assert holder.release(name) == 0
-    assert second.granted() > first
-    assert second.entered > left_at
-    assert second.answer[0] == 1, "it had to wait"
-    assert second.release(name) == 0
-
-
-def test_time_is_up(database, session, name):
-    first, second = session(), session()
-    first.acquire(name)
-    for timeout in (0, 50, 1200):
-        began = time.monotonic()
-        assert second.acquire(name, timeout_ms=timeout) == (-1, None, None)
-        assert timeout / 1000 <= time.monotonic() - began < timeout / 1000 + slack(5)
-        assert len(rows(database, name)) == 1
-    assert outcomes(database, name) == ["timeout", "timeout"]  # timeout 0 takes no number
-    assert second.try_(name) == (-1, None, None)
-    assert first.release(name) == 0
-    code, position, fence = second.try_(name)
-    assert (code, fence) == (0, position)
-
-
 def test_a_wait_of_many_slices(session, name):
     """Longer than the slice of acquire, three seconds, and than the lease of a waiter, five seconds."""
     connection, second, three = session(), session(), session()
@@ -137,15 +95,6 @@ def test_a_wait_of_many_slices(session, name):
     assert three.answer == (-1, None, None)
     connection.release(name)
     second.granted()
-
-
-def test_release_without_a_position_gives_all_back(database, session, name):
-    first, second = session(), session()
-    assert [first.acquire(name, concurrency_limit=5)[0] for _ in range(3)] == [0, 0, 0]
-    assert second.acquire(name, concurrency_limit=5)[0] == 0
-    assert first.release(name) == 0
-    assert len(rows(database, name)) == 1, "the other's stays"
-    assert first.release(name) == -1
 
 
 def test_session_is_a_single_member(database, session, name):
@@ -311,18 +260,6 @@ def test_wrong_types(database, session, name, arguments):
     assert rows(database, name) == []
 
 
-def test_release_of_another_owners_position(database, session, name):
-    first, second = session(), session()
-    position = first.acquire(name, requesting_id="one")[1]
-    assert second.release(name, position) == -1
-    assert second.release(name, position, "two") == -1
-    assert second.release(name("b"), position, "one") == -1
-    assert second.renew(name, position) == -1
-    with second.connection.transaction(), pytest.raises(errors.ObjectNotInPrerequisiteState):
-        second.call("assert_holding", name, position)
-    assert rows(database, name) == [(position, True)]
-
-
 # -- callers that go away -------------------------------------------------------------------------------------------
 
 
@@ -393,100 +330,7 @@ def test_a_session_that_stood_still_takes_a_new_number(database, session, name):
     assert second.granted() > third > lost
 
 
-@pytest.mark.parametrize("state", ["holds", "waits"])
-def test_a_killed_session_is_gone_at_once(database, session, kill, name, state):
-    connection, second, three = session(), session(), session()
-    connection.acquire(name)
-    victim = connection
-    if state == "waits":
-        victim = second.start(name)
-        waiting(database, name)
-    three.start(name)
-    waiting(database, name, 2 if state == "waits" else 1)
-    began = time.monotonic()
-    kill(victim.pid)
-    if state == "waits":
-        assert isinstance(victim.failed(), psycopg.OperationalError)
-        connection.release(name)
-    three.granted()
-    assert time.monotonic() - began < slack(4), "grace is 0: a lost session is not waited for"
-
-
-def test_a_closed_connection_frees_its_lock(session, name):
-    first, second = session(), session()
-    first.acquire(name)
-    first.close()
-    assert second.acquire(name, timeout_ms=5000)[0] in (0, 1)
-
-
 # -- leases ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_lease_runs_out(database, session, name):
-    first, second = session(), session()
-    code, position, _ = first.acquire(name, lease_seconds=4)
-    assert code == 0
-    assert second.try_(name)[0] == -1
-    began = time.monotonic()
-    assert second.acquire(name, timeout_ms=20_000)[0] == 1
-    assert time.monotonic() - began < slack(5)
-    assert first.renew(name, position) == -1
-    assert first.release(name, position) == -1
-    assert outcomes(database, name)[-1] == "reaped"
-    assert database.rows("SELECT count(*) FROM sqlsem.member WHERE backend_pid = ?", first.pid) == [(0,)]
-
-
-def test_a_lease_outlives_its_connection(database, session, name):
-    """Make three calls on three connections, as behind a pooler."""
-    first, other = session(), session()
-    position = first.acquire(name, lease_seconds=6, requesting_id="the job")[1]
-    first.close()
-    ends = time.monotonic() + 9
-    while time.monotonic() < ends:
-        renewing = session()
-        assert renewing.renew(name, position, "the job") == 0
-        renewing.close()
-        assert other.try_(name)[0] == -1
-        time.sleep(0.3)
-    assert session().renew(name, position, "the job", 3600) == 0
-    assert database.rows(
-        "SELECT m.lease_ms FROM sqlsem.member m JOIN {table} t USING (member_id) WHERE queue_position = ?", position
-    ) == [(3_600_000,)]
-    with other.connection.transaction():
-        other.call("assert_holding", name, position, "the job")
-    assert session().release(name, position, "the job") == 0
-    assert other.acquire(name)[0] == 0
-
-
-def test_a_wait_longer_than_the_lease(session, name):
-    first, second = session(), session()
-    first.acquire(name)
-    second.start(name, lease_seconds=4)
-    assert second.waits(6)
-    first.release(name)
-    position = second.granted()
-    assert second.renew(name, position) == 0
-
-
-def test_renew_without_a_lease(session, kill, name):
-    first, second = session(), session()
-    position = first.acquire(name, requesting_id="one")[1]
-    assert first.renew(name, position, "one") == 0
-    assert second.renew(name, position, "one") == 0
-    with pytest.raises(errors.InvalidParameterValue, match="has no lease to renew"):
-        first.renew(name, position, "one", 5)
-    with pytest.raises(errors.InvalidParameterValue, match=r"lease_seconds must be from 0\.1"):
-        first.renew(name, position, "one", 0)
-    kill(first.pid)
-    until(lambda: second.renew(name, position, "one") == -1)
-
-
-def test_a_lease_is_given_up_with_its_request(database, session, name):
-    first, second = session(), session()
-    first.acquire(name)
-    assert second.acquire(name, timeout_ms=200, lease_seconds=60)[0] == -1
-    assert second.try_(name, lease_seconds=60)[0] == -1
-    assert database.rows("SELECT count(*) FROM sqlsem.member WHERE backend_pid = ?", second.pid) == [(0,)]
 
 
 # -- inside the caller's transaction --------------------------------------------------------------------------------
@@ -511,16 +355,6 @@ def test_assert_holding(database, session, name):
         assert "ROLLBACK" in caught.value.diag.message_hint
 
 
-def test_assert_holding_of_a_row_that_waits(database, session, name):
-    connection, second, three = session(), session(), session()
-    connection.acquire(name)
-    second.start(name, requesting_id="two")
-    waiting(database, name)
-    ((position, _),) = [row for row in rows(database, name) if not row[1]]
-    with three.connection.transaction(force_rollback=True), pytest.raises(errors.ObjectNotInPrerequisiteState):
-        three.call("assert_holding", name, position, "two")
-
-
 def test_assert_holding_needs_a_transaction(session, name):
     connection = session()
     position = connection.acquire(name)[1]
@@ -542,101 +376,7 @@ def test_assert_holding_needs_a_transaction(session, name):
 # -- operators ------------------------------------------------------------------------------------------------------
 
 
-def test_set_limit(session, name):
-    connection, second, operator = session(), session(), session()
-    operator.value("sqlsem.set_limit(%s, 1)", name)
-    assert connection.acquire(name, concurrency_limit=3)[0] == 0
-    assert second.try_(name, concurrency_limit=3)[0] == -1
-    second.start(name, concurrency_limit=3)
-    assert second.waits()
-    operator.value("sqlsem.set_limit(resource => %s, concurrency_limit => NULL)", name)
-    second.granted()
-    for bad in (0, -1):
-        with pytest.raises(errors.InvalidParameterValue, match="must be 1 or more, or NULL for none"):
-            operator.value("sqlsem.set_limit(%s, %s)", name, bad)
-
-
-def test_pause_and_resume(session, name):
-    connection, second, operator = session(), session(), session()
-    assert connection.acquire(name, concurrency_limit=3)[0] == 0
-    operator.value("sqlsem.pause(%s)", name)
-    assert connection.renew(name, connection.value("max(queue_position) FROM sqlsem.status(%s)", name)) == 0, (
-        "the holder keeps its lock"
-    )
-    assert second.acquire(name, concurrency_limit=3, timeout_ms=300)[0] == -1
-    second.start(name, concurrency_limit=3)
-    assert second.waits(0.5)
-    operator.value("sqlsem.resume(%s)", name)
-    second.granted()
-
-
-def test_an_operator_takes_a_waiting_row_away(database, session, name):
-    connection, second, operator = session(), session(), session()
-    connection.acquire(name)
-    second.start(name)
-    waiting(database, name)
-    ((position, _),) = [row for row in rows(database, name) if not row[1]]
-    assert operator.value("sqlsem.revoke(%s, false)", position) == 0
-    assert second.done.wait(PATIENCE)
-    assert second.answer == (-2, None, None)
-    assert outcomes(database, name) == ["revoked"]
-
-
-def test_reap(database, session, kill, name):
-    first, second = session(), session()
-    first.acquire(name)
-    second.value("sqlsem.reap()")  # rows that others left
-    assert second.value("sqlsem.reap()") == 0
-    assert rows(database, name) != []
-    kill(first.pid)
-    until(lambda: not database.rows("SELECT pid FROM pg_stat_activity WHERE pid = ?", first.pid))
-    second.value("sqlsem.reap()")
-    assert rows(database, name) == []
-    assert outcomes(database, name) == ["reaped"]
-
-
-def test_status_of_all(session, name):
-    connection = session()
-    position = connection.acquire(name("a"))[1]
-    rows = connection.connection.execute("SELECT resource_id, queue_position, state FROM sqlsem.status()").fetchall()
-    assert (name("a"), position, "holds") in rows
-
-
 # -- beside Python --------------------------------------------------------------------------------------------------
-
-
-def test_python_and_sql_take_turns(connect, database, session, name):
-    coordinator, connection = connect(), session()
-    first = coordinator.mutex(name)
-    first.acquire()
-    connection.start(name)
-    waiting(database, name)
-    second = Attempt(coordinator.mutex(name))
-    waiting(database, name, 2)
-    first.release()
-    position = connection.granted()
-    assert second.waits()
-    connection.release(name, position)
-    assert second.granted().position > position
-    second.leave()
-
-
-def test_stages_and_readers(connect, database, session, name):
-    coordinator, connection, second = connect(), session(), session()
-    with coordinator.read(name), coordinator.stage(name("s"), 100):
-        assert connection.acquire(name, access="Reader")[0] == 0
-        assert connection.acquire(name("s"), access="stage:100")[0] == 0
-        assert second.try_(name, access="writer")[0] == -1
-        assert second.try_(name("s"), access="stage:200")[0] == -1
-    second.start(name, access="write")
-    waiting(database, name)
-    late = Attempt(coordinator.read(name))
-    assert late.waits(), "a reader does not pass a writer that waits"
-    connection.release(name)
-    second.granted()
-    second.release(name)
-    late.leave()
-    connection.release(name("s"))
 
 
 KINDS = ["write", "read", "stage:1", "limit", "limit"]
@@ -691,19 +431,3 @@ def test_all_kinds_beside_python_under_load(connect, database, name, threads):
     else:
         pytest.fail("nothing was shared, again and again")
     until(lambda: rows(database, name) == [])
-
-
-def test_first_come_first_served(database, session, name):
-    holder = session()
-    holder.acquire(name)
-    queue = []
-    for number in range(6):
-        queue.append(session().start(name))
-        waiting(database, name, number + 1)
-    holder.release(name)
-    positions = []
-    for caller in queue:
-        positions.append(caller.granted())
-        assert all(other.waits(0) for other in queue[len(positions) :])
-        caller.release(name)
-    assert positions == sorted(positions)

@@ -1,4 +1,4 @@
-"""The wait of a CALL of acquire on PostgreSQL: it sleeps, renews its lease, and never waits for itself."""
+"""The wait of a CALL of acquire on PostgreSQL: it sleeps, and renews its lease."""
 
 import time
 
@@ -39,31 +39,6 @@ def test_waiting_session_sleeps_for_many_slices(database, session, name):
     assert sum(late) <= len(late) // 10, "the waiter's lease had expired: another client could have removed its row"
     assert waiter.result() == (-1, None, None)
     assert 7 <= time.monotonic() - started < slack(20)
-
-
-@pytest.mark.parametrize(
-    ("held", "terms"),
-    [
-        ([{}], {}),
-        ([{"access": "read"}], {"access": "write"}),
-        ([{"access": "write"}], {"access": "read"}),
-        ([{"access": "stage:1"}], {"access": "stage:2"}),
-        ([{"concurrency_limit": 2}, {"concurrency_limit": 2}], {"concurrency_limit": 2}),
-        ([{"concurrency_limit": 5, "weight": 3}], {"concurrency_limit": 5, "weight": 3}),
-        ([{"concurrency_limit": 1}], {"concurrency_limit": 3}),
-    ],
-    ids=str,
-)
-def test_self_wait_of_a_session_is_a_deadlock(database, session, name, held, terms):
-    first, other = session(), session()
-    for named in held:
-        assert first.acquire(name, **named)[0] == 0
-    before = positions(database, name)
-    assert first.acquire(name, **terms, timeout_ms=60_000) == (-3, None, None)
-    assert first.try_(name)[0] == -1
-    assert positions(database, name) == before
-    assert first.release(name) == 0
-    assert other.acquire(name, **terms, timeout_ms=60_000)[0] == 0
 
 
 def test_wait_for_another_session_is_no_deadlock(database, session, name):

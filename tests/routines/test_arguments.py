@@ -53,7 +53,7 @@ def test_bad_names(session, refused, routine):
     for bad, words in BAD_NAMES:
         with refused("22023", 50000, words):
             if routine in ("acquire", "try"):
-                connection.acquire(bad, routine)
+                connection.acquire(bad, routine=routine)
             else:
                 connection.call(routine, bad, *more)
 
@@ -74,14 +74,14 @@ def test_reserved_names(session, connect, refused, name, routine):
     for form, words in RESERVED:
         reserved = form.format(name)
         with refused("22023", 50000, words):
-            connection.acquire(reserved, routine)
+            connection.acquire(reserved, routine=routine)
         assert coordinator.admin.entries(reserved) == []
         coordinator.admin.pause(reserved)  # operators may still manage them
         coordinator.admin.resume(reserved)
     for free in (f"{name}:x", f"rates:{name}", f"{name}*x"):
-        assert connection.acquire(free, routine)[0] == 0
+        assert connection.acquire(free, routine=routine)[0] == 0
         assert connection.call("release", free) == 0
-    code, position, _ = connection.acquire(name, "once_begin", per_seconds=3600.0)
+    code, position, _ = connection.acquire(name, routine="once_begin", per_seconds=3600.0)
     assert (code, connection.call("once_finish", name, position)) == (0, 0)
 
 
@@ -114,9 +114,9 @@ def test_bad_requests(session, database, refused, name, routine):
     connection = session()
     for named, words in BAD_REQUESTS:
         with refused("22023", 50000, words):
-            connection.acquire(name, routine, **named)
+            connection.acquire(name, routine=routine, **named)
     assert database.queue(name) == []
-    assert connection.acquire(name, routine)[0] == 0
+    assert connection.acquire(name, routine=routine)[0] == 0
     assert connection.call("release", name) == 0
 
 
@@ -132,7 +132,7 @@ def test_bad_times(session, refused, name):
     assert connection.call("renew", name, position) == 0
     assert connection.call("release", name) == 0
     for bad in (0, -1):
-        with refused("22023", 50000, "limit of"):
+        with refused("22023", 50000, "limit of .* must be 1 or more, or NULL for none"):
             connection.call("set_limit", name, bad)
 
 
@@ -165,16 +165,16 @@ def test_sql_in_arguments_is_text(session, connect, database, name, text):
     assert code == 0
     (entry,) = connect().admin.entries(resource)
     assert (entry.resource, entry.note, entry.requesting_id) == (resource, text, f"me {text}")
-    assert other.acquire(resource, "try")[0] == -1
+    assert other.acquire(resource, routine="try")[0] == -1
     assert first.call("renew", resource, position, f"me {text}") == 0
     assert first.call("release", resource, None, f"me {text}") == 0
-    assert other.acquire(resource, "try")[0] == 0
+    assert other.acquire(resource, routine="try")[0] == 0
     assert other.call("release", resource) == 0
 
 
 def test_names_differ_in_case(session, name):
     first, other = session(), session()
     assert first.acquire(name("a"))[0] == 0
-    assert other.acquire(name("A"), "try")[0] == 0
+    assert other.acquire(name("A"), routine="try")[0] == 0
     assert first.call("release", name("a")) == 0
     assert other.call("release", name("A")) == 0

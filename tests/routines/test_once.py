@@ -9,7 +9,7 @@ LONG = 31622400.0
 
 
 def begin(session, name, per=LONG, **named):
-    return session.acquire(name, "once_begin", per_seconds=per, **named)
+    return session.acquire(name, routine="once_begin", per_seconds=per, **named)
 
 
 def test_concurrent_once_runs_a_single_time(session, connect, name):

@@ -122,7 +122,7 @@ def test_new_sessions_find_a_dead_holder_with_a_new_grace(database, holder, one,
     _, number, _ = holder(dead=True, grace=600)
     change(database, number, heartbeat_at=-700)
     take_over(database)
-    assert one.acquire(name, "try")[0] == -1
+    assert one.acquire(name, routine="try")[0] == -1
     assert known(database)
     assert left(database, number, "heartbeat_at") > -60
 
@@ -150,11 +150,11 @@ def test_leases_of_sessions_carry_on_from_now(database, one, session, name):
     change(database, number, lease_until=-100)
     take_over(database)
     other = session()
-    assert other.acquire(name, "try")[0] == -1
+    assert other.acquire(name, routine="try")[0] == -1
     assert left(database, number, "lease_until") > 240
     assert other.call("renew", name, position, "job 7") == 0
     change(database, number, lease_until=-1)
-    assert other.acquire(name, "try")[0] == 0
+    assert other.acquire(name, routine="try")[0] == 0
     assert one.call("renew", name, position, "job 7") == -1
     other.call("release", name)
 
@@ -168,7 +168,7 @@ def test_revoked_holders_are_told_before_their_row_goes(database, holder, one, n
     )
     take_over(database)
     assert one.call("reap") == 0  # (an operator is no new member)
-    assert one.acquire(name, "try")[0] == -1
+    assert one.acquire(name, routine="try")[0] == -1
     assert session.heartbeat(number).revoked == {ticket.position}
     assert session.release(ticket, "revoked")
     session.deregister_member(number)

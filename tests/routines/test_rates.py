@@ -110,8 +110,7 @@ def test_an_operator_sets_and_clears_limits(session, refused, database, name):
         return operator.call("set_rate", resource, per_ms, limit)
 
     def shown():
-        call = f"EXEC {database.schema}.rates ?" if operator.tsql else f"SELECT * FROM {database.schema}.rates(?)"
-        rows = operator.rows(call, resource)
+        rows = operator.listed("rates", resource)
         return [(window_ms, limit, used, cap) for _, window_ms, limit, used, *_, cap in rows]
 
     assert (set_rate(None), operator.call("reset_rate", resource), shown()) == (-1, -1, [])

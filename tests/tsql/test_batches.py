@@ -184,15 +184,15 @@ class Clock:
     def __init__(self, session, name):
         self.session, self.name = session, name
         self.table, self.routine = f"clock_{name}", f"start_part_{name}"
-        script = sql.script("mssql", "batches", schema=session.schema)
-        before = f"CREATE OR ALTER PROCEDURE {session.schema}.start_part\n"
+        script = sql.script("mssql", "batches", schema=session.database.schema)
+        before = f"CREATE OR ALTER PROCEDURE {session.database.schema}.start_part\n"
         (batch,) = (part for part in script.split("\nGO\n") if before in part)
         assert batch.count("SYSUTCDATETIME()") == 2  # (and of a lease)
-        batch = batch.replace("SYSUTCDATETIME()", f"(SELECT now FROM {session.schema}.{self.table})")
+        batch = batch.replace("SYSUTCDATETIME()", f"(SELECT now FROM {session.database.schema}.{self.table})")
         session.rows(f"CREATE TABLE {{s}}.{self.table} (now datetime2(6) NOT NULL)")
         # (A day ahead, so that ends by the real clock are in time.)
         session.rows(f"INSERT INTO {{s}}.{self.table} (now) VALUES (DATEADD(day, 1, SYSUTCDATETIME()))")
-        session.rows(batch.replace(before, f"CREATE PROCEDURE {session.schema}.{self.routine}\n"))
+        session.rows(batch.replace(before, f"CREATE PROCEDURE {session.database.schema}.{self.routine}\n"))
         ((self.member,),) = session.rows("EXEC {s}.register_member N'host', 1, N'program', 60000, @answer = 1")
 
     def step(self, seconds):

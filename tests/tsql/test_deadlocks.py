@@ -15,7 +15,7 @@ def acquire_told(session, resource, *rest):
     """Call acquire, and return its code and its PRINTed messages."""
     marks = ", ".join("?" * (1 + len(rest)))
     cursor = session.connection.cursor()
-    cursor.execute(f"DECLARE @c int; EXEC @c = {session.schema}.acquire {marks}; SELECT @c", (resource, *rest))
+    cursor.execute(f"DECLARE @c int; EXEC @c = {session.database.schema}.acquire {marks}; SELECT @c", (resource, *rest))
     messages = [text for _, text in cursor.messages or ()]
     while cursor.description is None:
         assert cursor.nextset()

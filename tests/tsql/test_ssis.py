@@ -144,7 +144,10 @@ class Package:
         kind = connection or self.connection
         send = with_ole_db if kind == "OLE DB" else with_ado_net
         back = send(
-            self.session, text.replace("sqlsem.", f"{self.session.schema}."), parameters_of(text, kind), self.values
+            self.session,
+            text.replace("sqlsem.", f"{self.session.database.schema}."),
+            parameters_of(text, kind),
+            self.values,
         )
         for variable, value in back.items():
             assert value is not None, f"The type of the value (DBNull) being assigned to variable {variable} differs"

@@ -19,7 +19,7 @@ def put(session, name):
         ((task,),) = by.rows(
             f"DECLARE @t bigint; EXEC {{s}}.put ?, ?{marks}, @task_id = @t OUTPUT; SELECT @t",
             queue,
-            body.replace("{s}", by.schema),
+            body.replace("{s}", by.database.schema),
             *named.values(),
         )
         return task
@@ -104,7 +104,7 @@ def test_ten_tasks_two_at_a_time(session, database, put, notes, name):
         assert host == looker.rows("SELECT HOST_NAME()")[0][0]
         spids.add(spid)
         spans.append((started, ended))
-    assert spids == {connection.spid, other.spid}
+    assert spids == {connection.pid, other.pid}
     for pair in range(0, 10, 2):
         (began, over), (began_too, over_too) = spans[pair], spans[pair + 1]
         assert max(began, began_too) <= min(over, over_too)
@@ -133,7 +133,7 @@ def test_the_task_of_a_killed_session_runs_again_elsewhere(session, new_session,
     waiting = connection.later(work, connection, name, 8)
     remains(lambda: written(database, notes) == [1], 0.5, "a live session keeps its task")
     killer = session()
-    killer.rows(f"KILL {victim.spid}")
+    killer.rows(f"KILL {victim.pid}")
     with pytest.raises(Exception):  # noqa: B017  (drivers differ in what they make of it)
         doomed.result(PATIENCE)
     left_at = time.monotonic()
