@@ -7,7 +7,7 @@ from support.searches import found
 
 from sqlsem.api import leader as leaders
 from sqlsem.client.operations.release_on_commit import ReleaseOnCommit
-from sqlsem.engines.statements.periodic import PeriodStatements
+from sqlsem.engines.statements.all import AllStatements
 from sqlsem.engines.statements.priorities import PriorityStatements
 from sqlsem.engines.statements.tasks import TaskStatements
 from sqlsem.testing import simulate as simulation
@@ -103,9 +103,9 @@ def overtakes_who_waits(patch):
 @bug(periodic)
 def asked_once(patch):
     """Let a run that waited for another run not check again whether it is done."""
-    real = PeriodStatements.once_due
+    real = AllStatements.once_due
     patch.setattr(
-        PeriodStatements,
+        AllStatements,
         "once_due",
         lambda self, name, ticket, *rest: True if ticket is not None else real(self, name, ticket, *rest),
     )

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sqlsem.engines.statements.rate_usage import RateUsageStatements
+from sqlsem.engines.statements.rates import RateUsageStatements
 from sqlsem.engines.statements.values import shown
 from sqlsem.values.names import TASKS_PREFIX
 from sqlsem.values.rates import RateRequest, Window

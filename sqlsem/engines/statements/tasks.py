@@ -1,4 +1,4 @@
-"""Work queues: tasks are put, claimed, ended and listed."""
+"""Work queues: tasks are put, claimed, ended and listed; and schedules."""
 
 from __future__ import annotations
 
@@ -7,20 +7,34 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
+from sqlsem.engines.schedules import check_due, check_task_options, check_times, read_options
 from sqlsem.engines.statements.admission import LAST
 from sqlsem.engines.statements.fair_queueing import FairQueueingStatements, key_hash
 from sqlsem.engines.statements.session import StatementEngine
-from sqlsem.engines.statements.values import shown
+from sqlsem.engines.statements.values import as_time, shown
 from sqlsem.insight.patterns import no_limit_set
 from sqlsem.values.errors import ConfigurationError
-from sqlsem.values.tasks import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry, task_locks
+from sqlsem.values.tasks import (
+    Attempt,
+    Claimed,
+    End,
+    NewTask,
+    QueueCounts,
+    QueueState,
+    Schedule,
+    TaskEntry,
+    task_locks,
+)
 
 #: The kinds of tasks that may be claimed in groups, and the length of their bodies from which a group is large enough.
 GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
 #: Seconds between two checks whether another connection has written.
 HEAR_SECONDS = 0.02
+#: If the next time of a schedule is further ahead than this, an operator's action is recorded.
+LONG_SECONDS = 366 * 86400
 
 
 class TaskStatements(FairQueueingStatements):
@@ -291,3 +305,58 @@ class TaskStatements(FairQueueingStatements):
             self.run("prune_task_locks", {"maximum": maximum})
             self.run("prune_queue_waits")
             return self.run("prune_tasks", {"maximum": maximum}).rowcount
+
+
+class ScheduleStatements(TaskStatements):
+    """Schedules, and the tasks that they put."""
+
+    def maintain_queue(self, queue: str, mine: int) -> tuple[int, bool]:
+        return self.recover_tasks(queue, mine), self.row("due_schedule", (queue,)) is not None
+
+    def clock(self) -> datetime:
+        now = as_time(self.row("clock")["now"])
+        assert now is not None
+        return now
+
+    def save_schedule(
+        self, name: str, queue: str, cron: str, zone: str, kind: str, body: str, options: dict[str, Any], due: datetime
+    ) -> None:
+        check_times(cron, zone, due)
+        check_task_options(options)
+        values = {"name": name, "queue": queue, "cron": cron, "zone": zone, "kind": kind, "body": body}
+        with self.forks_blocked, self.transaction():
+            stored = {"options": json.dumps(options), "due": due.timestamp(), "login": self.login()}
+            self.run("save_schedule", {**values, **stored})
+
+    def fire_schedule(
+        self, name: str, due: datetime, last: datetime, following: datetime, put: bool
+    ) -> tuple[bool, int | None]:
+        check_due(following)
+        times = {"due": due.timestamp(), "last": max(last, due).timestamp(), "next": following.timestamp()}
+        with self.forks_blocked, self.transaction():
+            if self.run("fire_schedule", {**times, "name": name, "put": put}).rowcount != 1:
+                return False, None
+            (row,) = self.rows("list_schedules", {"name": name, "queue": None})
+            if not put or times["next"] > row["taken_at"] + LONG_SECONDS:
+                change = {"queue": row["queue"], "old": f"schedule {name}", "new": f"next {following}"}
+                self.note_operation("postpone" if put else "skip", **change)
+            if not put:
+                return True, None
+            task = NewTask.of_options(row["kind"], row["body"], json.loads(row["options"]))
+            (task_id,) = self.put_in_transaction(row["queue"], f"schedule.{name}.{due.timestamp()}", [task])
+        return True, task_id
+
+    def set_schedule(self, name: str, what: str, due: datetime | None) -> bool:
+        values: dict[str, Any] = {"name": name}
+        if what == "pause":
+            values["login"] = self.login()
+        elif what == "resume":
+            check_due(due)
+            assert due is not None
+            values["due"] = due.timestamp()
+        with self.forks_blocked, self.transaction():
+            return bool(self.run(f"{what}_schedule", values).rowcount)
+
+    def list_schedules(self, name: str | None, queue: str | None) -> list[Schedule]:
+        rows = self.rows("list_schedules", {"name": name, "queue": queue})
+        return [shown(Schedule, row, options=read_options(row["options"])) for row in rows]
