@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from sqlsem.client.client import DatabaseClient
 from sqlsem.engines.base import Session
-from sqlsem.engines.priorities import PRIORITY_QUEUE_PREFIX, why_no_priorities
+from sqlsem.engines.priorities import why_no_priorities
 from sqlsem.engines.protocol import Capability
 from sqlsem.insight.kept import KeptLock
 from sqlsem.insight.overview import Overview
@@ -33,7 +33,7 @@ from sqlsem.values.locks import (
     check_name,
     check_some,
 )
-from sqlsem.values.names import RATE_PREFIX
+from sqlsem.values.names import PRIORITY_PREFIX, RATE_PREFIX
 from sqlsem.values.rates import RateEntry, RateRequest, Windows, windows_of
 from sqlsem.values.tasks import Attempt, QueueCounts, QueueLimit, QueueWait, TaskEntry
 
@@ -230,7 +230,7 @@ class BaseAdmin(AdminViews):
         """
         name, value = check_name("The resource name", resource), None
         if ageing is not None:
-            check_name("The name of a resource with priorities", name, MAX_NAME - len(PRIORITY_QUEUE_PREFIX))
+            check_name("The name of a resource with priorities", name, MAX_NAME - len(PRIORITY_PREFIX))
             if is_pattern(name):
                 raise ConfigurationError(
                     f"Priorities are set for one resource, not for a pattern: {name!r}", code="priority"

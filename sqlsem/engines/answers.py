@@ -11,21 +11,6 @@ from sqlsem.util.printable import clean
 from sqlsem.values.errors import ConfigurationError, Deadlock, NotHeld, SqlsemError
 from sqlsem.values.locks import UPGRADE, Entry, Request, Ticket
 
-__all__ = [
-    "OTHER_LOGIN",
-    "RIGHTS",
-    "TOO_LATE",
-    "UNKNOWN",
-    "USED",
-    "adopted",
-    "already_upgrading",
-    "granted_rights",
-    "hash_of",
-    "name_sessions",
-    "not_adopted",
-    "refusal_code",
-]
-
 #: The rights that `AdminSession.rights` may return, in the order in which the databases return them.
 RIGHTS = ("operate", "retry")
 

@@ -15,21 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlsem import sql
 from sqlsem.engines import borrowed
-from sqlsem.engines.failures import (
-    AdaptiveTimeout,
-    Busy,
-    Conflict,
-    Disconnected,
-    Refused,
-    Replaced,
-    Unanswered,
-    time_limited,
-)
+from sqlsem.engines.failures import AdaptiveTimeout, Busy, Disconnected, Unanswered, time_limited
 from sqlsem.engines.installed import FeatureSelection, Installed, Statements, setting_number
 from sqlsem.engines.optional import Session
-from sqlsem.engines.protocol import AsyncSession, Capability, Check, EngineConnection, Plan
+from sqlsem.engines.protocol import AsyncSession, Capability, EngineConnection
 from sqlsem.sql.features import CORE, from_setting
-from sqlsem.util.process import here, program_name
 from sqlsem.util.record import record
 from sqlsem.util.timing import Timing
 from sqlsem.util.timing import current as current_timing
@@ -42,21 +32,13 @@ __all__ = [
     "AdaptiveTimeout",
     "AsyncSession",
     "Busy",
-    "Check",
-    "Conflict",
     "Creator",
     "Disconnected",
     "Engine",
     "EngineConnection",
     "Options",
-    "Plan",
-    "Refused",
-    "Replaced",
     "Session",
     "Unanswered",
-    "here",
-    "program_name",
-    "setting_number",
     "time_limited",
 ]
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["columns", "execute", "values"]
-
 
 def execute(cursor: Any, text: str, parameters: Any) -> None:
     """Run a statement. Raises `ConfigurationError` for a cursor whose methods must be awaited."""

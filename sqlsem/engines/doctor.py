@@ -9,8 +9,6 @@ from sqlsem import sql
 from sqlsem.engines.base import Engine
 from sqlsem.engines.protocol import Check
 
-__all__ = ["Doctor", "clocks", "session_locks"]
-
 #: The names of all checks, in order; each engine has some of them.
 CHECKLIST = (
     *("driver", "server", "file_system", "primary", "permission", "journal", "writable", "access", "isolation"),

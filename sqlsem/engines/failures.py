@@ -15,8 +15,6 @@ from sqlsem.values.locks import monotonic
 if TYPE_CHECKING:
     from sqlsem.engines.protocol import EngineConnection
 
-__all__ = ["AdaptiveTimeout", "Busy", "Conflict", "Disconnected", "Refused", "Replaced", "Unanswered", "time_limited"]
-
 
 class Disconnected(Unavailable):
     """The session is lost or could not be opened; a new one may succeed."""

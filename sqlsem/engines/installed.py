@@ -14,8 +14,6 @@ from sqlsem.sql.features import CORE, EVERYTHING, FEATURES, chosen, from_setting
 from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError, SchemaError
 
-__all__ = ["FeatureSelection", "Installed", "Statements", "checked", "setting_number"]
-
 #: The content of table ``setting``.
 Settings = Mapping[str, str]
 

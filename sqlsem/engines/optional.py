@@ -34,8 +34,6 @@ if TYPE_CHECKING:
         TaskEntry,
     )
 
-__all__ = ["OptionalSession", "Session", "TableSession"]
-
 
 class OptionalLockCalls:
     """Conversions, hand-overs, deadlocks, priorities, runs once per period, commit markers and rates."""

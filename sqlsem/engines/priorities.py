@@ -20,20 +20,6 @@ from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import READ, Entry, Request, Ticket
 from sqlsem.values.names import PRIORITY_PREFIX, RESERVED
 
-__all__ = [
-    "PRIORITY_LEVELS",
-    "PRIORITY_QUEUE_PREFIX",
-    "PriorityAnswer",
-    "is_priority_entry",
-    "priorities_not_set",
-    "priority_entry",
-    "priority_missing",
-    "priority_queue",
-    "why_no_priorities",
-]
-
-#: The prefix of the name of a priority queue.
-PRIORITY_QUEUE_PREFIX = PRIORITY_PREFIX
 #: Priorities are from 0 up to this number less 1. It is also the limit of priority entries, whose weight is the
 #: priority plus 1.
 PRIORITY_LEVELS = 100
@@ -41,7 +27,7 @@ PRIORITY_LEVELS = 100
 
 def priority_queue(resource: str) -> str:
     """Return the resource in whose queue requests for ``resource`` wait by priority."""
-    return PRIORITY_QUEUE_PREFIX + resource
+    return PRIORITY_PREFIX + resource
 
 
 def priority_entry(request: Request) -> Request:

@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from sqlsem.insight.overview import Overview
     from sqlsem.values.locks import Entry, GuardedTable, Heartbeat, Operation, Past, Request, Resource, Ticket
 
-__all__ = [
-    "AdminSession",
-    "AsyncSession",
-    "Capability",
-    "Check",
-    "EngineConnection",
-    "LockSession",
-    "Plan",
-]
-
 #: Returns the scripts for tables with these settings (empty: no tables), each with the schema version after it, if any.
 Plan = Callable[[Mapping[str, str]], Iterable["tuple[int | None, str]"]]
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.rates import MAX_KNOWN_WINDOWS, RateEntry, RateRequest, Window
 
-__all__ = ["RateState", "Slot", "WindowState"]
-
 #: The number of windows after which the bucket of a burst has room again, however large the debt is.
 DEBT_WINDOWS = 10
 

@@ -26,8 +26,6 @@ from sqlsem.values.locks import Entry, GuardedTable, OnceEntry, Operation, Past,
 from sqlsem.values.rates import RateEntry
 from sqlsem.values.tasks import Attempt, Claimed, End, QueueCounts, QueueLimit, QueueState, QueueWait, Schedule
 
-__all__ = ["RoutineSession"]
-
 
 class RoutineConnection(TableSession):
     """Runs statements of client.sql by their names."""

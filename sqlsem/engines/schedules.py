@@ -11,8 +11,6 @@ from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import MAX_NOTE, check_name
 from sqlsem.values.tasks import TASK_BOUNDS
 
-__all__ = ["check_due", "check_task_options", "check_times", "read_options"]
-
 #: The messages for numbers that are out of bounds.
 _MESSAGES = {
     "after_ms": "a task can wait from now to ten years from now, not {} ms",

@@ -9,11 +9,11 @@ from typing import Any
 
 from sqlsem.api.leader import Term
 from sqlsem.client.grants import Grant
-from sqlsem.engines.priorities import PRIORITY_QUEUE_PREFIX
 from sqlsem.tasks.queues import Queue
 from sqlsem.testing.real import Row
 from sqlsem.testing.world import LEFT_SECONDS, Actor
 from sqlsem.values.errors import LockLost, NotHeld
+from sqlsem.values.names import PRIORITY_PREFIX
 
 __all__ = ["departing", "leading", "periodic", "queued", "ranked"]
 
@@ -84,7 +84,7 @@ def ranked(me: Actor) -> None:
 
 
 def _rows(me: Actor) -> list[Row]:
-    return [row for name in (PRIORITY_QUEUE_PREFIX + "p", "p") for row in me.world.server.rows_on(name)]
+    return [row for name in (PRIORITY_PREFIX + "p", "p") for row in me.world.server.rows_on(name)]
 
 
 def _waiting(me: Actor) -> dict[int, int]:

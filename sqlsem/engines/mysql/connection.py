@@ -16,7 +16,8 @@ from pymysql import err
 from pymysql.constants import CR, ER
 
 from sqlsem.engines import borrowed
-from sqlsem.engines.base import Busy, Conflict, Disconnected
+from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.failures import Conflict
 from sqlsem.engines.mysql.database import MysqlDatabase
 from sqlsem.engines.mysql.sleeper import LockSleeper
 from sqlsem.engines.statements.session import StatementSession

@@ -15,10 +15,12 @@ import pymysql
 from pymysql.constants import CLIENT, ER
 
 from sqlsem import sql
-from sqlsem.engines.base import Creator, Disconnected, Options, Refused, program_name
+from sqlsem.engines.base import Creator, Disconnected, Options
+from sqlsem.engines.failures import Refused
 from sqlsem.engines.statements.session import StatementEngine
 from sqlsem.util import late, runtime, sockets
 from sqlsem.util.printable import first_line
+from sqlsem.util.process import program_name
 from sqlsem.values.errors import ConfigurationError, SqlsemError
 from sqlsem.values.locks import Ticket
 

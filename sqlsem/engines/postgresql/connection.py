@@ -8,10 +8,10 @@ from typing import Any
 
 import psycopg
 
-from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.postgresql.psycopg_connection import Connection, PsycopgConnection
 from sqlsem.engines.routines import RoutineSession
+from sqlsem.util.process import here
 from sqlsem.values.errors import ConfigurationError
 
 

@@ -11,7 +11,8 @@ import psycopg
 from psycopg import conninfo, errors
 
 from sqlsem.engines import borrowed
-from sqlsem.engines.base import Creator, Disconnected, Engine, Options, Refused
+from sqlsem.engines.base import Creator, Disconnected, Engine, Options
+from sqlsem.engines.failures import Refused
 from sqlsem.util.credentials import hide_values
 from sqlsem.util.printable import first_line
 from sqlsem.values.errors import ConfigurationError

@@ -34,8 +34,6 @@ except ImportError:  # Windows
 if TYPE_CHECKING:
     import filelock
 
-__all__ = ["Beacon", "Beacons"]
-
 log = logging.getLogger("sqlsem")
 
 _NAME = re.compile(r"[0-9a-f]{32}")

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from sqlsem.engines.base import Busy, Disconnected, Replaced
+from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.failures import Replaced
 from sqlsem.engines.sqlite import files, fork, wal
 from sqlsem.engines.sqlite.beacons import Beacon
 from sqlsem.engines.sqlite.database import SqliteDatabase

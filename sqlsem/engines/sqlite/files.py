@@ -27,7 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from sqlsem.engines.base import Disconnected, Replaced
+from sqlsem.engines.base import Disconnected
+from sqlsem.engines.failures import Replaced
 from sqlsem.engines.sqlite.users import user_name
 from sqlsem.values.errors import ConfigurationError, Unavailable
 
@@ -35,8 +36,6 @@ try:
     import fcntl
 except ImportError:  # Windows, where a file that is open can be neither deleted nor renamed
     fcntl = None  # type: ignore[assignment]
-
-__all__ = ["OpenFiles", "close_unused", "protect_log", "unprotect_log"]
 
 log = logging.getLogger("sqlsem")
 

@@ -17,8 +17,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["UnixSocketNotifier"]
-
 #: Seconds for which a notified waiter polls for its grant, because the sender may be about to commit it.
 RECHECK_SECONDS = 0.0005
 #: Seconds between two checks of ``wakeup`` during a wait.

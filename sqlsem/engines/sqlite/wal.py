@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 
-__all__ = ["EVERY", "MAX_BYTES", "MAX_PAGES", "MAX_ROWS", "MUST_BE_ALONE", "may_miss_a_reset"]
-
 #: After this many pages SQLite itself writes the log back, at the end of any transaction. If that is switched off, a
 #: connection writes it back after it has changed this many rows.
 MAX_PAGES, MAX_ROWS = 16_000, 8_000

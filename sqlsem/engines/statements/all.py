@@ -20,8 +20,6 @@ from sqlsem.values.locks import OnceEntry, Ticket
 if TYPE_CHECKING:
     from sqlsem.insight.overview import Overview
 
-__all__ = ["AllStatements"]
-
 #: The maximum number of resources with recent holds, and of rates with windows, in an overview.
 MAX_RESOURCES = 200
 

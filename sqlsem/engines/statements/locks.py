@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from sqlsem.engines.base import Conflict
+from sqlsem.engines.failures import Conflict
 from sqlsem.engines.priorities import priority_missing
 from sqlsem.engines.statements.admission import FAR, LAST, AdmissionStatements
 from sqlsem.engines.statements.session import StatementEngine

@@ -6,8 +6,9 @@ import os
 import socket
 from typing import Any
 
-from sqlsem.engines.base import Disconnected, program_name
+from sqlsem.engines.base import Disconnected
 from sqlsem.engines.statements.session import StatementSession
+from sqlsem.util.process import program_name
 from sqlsem.values.locks import Heartbeat
 
 #: A lease is fresh for this share of the time that its member relies on; a fresh lease is not renewed. (The member

@@ -12,8 +12,6 @@ from sqlsem.engines.base import Engine
 from sqlsem.engines.optional import TableSession
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["Beacons", "Probe", "Result", "Sleeper", "StatementEngine", "StatementSession"]
-
 
 class Result(Protocol):
     """The result of a statement that returns no rows: a cursor of the driver."""
