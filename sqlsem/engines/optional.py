@@ -6,7 +6,6 @@ A method that an engine leaves out raises `NotImplementedError`. Callers check f
 
 from __future__ import annotations
 
-import abc
 import threading
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,6 +15,7 @@ from sqlsem.engines.installed import Installed, checked
 from sqlsem.engines.protocol import AdminSession, Capability, EngineConnection, LockSession
 
 if TYPE_CHECKING:
+    from sqlsem.engines.base import Engine
     from sqlsem.engines.priorities import PriorityAnswer
     from sqlsem.values.batches import BatchEntry, Callback, PartEnd, PartStart
     from sqlsem.values.deadlocks import Found
@@ -467,10 +467,12 @@ class Session(LockSession, OptionalSession, AdminSession):
 class TableSession(Session):
     """A session of an engine that has tables."""
 
+    engine: Engine
+
     @property
-    @abc.abstractmethod
     def installed(self) -> Installed:
         """The features that are installed in the database."""
+        return self.engine.installed
 
     def has_feature(self, feature: str) -> bool:
         return self.installed.has(feature)

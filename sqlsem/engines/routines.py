@@ -15,8 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
-from sqlsem.engines.base import Engine, Options
-from sqlsem.engines.installed import Installed
+from sqlsem.engines.base import Options
 from sqlsem.engines.optional import TableSession
 from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.engines.schedules import read_options
@@ -30,7 +29,6 @@ from sqlsem.values.tasks import Attempt, Claimed, End, QueueCounts, QueueLimit, 
 class RoutineConnection(TableSession):
     """Runs statements of client.sql by their names."""
 
-    engine: Engine
     options: Options
     queries: Mapping[str, str]
     #: The last parameter of routines that wait for a gate, if the connection has no such setting: milliseconds.
@@ -59,10 +57,6 @@ class RoutineConnection(TableSession):
     @abc.abstractmethod
     def configure(self, name: str, *parameters: Any) -> None:
         """Run a statement as `operate` does, if it has no answer."""
-
-    @property
-    def installed(self) -> Installed:
-        return self.engine.installed
 
     def settings(self) -> dict[str, str] | None:
         if self.value("version") is None:

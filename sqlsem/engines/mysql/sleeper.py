@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from sqlsem.engines.statements.session import Sleeper
 
 if TYPE_CHECKING:
     from sqlsem.engines.mysql.connection import MysqlConnection
@@ -17,10 +17,8 @@ LONGEST = 1.0
 AT_ONCE = 0.002
 
 
-class LockSleeper:
+class LockSleeper(Sleeper):
     """The waits of one session. They grant nothing: afterwards the waiter reads its row."""
-
-    trusted = False
 
     def __init__(self, session: MysqlConnection) -> None:
         self._session = session
@@ -28,20 +26,13 @@ class LockSleeper:
 
     @property
     def waits_for_rows(self) -> bool:
-        """True but with a lease: in a cluster, the owner's session may be on another node."""
+        # (With a lease the owner's session may be on another node of a cluster.)
         return self._session.options.lease is None
 
     def listen(self, position: int) -> None:
-        """Begin to wait for a position."""
         self._not_kept = None
 
-    def stop(self) -> None:
-        """End the wait. (Nothing is kept between two waits.)"""
-
     def wait_for_row(self, position: int, seconds: float) -> bool:
-        """Sleep until the row at this position is released, up to ``seconds``. Return False if nobody keeps its
-        lock.
-        """
         limit = min(seconds, LONGEST)
         if not self._session.fractions:
             limit = math.floor(limit)
@@ -52,15 +43,3 @@ class LockSleeper:
         if time.monotonic() - began < AT_ONCE:
             self._not_kept = position
         return True
-
-    def wait(self, seconds: float, wakeup: threading.Event) -> bool:
-        """Sleep until ``seconds`` are over or ``wakeup`` is set."""
-        wakeup.wait(seconds)
-        return False
-
-    def recheck_seconds(self) -> float:
-        """Return for how many seconds to poll after a notification: there are none."""
-        return 0.0
-
-    def notify(self, positions: Iterable[int]) -> None:
-        """Notify waiters: they wait for locks, which the end of the transaction frees."""

@@ -10,7 +10,6 @@ from typing import Any
 import pymysql
 
 from sqlsem.engines.base import Busy
-from sqlsem.engines.installed import Installed
 from sqlsem.engines.mysql.connection import MysqlConnection
 from sqlsem.engines.mysql.database import for_driver
 from sqlsem.engines.mysql.doctor import MysqlDoctor
@@ -27,12 +26,8 @@ class MysqlTables(MysqlConnection):
 
     _working: Any = None  # the connection of the SQL of a task
 
-    @property
-    def installed(self) -> Installed:
-        return self.engine.installed
-
     def settings(self) -> dict[str, str] | None:
-        return dict(self.rows("settings")) or None if self.row("version") is not None else None
+        return super().settings() or None
 
     def install(self, plan: Plan) -> None:
         if self.row("lock_installation", {"seconds": INSTALLATION_SECONDS})[0] != 1:

@@ -17,16 +17,16 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from sqlsem.engines.statements.session import Sleeper
+
 #: Seconds for which a notified waiter polls for its grant, because the sender may be about to commit it.
 RECHECK_SECONDS = 0.0005
 #: Seconds between two checks of ``wakeup`` during a wait.
 WAKEUP_SECONDS = 0.1
 
 
-class UnixSocketNotifier:
+class UnixSocketNotifier(Sleeper):
     """The sending and the receiving socket of one session. A waiter is addressed by its position, which is unique."""
-
-    waits_for_rows = False
 
     def __init__(self, database: Path, table: str) -> None:
         self._database, self._table = database, table
@@ -34,11 +34,8 @@ class UnixSocketNotifier:
         self._receiver: socket.socket | None = None
         self._sender: socket.socket | None = None
         self._received = 0  # notifications since `listen`
-        #: True if a notification ended the last successful wait.
-        self.trusted = False
 
     def listen(self, position: int) -> None:
-        """Receive notifications for this position, until the next call or `stop`."""
         self.stop()
         self._received = 0
         with contextlib.suppress(OSError):
@@ -51,30 +48,19 @@ class UnixSocketNotifier:
                     raise
                 self._receiver = receiver
 
-    def wait_for_row(self, position: int, seconds: float) -> bool:
-        """Return False: a file tells nobody that a row is removed."""
-        return False
-
     def recheck_seconds(self) -> float:
-        """Return for how many seconds to poll after a notification. From the third notification without a grant on,
-        which may be forged, return 0.
-        """
+        # (From the third notification without a grant on, it may be forged.)
         self._received += 1
         return RECHECK_SECONDS if self._received <= 2 else 0.0
 
     def stop(self) -> None:
-        """Close the receiving socket."""
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.close()
 
     def wait(self, seconds: float, wakeup: threading.Event) -> bool:
-        """Sleep until ``seconds`` are over, ``wakeup`` is set or a notification arrives; return True for a
-        notification.
-        """
         if self._receiver is None:
-            wakeup.wait(seconds)
-            return False
+            return super().wait(seconds, wakeup)
         end = time.monotonic() + seconds
         while seconds > 0 and not wakeup.is_set():
             try:
@@ -93,7 +79,6 @@ class UnixSocketNotifier:
                 receiver.shutdown(socket.SHUT_RDWR)
 
     def notify(self, positions: Iterable[int]) -> None:
-        """Notify the waiters at these positions. Does not raise or wait."""
         for position in positions:
             with contextlib.suppress(OSError):  # no waiter listens there
                 try:

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 
 from sqlsem.engines.base import Disconnected
-from sqlsem.engines.installed import Installed
 from sqlsem.engines.protocol import Check, Plan
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.connection import SqliteConnection
@@ -20,15 +19,6 @@ class SqliteSchema(SqliteConnection):
         """Create the tables if they are missing, so that nothing has to be installed by hand."""
         if self.engine.creates and self.settings() is None:
             self.install(self.engine.plan)
-
-    @property
-    def installed(self) -> Installed:
-        return self.engine.installed
-
-    def settings(self) -> dict[str, str] | None:
-        if self.row("version") is None:
-            return None
-        return dict(self.rows("settings"))
 
     def install(self, plan: Plan) -> None:
         with fork.forks_blocked, self.transaction():

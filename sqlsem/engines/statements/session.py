@@ -51,17 +51,18 @@ class Beacons(Protocol):
         """Test a beacon. ``name`` is from the table, so any participant may have written it."""
 
 
-class Sleeper(Protocol):
+class Sleeper:
     """Lets a waiter of this session sleep, until a session that grants its row notifies it. Waiters also poll: a
-    notification may be missing, and it grants nothing.
+    notification may be missing, and it grants nothing. (This base class has no notifications.)
     """
 
     #: True if a notification ended the last successful wait.
-    trusted: bool
+    trusted = False
 
     @property
     def waits_for_rows(self) -> bool:
         """True if a waiter can sleep until a certain row is removed."""
+        return False
 
     def listen(self, position: int) -> None:
         """Receive notifications for this position, until the next call or `stop`."""
@@ -73,14 +74,18 @@ class Sleeper(Protocol):
         """Sleep until ``seconds`` are over, ``wakeup`` is set or a notification arrives; return True for a
         notification.
         """
+        wakeup.wait(seconds)
+        return False
 
     def wait_for_row(self, position: int, seconds: float) -> bool:
         """Sleep until the row at this position is removed, up to ``seconds``; return False if that is not possible.
         Only for a sleeper that ``waits_for_rows``.
         """
+        return False
 
     def recheck_seconds(self) -> float:
         """Return for how many seconds to poll after a notification."""
+        return 0.0
 
     def notify(self, positions: Iterable[int]) -> None:
         """Notify the waiters at these positions. Does not raise or wait."""
@@ -168,6 +173,9 @@ class StatementSession(TableSession):
                 f"{self.options.schema}; choose another name with --table",
                 code="tables",
             )
+
+    def settings(self) -> dict[str, str] | None:
+        return None if self.row("version") is None else dict(self.rows("settings"))
 
     def recover(self) -> None:
         with self.forks_blocked:
