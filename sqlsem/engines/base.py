@@ -6,6 +6,7 @@ An engine knows the database's URL and its label for messages; neither its repr 
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Generator, Mapping
@@ -171,29 +172,22 @@ class Engine(abc.ABC):
     def open_session(self, purpose: str) -> Session:
         """Return the session of `connect`, before its first statement."""
 
-    def pin(self, cursor: Any, ticket: Ticket) -> bool:
-        """Pin the row of ``ticket`` until the transaction of the caller's ``cursor`` ends. Return False if the row was
-        removed.
-        """
-        steps = self.pin_steps(cursor, ticket)
-        answer = None
-        while True:
-            try:
-                answer = steps.send(answer)
-            except StopIteration as done:
-                pinned: bool = done.value
-                return pinned
-
     def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
-        """Pin a row as `pin` does, but yield the results of the cursor's methods: callers in asyncio await them."""
-        raise ConfigurationError(f"{self.label} has no rows that a transaction could pin: call check() instead")
+        """Pin the row of ``ticket`` until the transaction of the caller's ``cursor`` ends. Return False if the row was
+        removed. Yields the results of the cursor's methods: callers in asyncio await them.
+        """
+        if not self.has(Capability.TABLES):
+            raise ConfigurationError(f"{self.label} has no rows that a transaction could pin: call check() instead")
+        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
+        rows = yield cursor.fetchall()  # (all: the next statement needs an unbuffered cursor at its end)
+        return bool(rows and borrowed.values(rows[0])[0])
 
     def identity_steps(self, cursor: Any) -> Generator[Any, Any, str]:
         """Return the identity of the database of the caller's ``cursor`` (`OptionalSession.database_identity`).
         Yields as `pin_steps` does.
         """
         yield cursor.execute(self.queries()["database_identity"])
-        rows = yield cursor.fetchall()  # (all: the next statement needs an unbuffered cursor at its end)
+        rows = yield cursor.fetchall()  # (as in `pin_steps`)
         return str(borrowed.values(rows[0])[0])
 
     def release_on_commit(self, cursor: Any, marker: str) -> Generator[Any, Any, None]:
@@ -210,11 +204,16 @@ class Engine(abc.ABC):
         """Return the number of the cursor's session on the server, and the grants that the session asserts for guarded
         tables: values of `session_entry`, separated by blanks. Yields as `pin_steps` does.
         """
-        raise ConfigurationError(
-            f"{self.label} has no guarded tables, for which a connection could count on a grant: call "
-            f"assert_held(cursor) in each transaction",
-            code="feature",
-        )
+        if not self.has(Capability.GUARDED_TABLES):
+            raise ConfigurationError(
+                f"{self.label} has no guarded tables, for which a connection could count on a grant: call "
+                f"assert_held(cursor) in each transaction",
+                code="feature",
+            )
+        yield cursor.execute(self.queries()["session_notes"])
+        row = yield cursor.fetchone()
+        number, entries = borrowed.values(row)
+        return int(number), str(entries)
 
     def owns_session(self, connection: Any, number: int) -> bool:
         """Return False if the server's session of that number is known to belong to another connection."""
@@ -257,13 +256,11 @@ class Engine(abc.ABC):
 
     def read_settings(self) -> dict[str, str] | None:
         """Return table ``setting``; empty if it is missing, None if it cannot be read."""
-        session = self.connect("look")
-        try:
-            return session.settings() or {}
-        except SchemaError:
-            return None
-        finally:
-            session.close()
+        with contextlib.closing(self.connect("look")) as session:
+            try:
+                return session.settings() or {}
+            except SchemaError:
+                return None
 
     def is_permission_error(self, exc: BaseException) -> bool:
         """Return True if an error of sqlsem was caused by a missing right of the login."""

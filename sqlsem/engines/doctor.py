@@ -11,9 +11,29 @@ from sqlsem.engines.protocol import Check
 
 #: The names of all checks, in order; each engine has some of them.
 CHECKLIST = (
-    *("driver", "server", "file_system", "primary", "permission", "journal", "writable", "access", "isolation"),
-    *("durability", "locks", "workers", "kept", "compatibility", "replication", "failover", "tls", "keepalive"),
-    *("clock", "encryption", "beacon", "closing", "disk"),
+    "driver",  # its version
+    "server",  # its version
+    "file_system",  # does it lock files?
+    "primary",  # is the server a writable primary?
+    "permission",  # the rights of this login
+    "journal",  # can readers and a writer work at the same time?
+    "writable",  # may this user write the file?
+    "access",  # the other users that may use the file
+    "isolation",  # the isolation level of sessions
+    "durability",  # can a crash of the server undo grants?
+    "locks",  # the free room for locks or connections, which all programs share
+    "workers",  # do waiting sessions leave the server enough of its worker threads?
+    "kept",  # the sessions that keep a lock for which other sessions wait
+    "compatibility",  # does the database's level have the features that sqlsem's routines use?
+    "replication",  # the commits that a failover may lose; the clocks of the nodes of a cluster
+    "failover",  # do members outlast the failover of an availability group?
+    "tls",  # is the connection encrypted, and the server's identity verified?
+    "keepalive",  # when does the server notice that a client has vanished?
+    "clock",  # the database's, beside this host's
+    "encryption",  # as "tls"
+    "beacon",  # does a member's lock exclude others, and stay with its connection, which a pool may break?
+    "closing",  # does a closed connection end its session and free the locks, which a pool may prevent?
+    "disk",  # the free space
 )
 #: The doctor reports a greater difference between the clocks of the database and of the client, in seconds.
 CLOCK_SECONDS = 60

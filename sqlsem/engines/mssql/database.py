@@ -189,8 +189,3 @@ class SqlServerDatabase(Engine):
         while (yield cursor.nextset()):
             pass
         return bool(row and row[0])
-
-    def session_notes(self, cursor: Any) -> Generator[Any, Any, tuple[int, str]]:
-        yield cursor.execute(self.queries()["session_notes"])
-        number, entries = yield cursor.fetchone()
-        return int(number), str(entries)

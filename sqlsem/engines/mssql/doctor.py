@@ -64,18 +64,15 @@ class SqlServerDoctor(Doctor):
         return "babelfish" in self._server[0].lower()
 
     def driver(self) -> Check:
-        """Report the driver's version."""
         return Check("driver", True, self._driver)
 
     def server(self) -> Check:
-        """Check the server's version."""
         version, product, edition, _ = self._server
         numbers = [int(number) for number in re.findall(r"\d+", str(product))[:3]]
         ok = numbers >= FIRST_VERSION or edition in (5, 8) or self._speaks_only
         return Check("server", ok, version, "" if ok else "Use SQL Server 2016 SP1 or later, or Azure SQL.")
 
     def primary(self) -> Check:
-        """Check that the server is a writable primary."""
         if self._server[-1] == "READ_ONLY":
             return Check(
                 "primary",
@@ -86,7 +83,6 @@ class SqlServerDoctor(Doctor):
         return Check("primary", True, "writable")
 
     def permission(self) -> Check | None:
-        """Check the rights of this login."""
         schema = self._schema
         user, there, execute, operate = self._ask("permission")
         if not there:
@@ -97,19 +93,16 @@ class SqlServerDoctor(Doctor):
         return Check("permission", False, f"{user} may not execute {schema}.register", mend)
 
     def isolation(self) -> Check:
-        """Report the kind of read committed in this database."""
         snapshot, *_ = self._settings
         return Check("isolation", True, "read committed" + (" with row versions" if snapshot else " with locks"))
 
     def durability(self) -> Check:
-        """Report whether a crash of the server can undo grants."""
         _, durability, _ = self._settings
         mend = "A crash of the server can undo what was granted; prefer DELAYED_DURABILITY = DISABLED or ALLOWED."
         ok = durability != "FORCED"
         return Check("durability", ok, f"delayed durability is {str(durability).lower()}", "" if ok else mend)
 
     def workers(self) -> Check:
-        """True if waiting sessions leave the server enough of its worker threads."""
         workers, maximum, detail, mend = 0, None, [], ""
         with contextlib.suppress(SqlsemError, IndexError):
             (workers,) = self._ask("workers")
@@ -132,7 +125,6 @@ class SqlServerDoctor(Doctor):
         return Check("workers", True, "; ".join(detail), mend)
 
     def compatibility(self) -> Check | None:
-        """Check that the compatibility level has the features that sqlsem's routines use."""
         *_, level = self._settings
         if level >= 130 or self._speaks_only:
             return None
@@ -140,7 +132,6 @@ class SqlServerDoctor(Doctor):
         return Check("compatibility", False, f"the database's compatibility level is {level}", mend)
 
     def failover(self) -> Check | None:
-        """Check that members outlast the failover of an availability group."""
         if not self._ask("failover")[0]:
             return None
         options = self._engine.options
@@ -152,11 +143,9 @@ class SqlServerDoctor(Doctor):
         return Check("failover", True, detail, "" if seconds >= FAILOVER_SECONDS else mend)
 
     def clock(self) -> Check:
-        """Compare the server's clock with this host's."""
         return clocks(lambda: self._ask("clock")[0].replace(tzinfo=timezone.utc).timestamp())
 
     def encryption(self) -> Check:
-        """Check the encryption of the connection and the verification of the server."""
         right = "VIEW SERVER STATE, or VIEW SERVER SECURITY STATE from 2022 on"
         detail = f"it is not detail here whether the line is encrypted (that takes {right})"
         encrypted = None
@@ -172,32 +161,24 @@ class SqlServerDoctor(Doctor):
         return Check("encryption", True, detail, mend)
 
     def beacon(self) -> Check:
-        """Check that a session lock stays with its connection, which a pool in transaction mode breaks."""
         mend = "Turn connection pooling off, or use a lease: sqlsem --lease 30 …, connect(lease=30)."
         name = f"doctor.sqlsem.{self._schema}.{secrets.token_hex(8)}"
         session, taken = self._ask("beacon_take", name)
-        other = self._engine.connect("look")
-        try:
+        with contextlib.closing(self._engine.connect("look")) as other:
             assert isinstance(other, SqlServerConnection)
             other_session, seen = other.ask("doctor", self.texts["beacon_look"], (name, 0))[0]
-        finally:
-            other.close()
         session_after, given = self._ask("beacon_give", name)
         kept = session == session_after and session != other_session and taken >= 0 and seen < 0 and given
         return session_locks(kept, self._engine.options.lease, "a pool", mend)
 
     def closing(self) -> Check:
-        """True if the server ends the session of a closed connection; a pool keeps the session, and its locks."""
         mend = (
             "Set pyodbc.pooling = False before the program's first connection of all, and Pooling=No in odbcinst.ini."
         )
         name = f"doctor.sqlsem.{self._schema}.{secrets.token_hex(8)}"
-        other = self._engine.connect("look")
-        try:
+        with contextlib.closing(self._engine.connect("look")) as other:
             assert isinstance(other, SqlServerConnection)
             other.ask("doctor", self.texts["beacon_take"], (name,))
-        finally:
-            other.close()
         if self._ask("beacon_look", name, CLOSING_MS)[1] < 0:
             return Check("closing", False, "a pool keeps the session of a closed connection, and its locks", mend)
         return Check("closing", True, "the session of a closed connection ends, and its locks are free")

@@ -8,7 +8,7 @@ import re
 import socket
 import ssl
 import urllib.parse
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pymysql
@@ -22,7 +22,6 @@ from sqlsem.util import late, runtime, sockets
 from sqlsem.util.printable import first_line
 from sqlsem.util.process import program_name
 from sqlsem.values.errors import ConfigurationError, SqlsemError
-from sqlsem.values.locks import Ticket
 
 #: Rows count as found even if a statement changes nothing; and several statements may be sent as one text.
 FLAGS = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
@@ -196,10 +195,6 @@ class MysqlDatabase(StatementEngine):
         if code in FULL:
             return Refused(f"Cannot reach {self.label}: {text}; raise max_connections, or end sessions", code="full")
         return Disconnected(f"Cannot reach {self.label}: {text}", code="full")
-
-    def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
-        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
-        return bool((yield cursor.fetchall()))  # (an unbuffered cursor must read its result to the end)
 
 
 def _summarize(failures: list[tuple[str, SqlsemError]]) -> SqlsemError:

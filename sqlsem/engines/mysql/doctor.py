@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 from typing import Any
@@ -32,11 +33,9 @@ class MysqlDoctor(Doctor):
         return rows[0] if rows else None
 
     def driver(self) -> Check:
-        """Report the version of PyMySQL."""
         return Check("driver", True, f"PyMySQL {pymysql.__version__}")
 
     def server(self) -> Check:
-        """Check the server's version."""
         version = str(self._server[0])
         is_mariadb = "MariaDB" in version
         number = tuple(map(int, re.findall(r"\d+", version)[:3]))
@@ -45,7 +44,6 @@ class MysqlDoctor(Doctor):
         return Check("server", is_new, detail, "" if is_new else "Use MariaDB 10.6 or MySQL 8.0.19, or later.")
 
     def primary(self) -> Check:
-        """Check that the server can be written, and that replication repeats what it has done."""
         _, read_only, _, _, logs, log_format, *_ = self._server
         if read_only:
             return Check("primary", False, "the server is read-only (a replica?)", "Connect to the primary.")
@@ -55,16 +53,13 @@ class MysqlDoctor(Doctor):
         return Check("primary", True, "writable" + (f", binlog_format is {log_format}" if logs else ""))
 
     def permission(self) -> Check:
-        """Report the rights of this login."""
         rights = [str(row[0]) for row in self._session.execute_text(self.texts["permission"]).rows]
         return Check("permission", True, "; ".join(re.sub(r" IDENTIFIED BY .*", "", text) for text in rights))
 
     def isolation(self) -> Check:
-        """Report the isolation level of sqlsem's sessions."""
         return Check("isolation", True, "sqlsem's own sessions use READ COMMITTED, whatever the server's default is")
 
     def durability(self) -> Check:
-        """Report whether a crash of the server can undo grants."""
         _, _, flush, sync, logs, *_ = self._server
         weak = [f"innodb_flush_log_at_trx_commit is {flush}"] if int(flush) != 1 else []
         if logs and int(sync) != 1:
@@ -73,14 +68,12 @@ class MysqlDoctor(Doctor):
         return Check("durability", True, "; ".join(weak) or "each commit is flushed", mend)
 
     def locks(self) -> Check:
-        """Check the free room for connections."""
         most = int(self._server[7])
         taken = int(self._ask("connections")[1])
         mend = "Raise max_connections: a full server refuses connections." if 2 * taken > most else ""
         return Check("locks", True, f"{taken} connections of {most}", mend)
 
     def tls(self) -> Check:
-        """Check the encryption of the connection."""
         cipher = str(self._ask("tls")[1])
         options = self._engine.tls_options
         if cipher:
@@ -92,7 +85,6 @@ class MysqlDoctor(Doctor):
         return Check("tls", True, "not encrypted", "Notes can be read on the way: add ?ssl_ca=… to the URL.")
 
     def keepalive(self) -> Check:
-        """Report when the server ends the session of a client whose host has vanished."""
         idle = f"the server ends our sessions that are idle for {self._session.idle} s"
         probes = {str(name): int(number) for name, number in self._session.execute_text(self.texts["keepalive"]).rows}
         if self._engine.is_local or not probes:
@@ -106,11 +98,9 @@ class MysqlDoctor(Doctor):
         return Check("keepalive", True, f"{idle}, and those of a vanished host after {silent} s")
 
     def clock(self) -> Check:
-        """Compare the server's clock with this host's clock."""
         return clocks(lambda: float(self._ask("clock")[0]))
 
     def replication(self) -> Check | None:
-        """Compare the clocks of the nodes of a cluster."""
         if not self._session.in_cluster:
             return None
         # (A node without a configured address is shown as AUTO.)
@@ -132,27 +122,20 @@ class MysqlDoctor(Doctor):
 
     def _difference(self, host: str, port: int) -> float:
         """Return how far the clock of another node is from this node's at least, in seconds."""
-        connection = self._engine.open_connection(host=host, port=port, unix_socket=None)
-        try:
+        with contextlib.closing(self._engine.open_connection(host=host, port=port, unix_socket=None)) as connection:
             before = float(self._ask("clock")[0])
             with connection.cursor() as cursor:
                 cursor.execute(self.texts["clock"])
                 other = float(cursor.fetchone()[0])
             return max(0.0, before - other, other - float(self._ask("clock")[0]))
-        finally:
-            connection.close()
 
     def beacon(self) -> Check:
-        """Check that a lock by name stays with its connection, which a proxy that shares connections breaks."""
         mend = "Connect past the proxy, or use a lease: sqlsem --lease 30 …, connect(lease=30)."
         name = f"{self._session.lock_prefix}{secrets.token_hex(8)}"
         number, taken = self._ask("beacon_take", name)
-        other = self._engine.connect("look")
-        try:
+        with contextlib.closing(self._engine.connect("look")) as other:
             assert isinstance(other, MysqlConnection)
             other_number, owner = self._ask("beacon_look", name, on=other)
-        finally:
-            other.close()
         number_after, _ = self._ask("beacon_look", name)
         self._session.run("give_beacon", (name,))
         kept = number == number_after == owner and number != other_number and bool(taken)

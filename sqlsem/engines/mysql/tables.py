@@ -71,12 +71,8 @@ class MysqlTables(MysqlConnection):
     def cancel_running(self) -> None:
         working = self._working
         if working is not None:
-            killer = self.engine.open_connection()
-            try:
-                with killer.cursor() as cursor:
-                    cursor.execute(self.queries["kill"], (working.thread_id(),))
-            finally:
-                killer.close()
+            with contextlib.closing(self.engine.open_connection()) as killer, killer.cursor() as cursor:
+                cursor.execute(self.queries["kill"], (working.thread_id(),))
 
 
 def statements_of(text: str) -> Iterator[str]:

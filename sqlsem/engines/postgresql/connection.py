@@ -48,12 +48,9 @@ class PostgresConnection(PsycopgConnection, RoutineSession):
         """Raise `ConfigurationError` if a pooler shares sessions between transactions or statements: the next client
         would get the session with the beacon, which is idle.
         """
-        other = self.engine.open_session("look")
-        assert isinstance(other, PostgresConnection)
-        try:
+        with contextlib.closing(self.engine.open_session("look")) as other:
+            assert isinstance(other, PostgresConnection)
             is_shared = other.backend() == pid or self.backend() != pid
-        finally:
-            other.close()
         if is_shared:
             raise ConfigurationError(
                 f"{self.engine.label}: a pooler lends sessions out by the transaction, and a beacon needs one of its "
@@ -66,16 +63,11 @@ class PostgresConnection(PsycopgConnection, RoutineSession):
 
     def run(self, name: str, parameters: Any) -> list[tuple[Any, ...]]:
         """Run a statement with its parameters, in order or by name."""
-        try:
+        with self.translated():
             self.cursor.execute(self.queries[name], parameters)
             rows = self.cursor.fetchall()
             self.require_replicated()
-            return rows
-        except psycopg.Error as exc:
-            raise self.translate(exc) from exc
-        except BaseException:
-            self._end_interrupted()
-            raise
+        return rows
 
     def operate(self, name: str, *parameters: Any) -> Any:
         return self.row(name, here(), *parameters)[1]  # behind the parameter that the first column stores
@@ -112,6 +104,9 @@ class PostgresConnection(PsycopgConnection, RoutineSession):
             yield
         except psycopg.Error as exc:
             raise self.translate(exc) from exc
+        except BaseException:
+            self._end_interrupted()
+            raise
 
     @property
     def usable(self) -> bool:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator
 from typing import Any
 
 import psycopg
 from psycopg import conninfo, errors
 
-from sqlsem.engines import borrowed
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
 from sqlsem.engines.failures import Refused
 from sqlsem.util.credentials import hide_values
 from sqlsem.util.printable import first_line
 from sqlsem.values.errors import ConfigurationError
-from sqlsem.values.locks import Ticket
 
 #: The setting that the server's message names, in every language, if its lock table is full; and the remedy.
 LOCKS_SETTING = "max_locks_per_transaction"
@@ -100,17 +97,6 @@ class PostgresDatabase(Engine):
             "autocommit": True,
         }
 
-    def pin_steps(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
-        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
-        row = yield cursor.fetchone()
-        return bool(row and borrowed.values(row)[0])
-
     def owns_session(self, connection: Any, number: int) -> bool:
         # A pooler in transaction mode reports pids of its own.
         return getattr(getattr(connection, "info", None), "backend_pid", None) == number
-
-    def session_notes(self, cursor: Any) -> Generator[Any, Any, tuple[int, str]]:
-        yield cursor.execute(self.queries()["session_notes"])
-        row = yield cursor.fetchone()
-        number, entries = borrowed.values(row)
-        return int(number), str(entries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 from typing import Any
@@ -44,17 +45,14 @@ class PostgresDoctor(Doctor):
         return self._ask("settings")
 
     def driver(self) -> Check:
-        """Report the versions of psycopg and libpq."""
         libpq = psycopg.pq.version() // 10000
         return Check("driver", True, f"psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), libpq {libpq}")
 
     def server(self) -> Check:
-        """Check the server's version."""
         number, version, *_ = self._server
         return Check("server", number >= 130000, version, "" if number >= 130000 else "Use PostgreSQL 13 or later.")
 
     def primary(self) -> Check:
-        """Check that the server is a writable primary."""
         *_, standby, read_only = self._server
         mend = "Connect to the primary (add target_session_attrs=read-write to the URL)."
         if standby or read_only:
@@ -63,7 +61,6 @@ class PostgresDoctor(Doctor):
         return Check("primary", True, "not a standby, and writable")
 
     def permission(self) -> Check | None:
-        """Check the rights of this login."""
         schema = self._schema
         user, there, usage, routines, allowed = self._ask("permission")
         if not there:
@@ -80,27 +77,23 @@ class PostgresDoctor(Doctor):
         return Check("permission", False, f"{user} may not execute the routines of schema {schema}", mend)
 
     def isolation(self) -> Check:
-        """Report the default isolation level of other clients."""
         default, *_ = self._settings
         detail = f"the server's default is {default}; sqlsem's own connections use read committed"
         mend = "For other clients: ALTER ROLE … SET default_transaction_isolation = …"
         return Check("isolation", True, detail, "" if default == "read committed" else mend)
 
     def durability(self) -> Check:
-        """Report whether a crash of the server can undo grants."""
         _, synchronous, *_ = self._settings
         mend = "A crash of the server can undo what was granted; prefer synchronous_commit = on."
         return Check("durability", True, f"synchronous_commit is {synchronous}", mend if synchronous == "off" else "")
 
     def locks(self) -> Check:
-        """Check the free room in the server's lock table, which all programs share."""
         room, taken = self._ask("locks")
         mend = "Raise max_locks_per_transaction: a server without room for a lock refuses statements, and connections."
         detail = f"{taken} in the server's table, which has room for {room} and some"
         return Check("locks", True, detail, mend if 2 * taken > room else "")
 
     def kept(self) -> Check | None:
-        """Report the sessions that keep a lock for which other sessions wait."""
         *_, allowed = self._ask("permission")
         if "kept_locks" not in (allowed or ()):
             return None
@@ -113,7 +106,6 @@ class PostgresDoctor(Doctor):
         return Check("kept", False, "; ".join(lock.words for lock in kept), f"End these sessions: {mend}")
 
     def replication(self) -> Check | None:
-        """Report which commits a failover may lose."""
         line, names, standbys, in_step = self._ask("replication")
         if line is None:
             return None
@@ -135,7 +127,6 @@ class PostgresDoctor(Doctor):
         return Check("replication", True, detail, mend)
 
     def tls(self) -> Check:
-        """Check the encryption of the connection."""
         mode = self._engine.tls_mode
         encrypted, version, cipher = self._ask("tls")
         if encrypted:
@@ -148,7 +139,6 @@ class PostgresDoctor(Doctor):
         return Check("tls", True, f"not encrypted; sslmode={mode}", mend)
 
     def keepalive(self) -> Check:
-        """Report when the server notices that a client is gone."""
         if self._local:
             return Check("keepalive", True, "a socket of this host; none needed")
         *_, idle, interval, count, user_timeout = self._settings
@@ -158,20 +148,15 @@ class PostgresDoctor(Doctor):
         return Check("keepalive", True, detail)
 
     def clock(self) -> Check:
-        """Compare the server's clock with this host's."""
         return clocks(lambda: self._ask("clock")[0])
 
     def beacon(self) -> Check:
-        """Check that a session lock stays with its connection, which a pooler in transaction mode breaks."""
         mend = "Connect past the pooler, have it pool sessions, or use a lease: sqlsem --lease 30 …, connect(lease=30)."
         key = random.getrandbits(62)
         pid, taken = self._ask("beacon_take", key=key)
-        other = self._engine.connect("look")
-        try:
+        with contextlib.closing(self._engine.connect("look")) as other:
             assert isinstance(other, PostgresConnection)
             other_pid, seen, blocked = self._ask("beacon_look", on=other, key=key, pid=pid)
-        finally:
-            other.close()
         pid_after, given = self._ask("beacon_give", key=key)
         kept = pid == pid_after and pid != other_pid and taken and seen and blocked and given
         pooled = " (through a pooler)" if pid != self._session.connection.info.backend_pid else ""

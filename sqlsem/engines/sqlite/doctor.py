@@ -32,7 +32,6 @@ class SqliteDoctor(Doctor):
         self._beacons = session.engine.beacons
 
     def driver(self) -> Check:
-        """Check the version of Python's SQLite."""
         modern = sqlite3.sqlite_version_info >= (3, 35)
         mend = "" if modern else "Use a Python whose SQLite is 3.35 or later (sqlite3.sqlite_version)."
         detail = f"SQLite {sqlite3.sqlite_version} of Python {platform.python_version()}"
@@ -41,7 +40,6 @@ class SqliteDoctor(Doctor):
         return Check("driver", modern, detail, mend)
 
     def file_system(self) -> Check:
-        """Check that the file system supports file locks."""
         # The file is on the file system of the longest mount point that contains it (Linux only).
         mount_point, kind = "", ""
         with contextlib.suppress(OSError):
@@ -56,7 +54,6 @@ class SqliteDoctor(Doctor):
         return Check("file system", not remote, detail, mend if remote else "")
 
     def journal(self) -> Check:
-        """Check that readers and a writer can work at the same time."""
         mode = self._session.rows_of_text(self.texts["journal_mode"])[0]["journal_mode"]
         mend = "" if mode == "wal" else "Close every program that has the file open, and run this again."
         detail = f"journal_mode is {mode}"
@@ -67,7 +64,6 @@ class SqliteDoctor(Doctor):
         return Check("journal", mode == "wal", detail, mend)
 
     def writable(self) -> Check:
-        """Check that this user can write."""
         try:
             with fork.forks_blocked, self._session.transaction():
                 pass
@@ -80,11 +76,9 @@ class SqliteDoctor(Doctor):
         return Check("writable", not files, "the file and its folder" if not files else "not everything is", mend)
 
     def access(self) -> Check | None:
-        """Report which other users can use the file."""
         return Check("access", *_access(self._path)) if os.name == "posix" else None
 
     def beacon(self) -> Check:
-        """Check that the lock of a file excludes other locks."""
         foreign_owner = self._owner_of_beacons()
         if foreign_owner is not None:
             folder = self._beacons.folder
@@ -114,7 +108,6 @@ class SqliteDoctor(Doctor):
         return None if owner in (os.geteuid(), self._path.stat().st_uid, 0) else user_name(owner)
 
     def disk(self) -> Check:
-        """Check the free disk space."""
         left = shutil.disk_usage(self._path.parent).free / 2**20
         detail = f"{left / 1024:,.1f} GB free" if left >= 1024 else f"{left:,.0f} MB free"
         return Check(
