@@ -282,6 +282,11 @@ class SqliteConnection(StatementSession):
         self.disconnect()
         self.sleeper.close()
 
+    def touch_beacon(self) -> None:
+        beacon = self.beacon
+        if beacon is not None and time.monotonic() - beacon.touched_at >= self.options.grace / 8:
+            beacon.touch()
+
     def remove_beacon(self) -> None:
         # Only release it if its files were replaced.
         if self.beacon is not None:

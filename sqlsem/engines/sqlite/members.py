@@ -41,11 +41,6 @@ class SqliteMembers(SqliteConnection, MemberStatements):
         self.beacon.touch()
         return self.beacon.in_place or self.reattach_member(member_id)
 
-    def touch_beacon(self) -> None:
-        beacon = self.beacon
-        if beacon is not None and time.monotonic() - beacon.touched_at >= self.options.grace / 8:
-            beacon.touch()
-
     def follow_member(self) -> bool:
         known, self.engine.files = self.engine.files, self.files
         return known is None or self.files is None or known.database == self.files.database
