@@ -3,7 +3,8 @@
 Each engine's folder holds the same scripts:
 
 ``schema-<n>.sql``
-    creates version n from version n-1 (from nothing, for 1). Frozen once released.
+    creates version n from version n-1 (from nothing, for 1). Frozen once released. For the engines without routines
+    the tables are in folder ``statements``.
 ``routines.sql``
     functions and procedures; may be run again at any time, also while locks are held ("rerunnable" below).
 ``public.sql``
@@ -47,7 +48,7 @@ Each engine's folder holds the same scripts:
 ``by_hand.sql``
     only for SQL Server: the statements before and after all scripts, if a person runs them.
 ``abbreviations.sql``
-    lines that most routines have in common, by name. Not for SQLite.
+    lines that routines or statements have in common, by name.
 ``certify.sql``
     the statements of ``sqlsem certify``, in a schema that it creates and drops; in the same form. For the engines
     without routines most are in folder ``statements``.
@@ -56,9 +57,10 @@ Each engine's folder holds the same scripts:
 
 Two words are filled in: ``{schema}`` and ``{table}``, after a check that both are plain identifiers. A file may also
 define abbreviations: after a line ``-- where {clock} is …`` the word ``{clock}`` stands for the text in that line, and
-after ``-- where {index:x} is …`` the word ``{index:name}`` for the text with ``name`` in place of ``{x}``. The
-words of ``abbreviations.sql`` stand for lines, in every script of that engine. In scripts for SQL Server, GO follows
-each routine that begins with CREATE OR ALTER. All other values are bound parameters.
+after ``-- where {index:x} is …`` the word ``{index:name}`` for the text with ``name`` in place of ``{x}``. Such lines
+of ``abbreviations.sql`` and ``dialect.sql`` count for every script of that engine. So do the names in
+``abbreviations.sql``, which stand for several lines. In scripts for SQL Server, GO follows each routine that begins
+with CREATE OR ALTER. All other values are bound parameters.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ RERUNNABLE = SCRIPTS[1:-2]
 ALL = frozenset(FEATURES)
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
-_WHERE_LINE = re.compile(r"^-- where \{(\w+)(:x)?\} is (.+)\n", re.MULTILINE)
+_WHERE_LINE = re.compile(r"^-- where \{(\w+)(:x)?\} is ?(.*)\n", re.MULTILINE)
 #: Comments behind a statement: they are about the next statements. (An engine's file follows that of folder
 #: ``statements``.)
 _LAST_COMMENTS = re.compile(r"(?:\n(?:--[^\n]*)?)+\Z")
@@ -142,9 +144,6 @@ def _read(engine: str, file: str) -> str | None:
     # (A statement of the engine replaces the one of the same name.)
     texts = (None if dialect is None else _text("statements", file), _text(engine, file))
     parts = [text for text in texts if text is not None]
-    if dialect is not None and file == "client.sql":
-        # (Abbreviations of the statements may contain words of the dialect, so these are expanded last.)
-        parts += [*(line for line in dialect.splitlines() if line.startswith("-- where ")), ""]
     return "\n".join(parts) if parts else None
 
 
@@ -165,11 +164,12 @@ def fill(engine: str, text: str, schema: str = "sqlsem", table: str = "ProcessCo
     check_identifier("The schema's name", schema)
     check_identifier("The table's name", table)
     definitions = _WHERE_LINE.findall(text)
-    text = _WHERE_LINE.sub("", text)
+    for file in ("abbreviations.sql", "dialect.sql"):  # (A word may be explained by the words of a later file.)
+        definitions += _WHERE_LINE.findall(_read(engine, file) or "")
+    text = _expand(expand_calls(_WHERE_LINE.sub("", text), lambda: _routines(engine)), _abbreviations(engine))
     for word, argument, meaning in definitions:
         text = _expand_word(text, word, meaning) if argument else text.replace(f"{{{word}}}", meaning)
-    text = _separate_batches(_expand(expand_calls(text, lambda: _routines(engine)), _abbreviations(engine)))
-    return text.replace("{schema}", schema).replace("{table}", table)
+    return _separate_batches(text).replace("{schema}", schema).replace("{table}", table)
 
 
 def _expand_word(text: str, word: str, meaning: str) -> str:
@@ -198,19 +198,17 @@ def _abbreviations(engine: str) -> dict[str, str]:
 
 
 def _expand(text: str, abbreviations: dict[str, str]) -> str:
-    """Replace abbreviations by their lines. The lines begin below the line that ends with the abbreviation, or have the
-    indentation of an abbreviation that stands alone.
+    """Replace abbreviations by their lines, in which ``{x}`` is the argument. The lines begin below the line that ends
+    with the abbreviation, or have the indentation of an abbreviation that stands alone.
     """
 
     def lines(match: re.Match[str]) -> str:
-        indentation, before, name = match.groups()
-        if before:
-            return f"{indentation}{before}\n{abbreviations[name]}"
-        return indentation + abbreviations[name].replace("\n", f"\n{indentation}")
+        space, name, argument = match.groups()
+        before = match.string[match.string.rfind("\n", 0, match.start()) + 1 : match.end(1)]
+        lines = abbreviations[name].replace("{x}", argument or "")
+        return f"\n{lines}" if before.strip() else space + lines.replace("\n", f"\n{before}")
 
-    if not any(f"{{{name}}}" in text for name in abbreviations):
-        return text
-    return re.sub(rf"^( *)(.*?) ?\{{({'|'.join(abbreviations)})\}}", lines, text, flags=re.MULTILINE)
+    return re.sub(rf"( ?)\{{({'|'.join(abbreviations)})(?::([^{{}}]+))?\}}", lines, text) if abbreviations else text
 
 
 def _separate_batches(text: str) -> str:

@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "d6bd33dad77c7288686177024135146b10ae10f4d171d1d5785347f1a389bcf5"}
+DIGESTS = {"0.1.0": "ac7be4975e2a4e2f604f7890ecc37872611927f045e2d1a429e7b871f8f96bf2"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

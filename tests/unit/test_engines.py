@@ -306,9 +306,10 @@ def test_rows_of_any_driver_are_read(row, values):
 
 @pytest.mark.parametrize("dialect", sorted((PACKAGE / "sql").glob("*/dialect.sql")), ids=lambda path: path.parent.name)
 def test_dialect_defines_the_words_of_the_statements(dialect):
-    texts = (PACKAGE / "sql" / "statements" / "client.sql").read_text(encoding="utf-8")
+    names = ("statements/abbreviations", "statements/client", "statements/schema-1", f"{dialect.parent.name}/schema-1")
+    texts = "".join((PACKAGE / "sql" / f"{name}.sql").read_text(encoding="utf-8") for name in names)
     words = set(re.findall(r"\{(\w+:?)", texts)) - {"schema", "table"}
-    own = set(re.findall(r"^-- where \{(\w+)\}", texts, re.MULTILINE))
+    own = {"keep_rows", *re.findall(r"^-- where \{(\w+)\}", texts, re.MULTILINE)}
     defined = set(re.findall(r"^-- where \{(\w+:?)", dialect.read_text(encoding="utf-8"), re.MULTILINE))
     assert defined == words - own
     assert not [name for name, text in sql.queries(dialect.parent.name).items() if "{" in text]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pymysql
+from pymysql.constants import ER
 
 from sqlsem.engines.base import Busy
 from sqlsem.engines.mysql.connection import MysqlConnection
@@ -19,6 +20,8 @@ from sqlsem.values.errors import Unavailable
 
 #: Seconds for which an installation waits for another one.
 INSTALLATION_SECONDS = 60
+#: The errors of ALTER TABLE for a column or an index that exists.
+ADDED_BEFORE = (ER.DUP_FIELDNAME, ER.DUP_KEYNAME)
 
 
 class MysqlTables(MysqlConnection):
@@ -38,10 +41,18 @@ class MysqlTables(MysqlConnection):
             self.require_own_table()
         for version, text in plan(settings or {}):
             for statement in statements_of(text):
-                self.execute_text(for_driver(statement))
+                self._run_statement(for_driver(statement))
             if version is not None:
                 self.run("set_version", (str(version),))
         self.follow_origin()  # The first session has nothing to write then; another transaction may keep the settings.
+
+    def _run_statement(self, statement: str) -> None:
+        """Run a statement of a script. (An interrupted installation may have added its columns and indexes.)"""
+        try:
+            self.execute_text(statement)
+        except Unavailable as exc:
+            if not isinstance(exc.__cause__, pymysql.MySQLError) or exc.__cause__.args[0] not in ADDED_BEFORE:
+                raise
 
     def diagnose(self) -> list[Check]:
         return MysqlDoctor(self).examine()

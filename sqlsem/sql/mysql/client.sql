@@ -44,9 +44,9 @@ SET SESSION wsrep_sync_wait = 7
 SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = '{schema}_setting'
 
 -- name: foreign_table
--- (The gate is the first table of an installation, which may have been interrupted.)
+-- (The settings are the first table of an installation, which may have been interrupted.)
 SELECT 1 FROM information_schema.tables AS t WHERE t.table_schema = DATABASE() AND t.table_name = '{table}'
-  AND NOT EXISTS (SELECT 1 FROM information_schema.tables AS g WHERE g.table_schema = DATABASE() AND g.table_name = '{schema}_gate')
+  AND NOT EXISTS (SELECT 1 FROM information_schema.tables AS s WHERE s.table_schema = DATABASE() AND s.table_name = '{schema}_setting')
 
 -- name: begin
 -- The gate: a row that each writing transaction changes first.
@@ -93,11 +93,8 @@ DO GET_LOCK(CONCAT(:prefix, LAST_INSERT_ID()), 0)
 -- Release a row of a resource without other rows. (ROW_COUNT is that of the statement before.)
 START TRANSACTION;
 UPDATE {schema}_gate SET writes = writes + 1;
-INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
-                              owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by)
-SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner,
-       t.note, t.requested_at, t.granted_at, :outcome, m.host, m.pid, m.program, m.login,
-       CASE :outcome WHEN 'revoked' THEN t.revoked_by END
+{keep_rows}
+       :outcome, CASE :outcome WHEN 'revoked' THEN t.revoked_by END, NULL
 FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.resource_id = :resource AND t.queue_position = :position AND t.requesting_id = :requesting_id
   AND NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource AND queue_position <> :position);

@@ -13,7 +13,6 @@
 -- where {newline} is CHAR(10 USING utf8mb4)
 -- where {random} is RAND()
 -- where {after_all} is 1e300
--- where {rowid} is history_id
 -- where {json_text:x} is JSON_UNQUOTE(JSON_EXTRACT({x}))
 -- where {json_array_of} is JSON_ARRAYAGG
 -- where {index:x} is FORCE INDEX ({x})

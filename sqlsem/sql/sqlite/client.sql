@@ -31,11 +31,8 @@ SELECT NULL AS resource, NULL AS position, NULL AS requesting_id, NULL AS outcom
 CREATE TEMP TRIGGER IF NOT EXISTS {schema}_leaving_alone INSTEAD OF INSERT ON {schema}_leaving
 WHEN NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = NEW.resource AND queue_position <> NEW.position)
 BEGIN
-    INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
-                                  owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by)
-    SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner,
-           t.note, t.requested_at, t.granted_at, NEW.outcome, m.host, m.pid, m.program, m.login,
-           CASE NEW.outcome WHEN 'revoked' THEN t.revoked_by END
+    {keep_rows}
+           NEW.outcome, CASE NEW.outcome WHEN 'revoked' THEN t.revoked_by END, NULL
     FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = NEW.resource AND t.queue_position = NEW.position AND t.requesting_id = NEW.requesting_id;
     DELETE FROM {table}

@@ -3,7 +3,7 @@
 --
 -- clock: the time, by the host's clock, in seconds since 1970. greatest, least: of their arguments. same: equal, or both
 -- NULL. real, integer: types. whole: the next lower integer. div: division of integers. length: in characters. random:
--- from 0 to 1. after_all: a value that sorts after all times. rowid: the number of a row that has no other.
+-- from 0 to 1. after_all: a value that sorts after all times.
 -- json_text: the text at a path. json_array_of: an aggregate function. index: read by this index. numbers, texts: a
 -- parameter with a JSON array, as a table with one column, value. upsert: update the row with these columns if there is
 -- one, to the values that follow (in order: none reads a column that an earlier one has set); new: of these the one to
@@ -21,7 +21,6 @@
 -- where {newline} is char(10)
 -- where {random} is (abs(random() % 1000) / 1000.0)
 -- where {after_all} is x'ffffffffffffffff'
--- where {rowid} is rowid
 -- where {json_text:x} is json_extract({x})
 -- where {json_array_of} is json_group_array
 -- where {index:x} is INDEXED BY {schema}_{x}

@@ -7,7 +7,6 @@
 -- where {cap} is coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), (SELECT cap FROM {schema}_limit_pattern WHERE substr(:resource, 1, {length}(prefix)) = prefix ORDER BY {length}(prefix) DESC LIMIT 1))
 -- where {patterned} is EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(:resource, 1, {length}(prefix)) = prefix)
 -- where {upgrading} is SELECT t.queue_position FROM {schema}_upgrade AS u JOIN {table} AS t ON t.resource_id = u.resource_id AND t.queue_position = u.queue_position WHERE u.resource_id = :resource AND t.access_type = 'upgrade'
--- where {end_of_time} is 253370764800.0
 -- where {expired_tasks} is SELECT task_id FROM (SELECT task_id FROM {schema}_task WHERE is_open = 0 AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days') ORDER BY ended_at LIMIT :maximum) AS expired
 
 -- name: settings
@@ -333,11 +332,8 @@ SET adopted_at = {clock}, adopted_by = :member, adopted_uid = :uid,
 WHERE token_hash = :hash
 
 -- name: keep_one
-INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
-                              owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by)
-SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner,
-       t.note, t.requested_at, t.granted_at, :outcome, m.host, m.pid, m.program, m.login,
-       CASE :outcome WHEN 'revoked' THEN t.revoked_by WHEN 'reaped' THEN :login END
+{keep_rows}
+       :outcome, CASE :outcome WHEN 'revoked' THEN t.revoked_by WHEN 'reaped' THEN :login END, NULL
 FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.resource_id = :resource AND t.queue_position = :position
   AND (:requesting_id IS NULL OR t.requesting_id = :requesting_id)
@@ -348,11 +344,8 @@ WHERE resource_id = :resource AND queue_position = :position AND (:requesting_id
 
 -- name: keep_all
 -- Write the history of a member's rows, before the member is removed: host, pid and login are in its row.
-INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
-                              owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by, heartbeat_at)
-SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner,
-       t.note, t.requested_at, t.granted_at, :outcome, m.host, m.pid, m.program, m.login,
-       CASE :outcome WHEN 'revoked' THEN t.revoked_by WHEN 'reaped' THEN :login END, :seen
+{keep_rows}
+       :outcome, CASE :outcome WHEN 'revoked' THEN t.revoked_by WHEN 'reaped' THEN :login END, :seen
 FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.member_id = :member
 
@@ -442,23 +435,23 @@ SELECT outcome FROM o WHERE outcome IS NOT NULL
 SELECT resource_id AS resource, queue_position AS position, access_type AS access, weight, requesting_id, owner, note,
        requested_at, granted_at, ended_at, {greatest}(0.0, coalesce(granted_at, ended_at) - requested_at) AS waited,
        CASE WHEN granted_at IS NOT NULL THEN {greatest}(0.0, {least}(ended_at, coalesce(heartbeat_at, ended_at)) - granted_at) END AS held,
-       outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, {rowid} AS rowid
+       outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, history_id AS rowid
 FROM {schema}_history {index:history_outcome}
 WHERE outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
   AND ended_at <= coalesce({clock} - :until, {after_all})
   AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
-ORDER BY ended_at DESC, {rowid} DESC LIMIT :maximum
+ORDER BY ended_at DESC, history_id DESC LIMIT :maximum
 
 -- name: past_of_resource
 SELECT resource_id AS resource, queue_position AS position, access_type AS access, weight, requesting_id, owner, note,
        requested_at, granted_at, ended_at, {greatest}(0.0, coalesce(granted_at, ended_at) - requested_at) AS waited,
        CASE WHEN granted_at IS NOT NULL THEN {greatest}(0.0, {least}(ended_at, coalesce(heartbeat_at, ended_at)) - granted_at) END AS held,
-       outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, {rowid} AS rowid
+       outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, history_id AS rowid
 FROM {schema}_history {index:history_resource}
 WHERE resource_id = :resource AND outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
   AND ended_at <= coalesce({clock} - :until, {after_all})
   AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
-ORDER BY ended_at DESC, {rowid} DESC LIMIT :maximum
+ORDER BY ended_at DESC, history_id DESC LIMIT :maximum
 
 -- name: resources
 SELECT resource_id AS resource FROM {table} UNION SELECT resource_id FROM {schema}_resource
@@ -601,9 +594,9 @@ WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.queue_position = {schema}_
 
 -- name: prune
 -- (Reads only the oldest rows, however long the history is.)
-DELETE FROM {schema}_history WHERE {rowid} IN (
-    SELECT number FROM (SELECT {rowid} AS number, ended_at FROM {schema}_history ORDER BY {rowid} LIMIT ?) AS oldest,
-                       (SELECT max({rowid}) AS last_number FROM {schema}_history) AS newest
+DELETE FROM {schema}_history WHERE history_id IN (
+    SELECT number FROM (SELECT history_id AS number, ended_at FROM {schema}_history ORDER BY history_id LIMIT ?) AS oldest,
+                       (SELECT max(history_id) AS last_number FROM {schema}_history) AS newest
     WHERE ended_at < {clock}
                      - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
        OR number <= last_number - (SELECT value FROM {schema}_setting WHERE name = 'history_rows'))
