@@ -95,25 +95,6 @@ def test_handover_of_another_logins_lock_is_refused(three, name):
         grant.check()
 
 
-def test_from_python_to_psql_and_back(user, name):
-    with contextlib.closing(user.coordinator()) as giver, user.raw() as connection:
-        with giver.mutex(name) as grant:
-            token = grant.hand_over()
-        resource, position, fence = connection.execute("CALL sqlsem.adopt(%s)", (token,)).fetchone()
-        assert (resource, position, fence) == (name, grant.position, grant.fence)
-        assert not giver.mutex(name).acquire(blocking=False)
-        with connection.transaction():
-            connection.execute("CALL sqlsem.assert_holding(%s, %s)", (name, position))
-        (token,) = connection.execute("CALL sqlsem.hand_over(%s, ttl_seconds => 30)", (name,)).fetchone()
-        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="nothing is held"):
-            connection.execute("CALL sqlsem.hand_over(%s)", (name,))
-        assert connection.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (-1,)
-        with giver.adopt(token) as adopted:
-            assert adopted.fence == grant.fence
-            with pytest.raises(errors.ObjectNotInPrerequisiteState, match="was used"):
-                connection.execute("CALL sqlsem.adopt(%s)", (token,))
-
-
 def test_psql_with_a_lease(user, name):
     with contextlib.closing(user.coordinator()) as giver, user.raw() as connection:
         with giver.mutex(name) as grant:
@@ -123,18 +104,8 @@ def test_psql_with_a_lease(user, name):
         ).fetchone()
         assert position == grant.position
         assert connection.execute("SELECT sqlsem.renew(%s, %s, 'job 7', 30)", (name, position)).fetchone() == (0,)
-        assert connection.execute("SELECT sqlsem.release(%s, %s, 'job 7')", (name, position)).fetchone() == (0,)
-        with giver.mutex(name, timeout=5):
-            pass
-
-
-@pytest.mark.parametrize("call", ["hand_over(%s)", "adopt(%s)"])
-def test_not_in_a_transaction(user, name, call):
-    with user.raw() as connection:
-        connection.execute("CALL sqlsem.acquire(%s)", (name,))
-        with pytest.raises(errors.ActiveSqlTransaction), connection.transaction():
-            connection.execute(f"CALL sqlsem.{call}", (name,))
-        assert connection.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
+        (token,) = connection.execute("CALL sqlsem.hand_over(%s, requesting_id => 'job 7')", (name,)).fetchone()
+        giver.adopt(token).release()
 
 
 @pytest.mark.parametrize("seconds", [0.5, -1, float("nan"), 1e9])

@@ -12,14 +12,7 @@ HOUR = 3_600_000
 
 def take(session, name, limit=3, per_ms=HOUR, **named):
     """Return (code, taken_ms) of take."""
-    routine = f"{session.database.schema}.take"
-    if session.tsql:
-        marks = "".join(f", @{parameter} = ?" for parameter in named)
-        text = f"DECLARE @c int, @t bigint; EXEC @c = {routine} ?, ?, ?{marks}, @taken_ms = @t OUTPUT; SELECT @c, @t"
-    else:
-        marks = "".join(f", {parameter} => ?" for parameter in named)
-        text = f"CALL {routine}(?, ?, ?{marks})"
-    return session.rows(text, name, limit, per_ms, *named.values())[0]
+    return session.outputs("take", {"code": "int", "taken_ms": "bigint"}, name, limit, per_ms, **named)
 
 
 class Waiting:
@@ -35,10 +28,8 @@ class Waiting:
         return self._answers[0][0]
 
 
-def adjust(session, name, taken_ms, cost, actual):
-    routine = f"{session.database.schema}.adjust"
-    call = f"EXEC {routine} ?, ?, ?, ?" if session.tsql else f"SELECT {routine}(?, ?, ?, ?)"
-    session.rows(call, name, taken_ms, cost, actual)
+def adjust(session, *arguments):
+    session.call("adjust", *arguments)
 
 
 def used(database, name):
@@ -160,10 +151,8 @@ def test_invalid_rate_is_refused(session, refused, name, limit, per_ms, named, w
 
 def test_not_in_a_transaction(session, refused, database, name):
     connection = session()
-    connection.rows("BEGIN TRANSACTION")
-    with refused("25001", 50001, "transaction"):
+    with connection.rolled_back(), refused("25001", 50001, "transaction"):
         take(connection, name)
-    connection.rows("ROLLBACK" if not connection.tsql else "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
     assert used(database, name) == {}
 
 

@@ -85,15 +85,21 @@ class SqlSession:
         marks = self._marks(parameters, {})
         self.rows(f"EXEC {{s}}.{routine} {marks}" if self.tsql else f"CALL {{s}}.{routine}({marks})", *parameters)
 
+    def outputs(self, routine: str, types: dict[str, str], *parameters: Any, **named: Any) -> tuple[Any, ...]:
+        """Return the output parameters of a procedure, by their types in T-SQL; ``code``: its return code there."""
+        marks = self._marks(parameters, named)
+        if not self.tsql:
+            return self.rows(f"CALL {{s}}.{routine}({marks})", *parameters, *named.values())[-1]
+        declared = ", ".join(f"@{name} {type_}" for name, type_ in types.items())
+        code = "@code = " if "code" in types else ""
+        outputs = "".join(f", @{name} = @{name} OUTPUT" for name in types if name != "code")
+        answer = ", ".join(f"@{name}" for name in types)
+        text = f"DECLARE {declared}; EXEC {code}{{s}}.{routine} {marks}{outputs}; SELECT {answer}"
+        return self.rows(text, *parameters, *named.values())[-1]
+
     def acquire(self, *parameters: Any, routine: str = "acquire", **named: Any) -> Answer:
-        if self.tsql:
-            text = (
-                f"DECLARE @c int, @p bigint, @f bigint; EXEC @c = {{s}}.{routine} {self._marks(parameters, named)}, "
-                "@position = @p OUTPUT, @fence = @f OUTPUT; SELECT @c, @p, @f"
-            )
-        else:
-            text = f"CALL {{s}}.{routine}({self._marks(parameters, named)})"
-        return Answer(*self.rows(text, *parameters, *named.values())[0])
+        types = {"code": "int", "position": "bigint", "fence": "bigint"}
+        return Answer(*self.outputs(routine, types, *parameters, **named))
 
     def release(self, *parameters: Any, **named: Any) -> int | None:
         code: int | None = self.call("release", *parameters, **named)

@@ -3,7 +3,6 @@
 import time
 
 import pytest
-from support import until
 
 import sqlsem
 
@@ -24,21 +23,6 @@ def test_revoked_row_is_not_granted(session, database, name, access):
     database.rows(f"UPDATE {entry} SET revoked_at = SYSUTCDATETIME() WHERE queue_position = ?", position)
     first.release(name)
     assert waiting.result(30) == (-2, None, None)
-
-
-def test_two_sessions_in_a_deadlock(session, name):
-    caller, other = session(), session()
-    caller.acquire(name("a"))
-    other.acquire(name("b"))
-    first = caller.waiting(name("b"), timeout_ms=45000)
-    second = other.waiting(name("a"), timeout_ms=45000)
-    until(lambda: first.done() or second.done(), "the engine choosing a victim")
-    victim, survivor, call, held = (caller, other, second, "a") if first.done() else (other, caller, first, "b")
-    assert (first if victim is caller else second).result() == (-3, None, None)
-    assert victim.release(name(held)) == 0
-    assert call.result(30).code == 1
-    survivor.release(name("a"))
-    survivor.release(name("b"))
 
 
 # -- sharing
