@@ -1,7 +1,6 @@
 """Batches from T-SQL, as in Agent jobs, where SQL Server differs (``routines`` has the rest)."""
 
 import contextlib
-import secrets
 
 import pytest
 from support import PATIENCE, remains
@@ -107,64 +106,6 @@ def test_sql_as_callback(database, session, connect, name):
         pass
     assert last.is_last
     assert database.rows(f"SELECT n FROM made_{name}") == [(1,)]
-
-
-@pytest.fixture
-def plain(database):
-    """``plain(text, …)`` returns the first value for a login that is no operator, with all rights to the tables."""
-    import pyodbc
-
-    from sqlsem.engines.mssql.odbc import join, words_of_odbc
-
-    user, password = f"sqlsem_{secrets.token_hex(5)}", f"Aa1_{secrets.token_hex(10)}"
-    rights = [f"UPDATE ON {database.schema}.beacon"]
-    for kind, words in (("procedures", ["EXECUTE"]), ("tables", ["SELECT", "INSERT", "UPDATE", "DELETE"])):
-        for (object_name,) in database.rows(
-            f"SELECT name FROM sys.{kind} WHERE schema_id = SCHEMA_ID(?)", database.schema
-        ):
-            rights += [f"{word} ON {database.schema}.[{object_name}]" for word in words]
-    with contextlib.ExitStack() as undo:
-        admin = undo.enter_context(contextlib.closing(database.raw()))
-        try:
-            admin.execute(f"CREATE LOGIN {user} WITH PASSWORD = '{password}'")
-        except pyodbc.Error as exc:
-            pytest.skip(f"this login may not create logins: {exc}")
-        undo.callback(admin.execute, f"DROP LOGIN {user}")
-        admin.execute(f"CREATE USER {user} FOR LOGIN {user}")
-        undo.callback(admin.execute, f"DROP USER {user}")
-        for right in rights:
-            admin.execute(f"GRANT {right} TO {user}")
-            undo.callback(admin.execute, f"REVOKE {right} FROM {user}")
-        words = words_of_odbc(database.make_engine().odbc_string)
-        words = {key: value for key, value in words.items() if key.lower() not in ("uid", "pwd", "trusted_connection")}
-        connection = pyodbc.connect(join({**words, "UID": user, "PWD": password}), autocommit=True)
-        undo.callback(connection.close)
-
-        def plain(text, *parameters):
-            cursor = connection.cursor()
-            cursor.execute(text.replace("{s}", database.schema), parameters)
-            while cursor.description is None:
-                cursor.nextset()
-            return cursor.fetchone()[0]
-
-        yield plain
-
-
-def test_user_does_not_undo_an_operators_hold(plain, connect, name):
-    batch = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect(), on_success=sqlsem.Sql("SELECT 1"))
-    with batch.part("a"):
-        pass
-    member = plain("EXEC {s}.register_member N'host', 1, N'program', 60000, @answer = 1")
-    text = "EXEC {s}.start_part ?, ?, N'b', N'a\nb\nc', 60000, N'me', N'uid', N'shell', N'rm', @answer = 1"
-    assert plain(text, member, name) == "started"
-    text = "EXEC {s}.end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm', @answer = 1"
-    assert plain(text, member, name) == "succeeded"
-    entry = batch.entry()
-    assert (entry.callback_kind, entry.callback_body) == ("sql", "SELECT 1")
-    with batch.part("c"):
-        pass
-    assert batch.entry().callback_status == "finished"
-    plain("EXEC {s}.deregister_member ?; SELECT 1", member)
 
 
 def test_an_end_that_is_neither_ends_nothing(session, name, connect, refused):

@@ -11,6 +11,9 @@ import secrets
 
 import pytest
 
+import sqlsem
+from sqlsem import batches
+
 pytestmark = pytest.mark.engines("mssql")
 
 MEMBERS = {"register_member", "reattach_member", "heartbeat", "deregister_member", "warm_up", "prune",
@@ -408,6 +411,29 @@ def test_another_login_cannot_act_for_a_part(session, database, as_login, reques
     stranger.execute(f"EXEC {database.schema}.claim_callback ?, NULL, ?, N'me', N'uid', 1", enrolled, number)
     assert database.rows(then, number) == [("running", "local", None, 1)]
     assert connection.rows("EXEC {s}.batch_callback_ended ?", name) == [(number,)]
+
+
+def test_user_does_not_undo_an_operators_hold(database, as_login, request, connect, name):
+    batch = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect(), on_success=sqlsem.Sql("SELECT 1"))
+    with batch.part("a"):
+        pass
+    plain, user = as_login("user")
+    grant_all(database, user, request)
+
+    def call(text, *parameters):
+        return first_value(plain, f"EXEC {database.schema}.{text}, @answer = 1", *parameters)
+
+    member = call("register_member N'host', 1, N'program', 60000")
+    text = "start_part ?, ?, N'b', N'a\nb\nc', 60000, N'me', N'uid', N'shell', N'rm'"
+    assert call(text, member, name) == "started"
+    text = "end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm'"
+    assert call(text, member, name) == "succeeded"
+    entry = batch.entry()
+    assert (entry.callback_kind, entry.callback_body) == ("sql", "SELECT 1")
+    with batch.part("c"):
+        pass
+    assert batch.entry().callback_status == "finished"
+    plain.execute(f"EXEC {database.schema}.deregister_member ?", member)
 
 
 def test_another_login_cannot_act_for_a_requester(session, database, as_login, request, name):
