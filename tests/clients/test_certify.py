@@ -28,6 +28,7 @@ from sqlsem.ops.certify.facts import hidden_words
 from sqlsem.ops.certify.sessions import Session
 
 WISHES = Wishes(seconds=0.3, max_sessions=8)
+CERTIFY = [sys.executable, "-m", "sqlsem", "certify"]
 #: Further requirements of a check.
 WISHES_OF = {1: {"databases": True}, 10: {"long": 5.0}}
 #: Checks that need an operator.
@@ -47,6 +48,10 @@ def bench(database):
     for created in benches:
         created.remove()
         assert remains(database, created.schema) == []
+
+
+def environment(database, url=None):
+    return {**os.environ, "SQLSEM_URL": database.url if url is None else url, "SQLSEM_CONFIG": ""}
 
 
 def vars_of(wishes):
@@ -182,33 +187,33 @@ def place(bench, kind):
     return rows[bench.engine.name].format(bench.schema)
 
 
-def answers(**texts):
-    """Let the server answer these queries of certify.sql in another way."""
+def answering(answer):
+    """Let ``answer(session, query, words)`` answer the queries of certify.sql; None: the server does."""
 
     def seed(monkeypatch, engine):
         right = Session.rows
-        monkeypatch.setattr(
-            Session,
-            "rows",
-            lambda self, query, *p, **w: texts[query] if query in texts else right(self, query, *p, **w),
-        )
+
+        def rows(self, query, *parameters, **words):
+            instead = answer(self, query, words)
+            return right(self, query, *parameters, **words) if instead is None else instead
+
+        monkeypatch.setattr(Session, "rows", rows)
 
     return seed
+
+
+def answers(**texts):
+    return answering(lambda session, query, words: texts.get(query))
 
 
 def changing(name, first, then):
     """Let the server answer one query differently from the second time on."""
 
     def seed(monkeypatch, engine):
-        right, asked_before = Session.rows, []
-
-        def rows(self, query, *parameters, **words):
-            if query != name:
-                return right(self, query, *parameters, **words)
-            asked_before.append(query)
-            return first if len(asked_before) == 1 else then
-
-        monkeypatch.setattr(Session, "rows", rows)
+        left = [first]
+        answering(lambda session, query, words: (left.pop() if left else then) if query == name else None)(
+            monkeypatch, engine
+        )
 
     return seed
 
@@ -237,26 +242,15 @@ def values_that_change(monkeypatch, engine):
     monkeypatch.setattr(checks.calling, "_values", values)
 
 
-def lost_guard_in_snapshots(monkeypatch, engine):
-    right = Session.rows
-
-    def rows(self, query, *parameters, **words):
-        if query == "old_snapshot":
-            right(self, "unguard")
-        return right(self, query, *parameters, **words)
-
-    monkeypatch.setattr(Session, "rows", rows)
+@answering
+def lost_guard_in_snapshots(session, query, words):
+    if query == "old_snapshot":
+        session.rows("unguard")
 
 
-def no_role_in_a_role(monkeypatch, engine):
-    right = Session.rows
-
-    def rows(self, query, *parameters, **words):
-        if query == "add_member" and words["user"].endswith("_xg"):
-            return []
-        return right(self, query, *parameters, **words)
-
-    monkeypatch.setattr(Session, "rows", rows)
+@answering
+def no_role_in_a_role(session, query, words):
+    return [] if query == "add_member" and words["user"].endswith("_xg") else None
 
 
 def endless_installation(monkeypatch, engine):
@@ -498,15 +492,21 @@ def test_failed_installation_quotes_the_server(bench, database, monkeypatch):
 # -- nothing is left behind -------------------------------------------------------------------------------------------
 
 
-def start(database, *words):
-    environment = {**os.environ, "SQLSEM_URL": database.url, "SQLSEM_CONFIG": ""}
-    command = [sys.executable, "-m", "sqlsem", "certify", "--seconds", "20", "--max-sessions", "8", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def schema_of(process):
-    line = process.stdout.readline()
-    return re.search(r"sqlsem_certify_[0-9a-f]{8}", line)[0]
+@contextlib.contextmanager
+def certifying(database):
+    """Yield `sqlsem certify` at the check that hammers, with its schema."""
+    process = subprocess.Popen(
+        [*CERTIFY, "--seconds", "20", "--max-sessions", "8", "--only", "9"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(database),
+    )
+    try:
+        yield process, re.search(r"sqlsem_certify_[0-9a-f]{8}", process.stdout.readline())[0]
+    finally:
+        process.kill()
+        process.wait()
 
 
 def in_the_hammer(process):
@@ -526,42 +526,22 @@ def await_ends(children):
     until(lambda: not any(map(runs, children)), "the ends of the processes")
 
 
-def test_ctrl_c_leaves_nothing(database):
-    process = start(database, "--only", "9")
-    try:
-        schema = schema_of(process)
-        children = in_the_hammer(process)
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 130, output + errors
-        assert "Traceback" not in errors
-        assert remains(database, schema) == []
-        await_ends(children)
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_signal_leaves_nothing(database, name):
     number = getattr(signal, name, None)
     if number is None or signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip(f"{name} ends nothing here")
-    process = start(database, "--only", "9")
-    try:
-        schema = schema_of(process)
+    with certifying(database) as (process, schema):
         children = in_the_hammer(process)
         process.send_signal(number)
-        time.sleep(0.05)
-        process.send_signal(number)  # a second one does not interrupt the removal
+        if name != "SIGINT":
+            time.sleep(0.05)
+            process.send_signal(number)  # a second one does not interrupt the removal
         output, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 128 + number, output + errors
         assert "Traceback" not in errors
         assert remains(database, schema) == []
         await_ends(children)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_child_of_an_ended_certification_is_quiet(bench):
@@ -580,25 +560,17 @@ def test_child_of_an_ended_certification_is_quiet(bench):
 
 
 def test_killed_child_is_a_failure_that_leaves_nothing(database):
-    process = start(database, "--only", "9")
-    try:
-        schema = schema_of(process)
+    with certifying(database) as (process, schema):
         in_the_hammer(process)[0].kill()
         output, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 1, output + errors
         assert re.search(r"^ 9 failed .*ended before it (was done|said)", output, re.MULTILINE), output
         assert remains(database, schema) == []
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_children_end_with_a_certification_that_is_killed(database):
-    process = start(database, "--only", "9")
-    schema = schema_of(process)
-    children = in_the_hammer(process)
-    process.kill()
-    process.wait()
+    with certifying(database) as (process, schema):
+        children = in_the_hammer(process)
     await_ends(children)
     leftover = Bench(database.url, {}, WISHES, schema=schema)
     if database.engine == "sqlite":
@@ -727,13 +699,8 @@ def test_refused_change_of_a_database_keeps_the_figures(bench, database, monkeyp
 
 
 def run(database, *words, url=None):
-    environment = {**os.environ, "SQLSEM_URL": database.url if url is None else url, "SQLSEM_CONFIG": ""}
     return subprocess.run(
-        [sys.executable, "-m", "sqlsem", "certify", *words],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=PATIENCE,
+        [*CERTIFY, *words], capture_output=True, text=True, env=environment(database, url), timeout=PATIENCE
     )
 
 
