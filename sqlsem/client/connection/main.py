@@ -17,7 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlsem.client.connection.retries import Retries
 from sqlsem.engines.failures import AdaptiveTimeout, Busy, Disconnected, Replaced, Unanswered, time_limited
@@ -29,9 +29,10 @@ from sqlsem.values.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.values.locks import Ticket
 
 if TYPE_CHECKING:
+    from sqlsem.client.connection.membership import Membership
     from sqlsem.engines.base import Engine, Session
 
-__all__ = ["ConnectionOwner", "MainConnection"]
+__all__ = ["MainConnection"]
 
 log = safe_logger
 T = TypeVar("T")
@@ -46,30 +47,14 @@ SWITCH_SHARE = 1 / 3
 FRESH = 1 / 8
 
 
-class ConnectionOwner(Protocol):
-    """Callbacks of the main connection to its owner. Called with the connection's lock held."""
-
-    def connected(self, began: float, came_back: bool) -> None:
-        """Handle a new connection, begun at ``began``. ``came_back``: True if the member is the same as before."""
-
-    def has_any(self) -> bool:
-        """Return True if this process has rows, grants or claims."""
-
-    def record_heartbeat(self, since: float) -> None:
-        """Record that the database has one of our heartbeats, not older than ``since``."""
-
-    def mark_all_lost(self, why: str, *, for_good: bool = False) -> bool:
-        """Mark all grants and claims lost. ``for_good``: drop deferred calls too. Return True if there were any."""
-
-
 class MainConnection:
-    """The main connection, which reconnects as needed.
+    """The main connection, which reconnects as needed. It calls the membership back with its lock held.
 
     ``life``: the seconds after which the database takes a member without heartbeat for dead. ``trust``: seconds after
     the last heartbeat for which our locks are certain; 0: no watchdog checks that.
     """
 
-    def __init__(self, engine: Engine, member: ConnectionOwner, retry: float, life: float, trust: float) -> None:
+    def __init__(self, engine: Engine, member: Membership, retry: float, life: float, trust: float) -> None:
         self.closing = runtime.event()
         #: The calls that are tried until one attempt succeeds, for displays.
         self.trying: set[Retries] = set()

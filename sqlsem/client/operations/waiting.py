@@ -61,10 +61,9 @@ class WaitingOperation:
         waiter.state = step.state
         return step
 
-    def remaining(self, limit: float | None = None) -> float:
-        """Return the seconds until the timeout, at most ``limit`` (None: a slice); 0 or less when the time is up."""
-        limit = self.client.timing.slice if limit is None else limit
-        return limit if self.timeout is None else min(limit, self.timeout - (self.client.clock() - self.began))
+    def remaining(self) -> float:
+        """Return the seconds until the timeout; 0 or less when the time is up."""
+        return math.inf if self.timeout is None else self.timeout - self.waited()
 
     def waited(self) -> float:
         """Return the seconds since the operation began."""
