@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol
 
 from sqlsem.testing.fibers import Fiber, Fibers
+from sqlsem.testing.real import RealServer
 
 __all__ = ["Calling"]
-
-
-class _Server(Protocol):
-    stalled_until: float
 
 
 class Calling:
@@ -20,7 +16,7 @@ class Calling:
 
     cut: bool
     _fibers: Fibers
-    _server: _Server
+    _server: RealServer
     _caller: Fiber | None = None  # the fiber that is in a call
 
     def require_connection(self) -> None:

@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from sqlsem.testing.fibers import Fibers
-from sqlsem.testing.real import RealServer, Trouble
+from sqlsem.testing.real import Trouble
+
+if TYPE_CHECKING:
+    from sqlsem.testing.world import Actor, World
 
 __all__ = ["FAULTS", "Faults"]
 
 #: All kinds: see `Faults`.
 FAULTS = ("crash", "pause", "cut", "slow", "restart", "failover", "clock", "revoke", "hold", "cap", "reap", "stall")
-
-
-class Process(Protocol):
-    """A process that takes part, as faults see it."""
-
-    name: str
-    dead: bool
-    paused_until: float
-
-    @property
-    def runs(self) -> bool:
-        """True if it is neither dead nor stopped."""
-
-
-class Run(Protocol):
-    """A run, as faults see it (`sqlsem.testing.world.World`)."""
-
-    fibers: Fibers
-    server: RealServer
-
-    @property
-    def actors(self) -> Sequence[Process]:
-        """The processes."""
-
-    def at(self, seconds: float, call: Callable[[], object]) -> None:
-        """Schedule a call after so many virtual seconds."""
-
-    def run_due_events(self) -> None:
-        """Run the events that are due."""
 
 
 class Faults:
@@ -62,7 +35,7 @@ class Faults:
       the calm phase begins; ``reap`` checks all members.
     """
 
-    def __init__(self, world: Run) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
         self._changed_resources: list[str] = []
 
@@ -117,7 +90,7 @@ class Faults:
         server.stalled_until = min(server.stalled_until, self._world.fibers.now)
         self._world.at(0, lambda: None)  # an event, at which the paused processes are checked
 
-    def _actor(self, name: str) -> Process:
+    def _actor(self, name: str) -> Actor:
         for actor in self._world.actors:
             if actor.name == name and not actor.dead:
                 return actor

@@ -109,10 +109,6 @@ class Fibers(Runtime):
             fiber.error = exc
         fiber.over = True
         fiber.ready = False
-        self.wake_at_end(fiber)
-
-    def wake_at_end(self, fiber: Fiber) -> None:
-        """Wake the fibers that wait for the end of this one."""
         for other in self.all:
             if other.where == f"join {fiber.name}":
                 other.ready = True
@@ -210,7 +206,7 @@ class _Event(threading.Event):
     def clear(self) -> None:
         self._is_set = False
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None, where: str = "event") -> bool:
         fibers = self._fibers
         if self._is_set:
             return True
@@ -222,7 +218,7 @@ class _Event(threading.Event):
             self._sleepers.append(sleeper)
         try:
             while not self._is_set and fibers.now < deadline:
-                fibers.block("event", deadline - fibers.now)
+                fibers.block(where, deadline - fibers.now)
         finally:
             if sleeper is not None:
                 self._sleepers.remove(sleeper)
@@ -232,32 +228,19 @@ class _Event(threading.Event):
 class _Lock:
     def __init__(self, fibers: Fibers) -> None:
         self._fibers = fibers
-        self._locked = False
-        self._sleepers: list[Fiber] = []
+        self._free = _Event(fibers)
+        self._free.set()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if self._locked:
-            if not blocking:
+        deadline = math.inf if timeout < 0 else self._fibers.now + timeout
+        while not self._free.is_set():
+            if not blocking or not self._free.wait(deadline - self._fibers.now, "lock"):
                 return False
-            fibers = self._fibers
-            deadline = math.inf if timeout < 0 else fibers.now + timeout
-            sleeper = fibers.running
-            assert sleeper is not None
-            self._sleepers.append(sleeper)
-            try:
-                while self._locked:
-                    if fibers.now >= deadline:
-                        return False
-                    fibers.block("lock", deadline - fibers.now)
-            finally:
-                self._sleepers.remove(sleeper)
-        self._locked = True
+        self._free.clear()
         return True
 
     def release(self) -> None:
-        self._locked = False
-        for fiber in self._sleepers:
-            fiber.ready = True
+        self._free.set()
 
     def __enter__(self) -> bool:
         return self.acquire()

@@ -128,29 +128,22 @@ class FileSession(Calling, SqliteSession):
 
 
 class Cursor:
-    """A cursor of a program, on the program's own connection, in a transaction."""
+    """A cursor of a program, on the program's own connection, in a new transaction."""
 
     def __init__(self, session: FileSession) -> None:
         self._session = session
-        self._cursor: sqlite3.Cursor | None = None
+        self._cursor = session.run_text("BEGIN IMMEDIATE")
 
     @property
     def connection(self) -> sqlite3.Connection | None:
-        return self._session.connection
-
-    @property
-    def rowcount(self) -> int:
-        return -1 if self._cursor is None else self._cursor.rowcount
+        return self._session.connection  # None if it is broken
 
     def execute(self, statement: str, parameters: Any = ()) -> Cursor:
         self._cursor = self._session.run_text(statement, parameters)
         return self
 
-    def fetchone(self) -> Any:
-        return None if self._cursor is None else self._cursor.fetchone()
-
-    def fetchall(self) -> list[Any]:
-        return [] if self._cursor is None else self._cursor.fetchall()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
 
 
 class CallersSession(FileSession):
@@ -230,7 +223,6 @@ class FileServer(VirtualSqlite):
         assert isinstance(engine, FileEngine)
         session = CallersSession(engine)
         try:
-            session.run_text("BEGIN IMMEDIATE")
             yield Cursor(session)
             session.run_text("COMMIT")
         finally:

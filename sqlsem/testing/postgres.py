@@ -34,7 +34,7 @@ from sqlsem.engines.postgresql.engine import PostgresEngine, PostgresSession
 from sqlsem.engines.postgresql.psycopg_connection import Connection
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.fibers import Fiber, Fibers
-from sqlsem.testing.real import RealServer, Row
+from sqlsem.testing.real import Group, RealServer, Row
 from sqlsem.values.errors import ConfigurationError
 
 __all__ = ["PostgresServer", "servers"]
@@ -296,17 +296,6 @@ class Cursor:
         self._session.run_for_program("the answer", lambda: None)
 
 
-class _Server:
-    """The server process, which runs the calls that clients abandoned."""
-
-    dead = False
-    runs = True
-    paused_until = -math.inf
-
-    def __repr__(self) -> str:
-        return "server"
-
-
 class PostgresServer(RealServer):
     """A temporary database on a real server; its contents are deleted before each run."""
 
@@ -322,7 +311,7 @@ class PostgresServer(RealServer):
         self._blocked: dict[SimulatedSession, Fiber] = {}
         self._changed = True
         self._time = -1  # the last value of its clock
-        self._group_of_server = _Server()
+        self._group_of_server = Group("server")  # runs the calls that clients abandoned
         self._ask("begin")
         self.set_time(forward=False)
 

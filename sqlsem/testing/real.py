@@ -22,7 +22,7 @@ from sqlsem.insight.audit import Finding, audit
 from sqlsem.testing.fibers import Fibers
 from sqlsem.values.errors import ConfigurationError, Unavailable
 
-__all__ = ["OURS", "Connected", "RealServer", "Row", "Trouble"]
+__all__ = ["OURS", "Connected", "Group", "RealServer", "Row", "Trouble"]
 
 #: Audit at most this many rows of the history at the end.
 MAX_PAST = 100_000
@@ -66,13 +66,15 @@ class Row:
     revoked: bool
 
 
-class _Operator:
-    """The group of the fiber that makes operators' calls, beside the processes."""
+class Group:
+    """The group of fibers beside the processes, of an operator or of the server: it always runs."""
 
-    name = "operator"
     dead = False
     runs = True
     paused_until = -math.inf
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __repr__(self) -> str:
         return self.name
@@ -99,7 +101,7 @@ class RealServer(abc.ABC):
         self.released: set[int] = set()  # positions that their owners have released
         self._known_rows: dict[int, Row] = {}
         self._stepped = False  # True if the clock was set: then times cannot be compared
-        self._group = _Operator()
+        self._group = Group("operator")
         self._operator_calls: deque[Callable[[Session], object]] = deque()  # calls that are still to be made
 
     @property

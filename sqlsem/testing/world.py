@@ -115,15 +115,11 @@ class Actor:
         self.paused_until = -math.inf
         self.fibers: list[Fiber] = []
         self.threads_left = settings.threads  # the number of its threads whose program has not ended
-        self._random: random.Random | None = None
-        self._doing = ""
 
-    @property
+    @functools.cached_property
     def random(self) -> random.Random:
         """Random numbers that the seed of the run decides."""
-        if self._random is None:
-            self._random = random.Random(self.world.seed * 97 + self.number)
-        return self._random
+        return random.Random(self.world.seed * 97 + self.number)
 
     @property
     def runs(self) -> bool:
