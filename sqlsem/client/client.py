@@ -131,6 +131,7 @@ class DatabaseClient:
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.parent_locks = parent_locks.ParentLocks()
         self.queue_cache: dict[str, tuple[float, list[Entry]]] = {}
+        self.rate_batches: Any = None  # the batches of requests for rates (`acquire_rate`), once there are any
         self.waiter_queues = WaiterQueues(self.state_lock, self.timing.longest_poll)
         self.priority_waiters = PriorityWaiters(self.state_lock)
         self.wait_pool = WaitConnectionPool(self.member)

@@ -6,8 +6,8 @@ raises `Deadlock`. The search relies on the rows in the database, and runs on a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from sqlsem.client.monitors import parent_locks
 from sqlsem.client.monitors.monitor import Monitor
@@ -21,14 +21,7 @@ if TYPE_CHECKING:
     from sqlsem.engines.base import Session
     from sqlsem.values.deadlocks import Found
 
-__all__ = ["DeadlockCandidate", "DeadlockMonitor"]
-
-
-class DeadlockCandidate(Protocol):
-    """An operation of this process that waits, and for which other requests may wait."""
-
-    def choose_as_victim(self, deadlock: Found) -> None:
-        """Make the operation raise `Deadlock`."""
+__all__ = ["DeadlockMonitor"]
 
 
 class DeadlockMonitor(Monitor):
@@ -47,16 +40,17 @@ class DeadlockMonitor(Monitor):
         super().__init__(member, wait_pool)
         self._registry = registry
         self._parent_locks = parent_locks
-        self._candidates: dict[int, DeadlockCandidate] = {}  # by each position at which one waits
+        #: The functions that make an operation raise `Deadlock`, by each position at which the operation waits.
+        self._candidates: dict[int, Callable[[Found], None]] = {}
 
-    def add(self, candidate: DeadlockCandidate, tickets: Sequence[Ticket], number: int) -> bool:
+    def add(self, choose_as_victim: Callable[[Found], None], tickets: Sequence[Ticket], number: int) -> bool:
         """Add an operation of the thread or task with this number. Return False if it cannot be part of a deadlock,
         because its caller has no other request.
         """
         if len(tickets) < 2 and not self._registry.requests_of(number) and not self._parent_locks.held:
             return False
         with self.state_lock:
-            self._candidates.update((ticket.position, candidate) for ticket in tickets)
+            self._candidates.update((ticket.position, choose_as_victim) for ticket in tickets)
             self.begin()
         return True
 
@@ -88,13 +82,13 @@ class DeadlockMonitor(Monitor):
             if found is None:
                 return
             with self.state_lock:
-                victim = self._candidates.get(found.victim)
-            if victim is None:  # its wait is just beginning or ending
+                choose_as_victim = self._candidates.get(found.victim)
+            if choose_as_victim is None:  # its wait is just beginning or ending
                 return
             # The search finds a further deadlock only when the victim has withdrawn its request.
             if found.victim not in chosen:
                 chosen.add(found.victim)
-                victim.choose_as_victim(found)
+                choose_as_victim(found)
             if member.closing.wait(0.02):
                 return
 

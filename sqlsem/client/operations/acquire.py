@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from sqlsem.client.effects import NO_CONNECTION, Call, Effects, Sleep, VerifyGrants
 from sqlsem.client.held.registry import BaseGrant, GrantState, HeldGrant, release_later
 from sqlsem.client.monitors import lock_order, parent_locks
-from sqlsem.client.operations.waiting import WaitingOperation
+from sqlsem.client.operations.waiting import WaitingOperation, row_removed
 from sqlsem.client.waiters.queues import Waiter
 from sqlsem.client.waiters.state import FINAL, Step, WaiterState
 from sqlsem.engines.failures import Busy
@@ -237,11 +237,7 @@ class Acquisition(WaitingOperation, Generic[G]):
             # The answer to the first attempt was lost, and a row was removed before the second attempt.
             known = {ticket.resource for ticket in self.tickets}
             missing = next(request.resource for request in self.requests if request.resource not in known)
-            raise LockLost(
-                f"The request for {missing!r} was taken out of the queue before its position was known here (by an "
-                f"operator, or because the database was out of reach for too long); ask again",
-                resource=missing,
-            )
+            raise row_removed(repr(missing), missing, "before its position was known here")
         return bool(registered)
 
     def _insert_rows(self, session: Session, member_id: int) -> bool:
@@ -283,14 +279,7 @@ class Acquisition(WaitingOperation, Generic[G]):
                 yield from self.rollback("timeout")
                 return False
             if state is WaiterState.GONE:
-                self.client.require_open()  # raises if closing has removed the row
-                self.publish_row_lost(ticket)
-                raise LockLost(
-                    f"The request for {ticket.resource!r} at position {ticket.position} was taken out of the queue "
-                    f"while it waited (by an operator, or because the database was out of reach for too long); "
-                    f"ask again",
-                    resource=ticket.resource,
-                )
+                raise self.lost_row(ticket)
         return True
 
     def _request_of(self, ticket: Ticket) -> Request:
@@ -307,7 +296,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         if client.event_bus.has_subscribers("waiting", logging.INFO):
             yield from self._publish_waiting(waiter)
         if self._suspected is None:
-            self._suspected = client.deadlock_monitor.add(self, self.tickets, self.caller.number)
+            self._suspected = client.deadlock_monitor.add(self.choose_as_victim, self.tickets, self.caller.number)
         has_connection = True
         while True:
             client.require_open()
@@ -375,11 +364,15 @@ class Acquisition(WaitingOperation, Generic[G]):
                     more["behind"] = self.waiters[position].behind
                 bus.publish(event(**fields, waited=waited, **more), self.trace)
 
-    def publish_row_lost(self, ticket: Ticket) -> None:
-        """Publish `lost` for a request whose row was removed while it waited."""
+    def lost_row(self, ticket: Ticket, queue: str = "") -> LockLost:
+        """Publish `lost` for a request whose row was removed while it waited, and return the error to raise. ``queue``:
+        the kind of its queue, for the message. Raises `ConfigurationError` if closing has removed the row.
+        """
+        self.client.require_open()
         fields = self.client.event_bus.common_fields(self._request_of(ticket), ticket.position, self.caller)
         lost = Lost(**fields, held=None, why="its row was taken out of the queue while it waited")
         self.client.event_bus.publish(lost, self.trace)
+        return row_removed(f"{ticket.resource!r} at position {ticket.position}{queue}", ticket.resource)
 
     def _publish_waiting(self, waiter: Waiter) -> Effects[None]:
         """Publish the `waiting` event with its blocker. Ask the database only if no waiter or holder of this process is
@@ -388,11 +381,8 @@ class Acquisition(WaitingOperation, Generic[G]):
         client, ticket = self.client, waiter.ticket
         behind = client.waiter_queues.blocker_of(waiter) or client.registry.blocker_of(waiter.request, ticket.position)
         if behind is None:
-            try:
-                entries = yield Call("read", lambda session, _: session.entries(ticket.resource), 0.0)
-                behind = Behind.of(entries, waiter.request, ticket.position)
-            except SqlsemError as exc:
-                log.debug("Cannot read which request is ahead: %s", exc)
+            entries = yield from self.read_entries(ticket.resource, "request is ahead")
+            behind = Behind.of(entries, waiter.request, ticket.position)
         waiter.behind = behind
         fields = client.event_bus.common_fields(waiter.request, ticket.position, self.caller)
         client.event_bus.publish(Waiting(**fields, behind=behind), self.trace)

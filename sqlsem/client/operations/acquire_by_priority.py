@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlsem.client.effects import Call, Effects, Sleep
 from sqlsem.client.operations.acquire import Acquisition, G
+from sqlsem.client.operations.waiting import row_removed
 from sqlsem.client.waiters.queues import Waiter
 from sqlsem.client.waiters.state import WaiterState
 from sqlsem.engines.failures import Busy
 from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.engines.protocol import Capability
-from sqlsem.util.threads import safe_logger
-from sqlsem.values.errors import ConfigurationError, LockLost, SqlsemError
+from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.events import Behind, Waiting
 from sqlsem.values.locks import Ticket
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from sqlsem.engines.base import Session
 
 __all__ = ["PriorityAcquisition", "acquisition_class"]
-
-log = safe_logger
 
 #: The pause between polls, as a share of the time waited so far, and its bounds in seconds. The pause is longer, the
 #: more requests are ahead.
@@ -63,11 +61,8 @@ class PriorityAcquisition(Acquisition[G]):
         if answer is None or (answer.ticket is None and self.timeout == 0):
             return False
         if answer.ticket is None:
-            raise LockLost(
-                f"The request for {self.requests[0].resource!r} was taken out of the queue before its position was "
-                f"known here (by an operator, or because the database was out of reach for too long); ask again",
-                resource=self.requests[0].resource,
-            )
+            resource = self.requests[0].resource
+            raise row_removed(repr(resource), resource, "before its position was known here")
         if answer.granted:
             return True
         entry, request = answer.ticket, self.requests[0]
@@ -94,14 +89,7 @@ class PriorityAcquisition(Acquisition[G]):
                 yield from self.rollback("timeout")
                 return False
             if step.state is WaiterState.GONE:
-                self.client.require_open()  # raises if closing has removed the entry
-                self.publish_row_lost(waiter.ticket)
-                raise LockLost(
-                    f"The request for {waiter.ticket.resource!r} at position {entry.position} of the priority queue "
-                    f"was taken out of the queue while it waited (by an operator, or because the database was out of "
-                    f"reach for too long); ask again",
-                    resource=waiter.ticket.resource,
-                )
+                raise self.lost_row(waiter.ticket, " of the priority queue")
             is_polled = step.state is WaiterState.POLLED
             yield Sleep(waiter, min(step.seconds, self._pause(answer.ahead)) if is_polled else step.seconds)
             if self.member.has_ticket(entry):
@@ -173,11 +161,8 @@ class PriorityAcquisition(Acquisition[G]):
         bus, resource = self.client.event_bus, waiter.ticket.resource
         if not bus.has_subscribers(Waiting.name, logging.INFO):
             return
-        try:
-            entries = yield Call("read", lambda session, _: session.entries(resource), 0.0)
-            waiter.behind = Behind.of(entries, waiter.request, LAST)
-        except SqlsemError as exc:
-            log.debug("Cannot read which request holds the lock: %s", exc)
+        entries = yield from self.read_entries(resource, "request holds the lock")
+        waiter.behind = Behind.of(entries, waiter.request, LAST)
         fields = bus.common_fields(waiter.request, waiter.position, self.caller)
         bus.publish(Waiting(**fields, behind=waiter.behind), self.trace)
 

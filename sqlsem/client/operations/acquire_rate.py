@@ -7,7 +7,6 @@ out or is interrupted returns what it took. It relies on the database's clock, w
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,12 +16,13 @@ from sqlsem.client.effects import Call, Effects, Sleep
 from sqlsem.client.held.registry import BaseGrant, GrantState, HeldGrant, ReleaseToken
 from sqlsem.client.operations import terms
 from sqlsem.client.operations.acquire import Acquisition
-from sqlsem.client.operations.rate_grants import BaseRateGrant, refund_call
+from sqlsem.client.operations.rate_grants import BaseRateGrant, adjusting
+from sqlsem.client.operations.waiting import row_removed
 from sqlsem.engines.failures import Busy, Disconnected
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import runtime
 from sqlsem.util.threads import safe_logger
-from sqlsem.values.errors import LockLost, SqlsemError
+from sqlsem.values.errors import SqlsemError
 from sqlsem.values.events import TimedOut
 from sqlsem.values.locks import Request, monotonic
 from sqlsem.values.rates import AHEAD_MS, RateAnswer, RateDemand, RateRequest, RateStatus
@@ -42,13 +42,6 @@ R = TypeVar("R", bound=BaseRateGrant)
 LEAST_SECONDS = 0.001
 
 
-class _Sleeper:
-    """The waiter of a `Sleep` effect."""
-
-    def __init__(self, event: threading.Event) -> None:
-        self.event = event
-
-
 class _Batch:
     """The requests of this process that wait together for one rate; the leader takes for all, in their order."""
 
@@ -56,11 +49,7 @@ class _Batch:
         self.members = [first]
         self.leader = first
         self.room = room  # the cost that may still join
-
-
-def _kind(request: RateRequest) -> object:
-    """Return what requests must have in common to share a batch."""
-    return request.name, request.windows, request.burst
+        self.kind = first.kind
 
 
 class _BatchRegistry:
@@ -68,49 +57,42 @@ class _BatchRegistry:
     I/O.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, client: DatabaseClient) -> None:
         self.lock = threading.Lock()
+        self._takes_batches = client.engine.session_class.batches_rates  # True: one call takes for several requests
         self._open: dict[Any, _Batch] = {}
 
-    def enter(self, acquisition: RateAcquisition[Any], request: RateRequest, batches: bool, as_leader: bool) -> _Batch:
-        """Add a request to an open batch with room, or to a new batch (always with ``as_leader``). ``batches``: others
-        may join the new batch.
-        """
+    def enter(self, acquisition: RateAcquisition[Any], request: RateRequest, as_leader: bool) -> _Batch:
+        """Add a request to an open batch with room, or to a new batch (always with ``as_leader``)."""
         with self.lock:
-            batch = self._open.get(_kind(request))
+            batch = self._open.get(acquisition.kind)
             if batch is not None and batch.room >= request.cost and not as_leader:
                 batch.members.append(acquisition)
                 batch.room -= request.cost
                 return batch
             batch = _Batch(acquisition, request.batch - request.cost)
-            if batches and batch.room > 0:
-                self._open[_kind(request)] = batch
+            if self._takes_batches and batch.room > 0:
+                self._open[batch.kind] = batch
             return batch
 
-    def reopen(self, batch: _Batch, request: RateRequest) -> None:
+    def reopen(self, batch: _Batch) -> None:
         """Let requests join a batch again, because it has to wait. No-op if a newer batch is open."""
         with self.lock:
-            if batch.room > 0:
-                self._open.setdefault(_kind(request), batch)
+            if self._takes_batches and batch.room > 0:
+                self._open.setdefault(batch.kind, batch)
 
     def close(self, batch: _Batch) -> None:
         """Let no further request join a batch. Idempotent."""
         with self.lock:
-            for key, open_batch in list(self._open.items()):
-                if open_batch is batch:
-                    del self._open[key]
-
-
-_all_batches: weakref.WeakKeyDictionary[DatabaseClient, tuple[str, _BatchRegistry]] = weakref.WeakKeyDictionary()
-_all_batches_lock = threading.Lock()
+            if self._open.get(batch.kind) is batch:
+                del self._open[batch.kind]
 
 
 def _batches_of(client: DatabaseClient) -> _BatchRegistry:
-    with _all_batches_lock:
-        nonce, batches = _all_batches.get(client, ("", None))
-        if batches is None or nonce != client.nonce:  # a forked child has batches of its own
-            batches = _BatchRegistry()
-            _all_batches[client] = (client.nonce, batches)
+    with client.state_lock:
+        if client.rate_batches is None:
+            client.rate_batches = _BatchRegistry(client)
+        batches: _BatchRegistry = client.rate_batches
         return batches
 
 
@@ -144,6 +126,7 @@ class RateAcquisition(Generic[R]):
         client.engine.require(Capability.RATES, "A rate")
         self._client = client
         self._request = request
+        self.kind = request.name, request.windows, request.burst  # the same for all requests of a batch
         self._timeout = timeout
         self._retry_timeout = client.retry if timeout is None else min(client.retry, max(timeout, 1.0))
         self._caller = caller
@@ -156,7 +139,7 @@ class RateAcquisition(Generic[R]):
         self._answer_lost = False  # True: the call may have taken, but its answer was lost
         self._ended: GrantState | None = None  # the state of that grant, once its row was removed
         self._is_published = False  # the event `timed_out`
-        self._sleeper = _Sleeper(new_event())
+        self.event = new_event()  # wakes it from a `Sleep`
         self._batches = _batches_of(client)
         # Guarded by the lock of the batches:
         self._taken_ms: int | None = None
@@ -174,9 +157,7 @@ class RateAcquisition(Generic[R]):
             joins, as_leader = True, False
             while joins:
                 # (If its batch ends, a request leads the next one: it must not lose its position in the queue twice.)
-                self._batch = batch = self._batches.enter(
-                    self, self._request, _takes_batches(self._client), as_leader=as_leader
-                )
+                self._batch = batch = self._batches.enter(self, self._request, as_leader)
                 as_leader = True
                 taken = yield from (self._lead(batch) if batch.leader is self else self._follow(batch))
                 self._leave_batch()
@@ -186,7 +167,7 @@ class RateAcquisition(Generic[R]):
             return None
         while (left := self._due - monotonic()) > 0:
             self._client.require_open()
-            yield Sleep(self._sleeper, left)
+            yield Sleep(self, left)
         assert self._taken_ms is not None
         return self._make_grant(self._request, self._taken_ms, monotonic() - self._began)
 
@@ -202,14 +183,14 @@ class RateAcquisition(Generic[R]):
         Idempotent.
         """
         taken_ms = self._leave()
-        resource, cost = self._request.resource, self._request.cost
         if self._queue_acquisition is not None:
             yield from self._queue_acquisition.rollback(outcome)
         if taken_ms is not None:
             try:
-                yield Call("adjust", refund_call(resource, taken_ms, cost), 1.0)
+                yield from adjusting(BaseRateGrant(self._client, self._request, taken_ms, 0.0), 0, 1.0)
             except SqlsemError as exc:
                 if not self._client.closed:
+                    resource = self._request.resource
                     log.warning("Could not return unused cost to %r, so it counts as used: %s", resource, exc)
 
     def rollback_local(self) -> None:
@@ -256,7 +237,7 @@ class RateAcquisition(Generic[R]):
                     self._has_left = left <= 0
                     self._batch_ended = False
                     return False
-            yield Sleep(self._sleeper, min(left, self._client.timing.rate_poll))
+            yield Sleep(self, min(left, self._client.timing.rate_poll))
         assert self._queue_grant is not None
         yield from self._take_as_first(batch, self._queue_grant)
         return self._taken_ms is not None
@@ -266,8 +247,7 @@ class RateAcquisition(Generic[R]):
         yield from self._take(batch, None)
         if self._taken_ms is None:
             self._ended = None
-            if _takes_batches(self._client):
-                self._batches.reopen(batch, self._request)
+            self._batches.reopen(batch)
             grant = yield from self._wait_in_queue()
             if grant is not None:
                 yield from self._take_as_first(batch, grant)
@@ -288,8 +268,8 @@ class RateAcquisition(Generic[R]):
             acquisition.caller = following._caller
             following._queue_acquisition, following._queue_grant, self._queue_acquisition = acquisition, grant, None
             batch.leader = following
-            state.loss_callbacks.append(following._sleeper.event.set)
-        following._sleeper.event.set()
+            state.loss_callbacks.append(following.event.set)
+        following.event.set()
         return True
 
     def _leave_batch(self) -> None:
@@ -305,7 +285,7 @@ class RateAcquisition(Generic[R]):
                 member._batch_ended = True
         self._batches.close(batch)
         for member in unserved:
-            member._sleeper.event.set()
+            member.event.set()
 
     def _take(self, batch: _Batch, queue_grant: BaseGrant | None) -> Effects[RateAnswer]:
         try:
@@ -347,7 +327,7 @@ class RateAcquisition(Generic[R]):
                         member._taken_ms = answer.times[number]
             for member in served:
                 if member is not self:
-                    member._sleeper.event.set()
+                    member.event.set()
             if queue_grant is not None and ticket is not None and len(served) == len(waiting):
                 # The call has removed the row, so the next waiter of this process becomes the first.
                 self._discard_row(queue_grant)
@@ -392,7 +372,7 @@ class RateAcquisition(Generic[R]):
         self._is_published = grant is None
         if grant is not None:
             acquisition.close()
-            grant.state.loss_callbacks.append(self._sleeper.event.set)
+            grant.state.loss_callbacks.append(self.event.set)
         return grant
 
     def _take_as_first(self, batch: _Batch, grant: BaseGrant) -> Effects[None]:
@@ -412,22 +392,13 @@ class RateAcquisition(Generic[R]):
                 return
             if answer.status is RateStatus.GONE:
                 client.mark_lost_and_log([grant.position], "its row was removed while it waited")
-                raise LockLost(
-                    f"The request for rate {self._request.name!r} was taken out of the queue while it waited (by an "
-                    f"operator, or because the database was out of reach for too long); ask again",
-                    resource=self._request.resource,
-                )
+                raise row_removed(f"rate {self._request.name!r}", self._request.resource)
             if left <= 0 and self._queue_acquisition is not None:
                 yield from self._queue_acquisition.rollback("timeout")
                 return
             timing = self._client.timing
             pause = answer.seconds if answer.status is not RateStatus.OTHERS_FIRST else timing.paused_rate_poll
-            yield Sleep(self._sleeper, min(max(pause, LEAST_SECONDS), left, timing.rate_poll))
-
-
-def _takes_batches(client: DatabaseClient) -> bool:
-    """Return True if the engine takes for several requests in one call."""
-    return client.engine.session_class.batches_rates
+            yield Sleep(self, min(max(pause, LEAST_SECONDS), left, timing.rate_poll))
 
 
 class RateGroupAcquisition(Generic[G, R]):

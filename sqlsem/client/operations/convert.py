@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlsem.client.effects import NO_CONNECTION, Call, Effects, Sleep
 from sqlsem.client.operations.backoff import backoff_delays
-from sqlsem.client.operations.timeout_details import blockers, blockers_in_words
+from sqlsem.client.operations.timeout_details import timeout_error
 from sqlsem.client.operations.waiting import WaitingOperation
 from sqlsem.client.waiters.queues import Waiter
 from sqlsem.client.waiters.state import WaiterState
@@ -78,14 +78,20 @@ class Upgrade(WaitingOperation):
     def _become_writer(self) -> Effects[None]:
         self._conversion.enter_context(_only_conversion(self.client, self._state))
         self._state.conversions += 1
-        self.client.deadlock_monitor.add(self, (self._ticket,), self.caller.number)
+        self.client.deadlock_monitor.add(self.choose_as_victim, (self._ticket,), self.caller.number)
         self._begun = True
         while True:
             progress = yield from self._begin()
             is_writer: bool | None = progress is Upgrading.DONE
             left = self.remaining()
             if not is_writer and left <= 0 and progress is not Upgrading.GONE:
-                raise (yield from self._timeout_error())
+                # (Its message names the readers that remain.)
+                message = (
+                    f"The reader of {self._ticket.resource!r} at position {self._ticket.position} did not become the "
+                    f"writer within {self.timeout:g} s, and reads on"
+                )
+                requests = self._state.requests
+                raise (yield from timeout_error(self.client, requests, self.caller, message, self._ticket))
             if progress in (Upgrading.BEGUN, Upgrading.NOT_YET) and not self._has_waited:
                 self._has_waited = True
                 self.client.contention_monitor.request_arrived(
@@ -101,17 +107,6 @@ class Upgrade(WaitingOperation):
                 self._state.set_access(WRITE)
                 self._state.require_held()
                 return
-
-    def _timeout_error(self) -> Effects[Timeout]:
-        """Return the error to raise after the timeout; it names the readers that remain."""
-        blocking = yield from blockers(self.client, self._state.requests, self.caller, self._ticket)
-        words = blockers_in_words(blocking)
-        return Timeout(
-            f"The reader of {self._ticket.resource!r} at position {self._ticket.position} did not become the writer "
-            f"within {self.timeout:g} s, and reads on{f': {words}' if words else ''}; see the queue with: sqlsem ls",
-            resource=self._ticket.resource,
-            holders=[holder for blocker in blocking for holder in blocker.holders],
-        )
 
     def rollback(self) -> Effects[None]:
         """Downgrade to a reader again, at once or with the next heartbeat."""
@@ -156,13 +151,8 @@ class Upgrade(WaitingOperation):
 
     def _publish_waiting(self) -> Effects[None]:
         if self.client.event_bus.has_subscribers(Waiting.name, logging.INFO):
-            behind = None
-            try:
-                entries = yield Call("read", lambda session, _: session.entries(self._ticket.resource), 0.0)
-                behind = Behind.other_holder(entries, self._ticket.position)
-            except SqlsemError as exc:
-                log.debug("Cannot read which readers remain: %s", exc)
-            self._publish(Waiting, behind=behind)
+            entries = yield from self.read_entries(self._ticket.resource, "readers remain")
+            self._publish(Waiting, behind=Behind.other_holder(entries, self._ticket.position))
 
     def _begin(self) -> Effects[Upgrading]:
         """Begin the upgrade (with timeout 0: only if there is no other reader). Return its state."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from sqlsem.client.effects import Call, Effects
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sqlsem.engines.base import Session
     from sqlsem.values.rates import RateRequest
 
-__all__ = ["BaseRateGrant", "adjusting", "rate_of", "refund_call"]
+__all__ = ["BaseRateGrant", "adjusting", "rate_of"]
 
 R = TypeVar("R")
 
@@ -37,7 +37,7 @@ class BaseRateGrant:
         return f"<RateGrant {self.cost} of {self.name!r}>"
 
 
-def adjusting(grant: BaseRateGrant, actual: int) -> Effects[None]:
+def adjusting(grant: BaseRateGrant, actual: int, retry_timeout: float | None = None) -> Effects[None]:
     """Carry out `RateGrant.adjust`."""
     check_count(f"The cost adjusted for rate {grant.name!r}", actual, minimum=0)
     resource, taken_ms = grant.resource, grant.taken_ms
@@ -57,26 +57,7 @@ def adjusting(grant: BaseRateGrant, actual: int) -> Effects[None]:
                 raise
             grant.cost = actual
 
-    yield Call("adjust", adjust)
-
-
-def refund_call(resource: str, taken_ms: int, cost: int) -> Callable[[Session, int], None]:
-    """Return a call that returns the cost to the rate, once, however often the call is made. If the database's answer
-    is lost, the cost may count as used.
-    """
-    remaining = cost
-
-    def refund(session: Session, _: int) -> None:
-        nonlocal remaining
-        refunded, remaining = remaining, 0
-        try:
-            if refunded:
-                session.adjust_rate(resource, taken_ms, -refunded)
-        except Busy:
-            remaining = refunded
-            raise
-
-    return refund
+    yield Call("adjust", adjust, retry_timeout)
 
 
 def rate_of(taken: Mapping[str, R], name: str | None, what: object) -> R:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlsem.client.defaults import client_of
-from sqlsem.client.operations.timeout_details import blockers, blockers_in_words
+from sqlsem.client.operations.timeout_details import timeout_error
 from sqlsem.client.options import (
     GroupOptions,
     LockOptions,
@@ -165,13 +165,8 @@ class Terms:
         """Return the error to raise for requests that were not granted in time. It names the holders."""
         seconds = self.timeout if timeout is None else timeout
         names = ", ".join(request.describe() for request in requests)
-        blocking = yield from blockers(self.client, requests, caller)
-        words = blockers_in_words(blocking)
-        return Timeout(
-            f"Did not get {names} within {seconds:g} s{f': {words}' if words else ''}; see the queue with: sqlsem ls",
-            resource=requests[0].resource,
-            holders=[holder for blocker in blocking for holder in blocker.holders],
-        )
+        message = f"Did not get {names} within {seconds:g} s"
+        return (yield from timeout_error(self.client, requests, caller, message))
 
     def __str__(self) -> str:
         names = [

@@ -14,6 +14,7 @@ from sqlsem.client.effects import Call, Effects
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import late
 from sqlsem.util.threads import safe_logger
+from sqlsem.values.errors import Timeout
 from sqlsem.values.events import meets
 from sqlsem.values.locks import Entry, Request, Resource, Ticket, monotonic
 from sqlsem.values.rates import RateRequest
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from sqlsem.insight.kept import KeptLock
     from sqlsem.values.tasks import TaskEntry
 
-__all__ = ["blockers", "blockers_in_words", "read_blockers", "running_tasks"]
+__all__ = ["blockers_in_words", "read_blockers", "running_tasks", "timeout_error"]
 
 log = safe_logger
 
@@ -47,14 +48,29 @@ def read_blockers(session: Session, requests: Sequence[Request | RateRequest]) -
     ]
 
 
-def blockers(
-    client: DatabaseClient, requests: Sequence[Request | RateRequest], caller: Caller, upgrades: Ticket | None = None
-) -> Effects[list[Blockers]]:
-    """Return the blockers of each request, as far as they can be read without delay; an empty list after an error.
-    ``upgrades``: the row of a reader that asks to upgrade; all other holders block it.
+def timeout_error(
+    client: DatabaseClient,
+    requests: Sequence[Request | RateRequest],
+    caller: Caller,
+    message: str,
+    upgrades: Ticket | None = None,
+) -> Effects[Timeout]:
+    """Return the error to raise for requests that were not granted in time: ``message``, and the blockers of each
+    request, as far as they can be read without delay. ``upgrades``: the row of a reader that asks to upgrade; all other
+    holders block it.
     """
-    own = client.requesting_id(caller)
+    blocking = yield from _read_all(client, requests, client.requesting_id(caller), upgrades)
+    words = blockers_in_words(blocking)
+    return Timeout(
+        f"{message}{f': {words}' if words else ''}; see the queue with: sqlsem ls",
+        resource=requests[0].resource,
+        holders=[holder for blocker in blocking for holder in blocker.holders],
+    )
 
+
+def _read_all(
+    client: DatabaseClient, requests: Sequence[Request | RateRequest], own: str, upgrades: Ticket | None
+) -> Effects[list[Blockers]]:
     def read(session: Session, _: int) -> list[Blockers]:
         return [
             _blockers(

@@ -15,8 +15,8 @@ from sqlsem.client.waiters.state import Facts, Step, next_step
 from sqlsem.engines.failures import Busy, Conflict, Disconnected
 from sqlsem.util.threads import safe_logger
 from sqlsem.values import deadlocks
-from sqlsem.values.errors import Deadlock
-from sqlsem.values.locks import Ticket
+from sqlsem.values.errors import Deadlock, LockLost, SqlsemError
+from sqlsem.values.locks import Entry, Ticket
 
 if TYPE_CHECKING:
     from sqlsem.client.callers import Caller
@@ -24,9 +24,18 @@ if TYPE_CHECKING:
     from sqlsem.client.waiters.queues import Waiter
     from sqlsem.engines.base import Session
 
-__all__ = ["WaitingOperation"]
+__all__ = ["WaitingOperation", "row_removed"]
 
 log = safe_logger
+
+
+def row_removed(request: str, resource: str, when: str = "while it waited") -> LockLost:
+    """Return the error to raise for a request whose row was removed before the request was granted."""
+    return LockLost(
+        f"The request for {request} was taken out of the queue {when} (by an operator, or because the database was out "
+        f"of reach for too long); ask again",
+        resource=resource,
+    )
 
 
 class WaitingOperation:
@@ -107,6 +116,15 @@ class WaitingOperation:
         if answer is False:
             raise Deadlock(deadlocks.message(self.deadlock), resource=waiter.ticket.resource)
         return answer
+
+    def read_entries(self, resource: str, what: str) -> Effects[list[Entry]]:
+        """Return the rows of a queue, to find the blocker; none if they cannot be read. ``what``: for the log."""
+        try:
+            entries: list[Entry] = yield Call("read", lambda session, _: session.entries(resource), 0.0)
+        except SqlsemError as exc:
+            log.debug("Cannot read which %s: %s", what, exc)
+            return []
+        return entries
 
     def check_answer(self, answer: Any) -> Any:
         """Return ``answer``. Raises `ConfigurationError` if closing the coordinator has removed the row."""
