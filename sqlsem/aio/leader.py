@@ -163,7 +163,7 @@ class _Block:
 
     async def leave(self, exc: BaseException | None) -> None:
         """Stop leading, and then release the mutex, so that the next leader starts only when this one has stopped."""
-        self.scope.leave()
+        self.scope.leaving = True
         term = self.term
         try:
             await term._stop()
@@ -174,7 +174,7 @@ class _Block:
 
     def end(self, exc: BaseException | None) -> None:
         """Stop handling SIGTERM. Raises `SystemExit` if SIGTERM has ended the block."""
-        self.scope.leave()
+        self.scope.leaving = True
         self.scope.end()
         if self._wakeup is not None:
             self._wakeup.end()

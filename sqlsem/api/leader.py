@@ -191,7 +191,7 @@ class Leader:
                 if self._election.on_started is not None:
                     self._election.on_started(term)
             except BaseException as exc:
-                scope.leave()
+                scope.leaving = True
                 _leave(term, lock, exc)
                 raise
         except BaseException:
@@ -202,7 +202,7 @@ class Leader:
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
         term, lock, scope = self._terms.get().pop()
-        scope.leave()
+        scope.leaving = True
         try:
             _leave(term, lock, exc)
         finally:

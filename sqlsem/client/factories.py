@@ -13,6 +13,7 @@ from sqlsem.client.defaults import Coordinated, client_of
 from sqlsem.client.once import Period, Periodic
 from sqlsem.client.operations import terms
 from sqlsem.client.options import (
+    AnyLock,
     GroupOptions,
     LockOptions,
     ModuleLockOptions,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from sqlsem.client.client import DatabaseClient
     from sqlsem.client.held.registry import LostCallback
-    from sqlsem.client.operations.terms import HasTerms, Name, Terms
+    from sqlsem.client.operations.terms import Name, Terms
     from sqlsem.values.locks import Duration
     from sqlsem.values.rates import Windows
 
@@ -51,7 +52,7 @@ class Factories(Generic[Lock, Rate, Once]):
     @shows_options(LockOptions)
     def mutex(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.mutex`."""
-        return self._lock(terms.mutex(name, options, self.client))
+        return self._lock(terms.lock("mutex", name, options, self.client))
 
     @shows_options(LockOptions)
     def limit(self, name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
@@ -61,12 +62,12 @@ class Factories(Generic[Lock, Rate, Once]):
     @shows_options(LockOptions)
     def read(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.read`."""
-        return self._lock(terms.read(name, options, self.client))
+        return self._lock(terms.lock("read", name, options, self.client))
 
     @shows_options(LockOptions)
     def write(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.write`."""
-        return self._lock(terms.write(name, options, self.client))
+        return self._lock(terms.lock("write", name, options, self.client))
 
     @shows_options(LockOptions)
     def stage(self, name: Name, order: int, **options: Unpack[LockOptions]) -> Lock:
@@ -88,7 +89,7 @@ class Factories(Generic[Lock, Rate, Once]):
         return self._rate(terms.rate(name, limit, per, cost, burst, options, self.client))
 
     @shows_options(GroupOptions)
-    def all_of(self, *locks: HasTerms, **options: Unpack[GroupOptions]) -> Lock:
+    def all_of(self, *locks: AnyLock, **options: Unpack[GroupOptions]) -> Lock:
         """See `sqlsem.all_of`. The locks must be made by this coordinator."""
         return self._lock(terms.all_of(locks, options, self.client))
 
@@ -145,7 +146,7 @@ class ModuleFactories(Generic[Lock, Rate, Once]):
         >>> with sqlsem.mutex("nightly", timeout=60) as grant:  # doctest: +SKIP
         ...     load(fence=grant.fence)
         """
-        return self._lock(terms.mutex(name, options))
+        return self._lock(terms.lock("mutex", name, options))
 
     @shows_options(ModuleLockOptions)
     def limit(
@@ -171,12 +172,12 @@ class ModuleFactories(Generic[Lock, Rate, Once]):
         """Make a read lock: readers hold it together, but with no writer. A waiting writer blocks later readers.
         Options as for `mutex`.
         """
-        return self._lock(terms.read(name, options))
+        return self._lock(terms.lock("read", name, options))
 
     @shows_options(ModuleLockOptions)
     def write(self, name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
         """Make a write lock: its holder excludes all readers and other writers. Options as for `mutex`."""
-        return self._lock(terms.write(name, options))
+        return self._lock(terms.lock("write", name, options))
 
     @shows_options(ModuleLockOptions)
     def stage(self, name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
@@ -235,7 +236,7 @@ class ModuleFactories(Generic[Lock, Rate, Once]):
         return self._rate(terms.rate(name, limit, per, cost, burst, options))
 
     @shows_options(GroupOptions)
-    def all_of(self, *locks: HasTerms, **options: Unpack[GroupOptions]) -> Lock:
+    def all_of(self, *locks: AnyLock, **options: Unpack[GroupOptions]) -> Lock:
         """Combine several locks into one. It gets all positions at once, so two such locks never wait for each other.
 
         Rates may be among them. Their costs are taken when all locks are granted, and returned if the timeout passes

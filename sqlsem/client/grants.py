@@ -15,12 +15,11 @@ from sqlsem.client.callers import this_thread
 from sqlsem.client.effects import Effects, run_generator, run_operation
 from sqlsem.client.held.registry import BaseGrant, GrantState, ReleaseToken, release_later
 from sqlsem.client.operations.convert import Upgrade, downgrade
-from sqlsem.client.operations.cursors import cursor_of, refuse_autocommit, refused
+from sqlsem.client.operations.cursors import cursor_of, refuse_autocommit
 from sqlsem.client.operations.guard_session import connection_of, noting_grant, removing_note
 from sqlsem.client.operations.handover import TTL_SECONDS, handing_over
 from sqlsem.client.operations.rate_grants import adjusting, rate_of
-from sqlsem.client.operations.release_on_commit import releasing_on_commit, require_same_database_steps
-from sqlsem.engines.failures import Replaced
+from sqlsem.client.operations.release_on_commit import pinning, releasing_on_commit
 from sqlsem.util import runtime
 from sqlsem.util.threads import safe_logger
 from sqlsem.values.errors import Unavailable
@@ -50,22 +49,7 @@ def asserting(client: DatabaseClient, state: GrantState, given: Any) -> Generato
     state.require_held()
     cursor = cursor_of(given)
     refuse_autocommit(cursor)
-    for ticket in state.tickets:
-        try:
-            exists = yield from client.engine.pin_steps(cursor, ticket)
-        except Replaced as exc:
-            client.member.mark_all_lost(str(exc))
-            state.require_held()
-            raise
-        except Exception as exc:
-            refusal = refused(exc)
-            if refusal is None:
-                raise
-            raise refusal from exc
-        if not exists:
-            yield from require_same_database_steps(client, cursor, "assert_held")
-            client.mark_lost_and_log([ticket.position], "its row is no longer in the table")
-            state.require_held()
+    yield from pinning(client, state, cursor, "assert_held")
 
 
 class Grant(BaseGrant):

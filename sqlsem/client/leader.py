@@ -99,7 +99,8 @@ class LeaderElection:
 
     def terms(self, on_lost: LostCallback | None) -> Terms:
         """Return the options of the mutex; each grant of it is one term of the leader."""
-        return terms.mutex(
+        return terms.lock(
+            "mutex",
             self.name,
             {"note": self._info, "timeout": self._timeout, "on_lost": on_lost, "cancel_on_lost": self._cancel_on_lost},
             self._given,
@@ -165,22 +166,13 @@ class SigtermScope:
     def __init__(self, notify: Callable[[], object], cancel: Callable[[], object] | None = None) -> None:
         self.notify = notify
         self.cancel = cancel
-        self._leaving = False
+        self.leaving = False  # True while the block is being left, which a signal must not interrupt
         self._handler: _Handler | None = None
 
     def begin(self, handler: _Handler) -> None:
         """Handle SIGTERM for this block from now on."""
         self._handler = handler
         handler.scopes.append(self)
-
-    @property
-    def leaving(self) -> bool:
-        """True while the block is being left, which a signal must not interrupt."""
-        return self._leaving
-
-    def leave(self) -> None:
-        """Mark the block as being left."""
-        self._leaving = True
 
     def end(self) -> None:
         """Stop handling SIGTERM. Raises `SystemExit` if it arrived while the block was being left."""

@@ -71,7 +71,7 @@ def refuse_autocommit(cursor: Any, what: str = "assert_held") -> None:
         )
 
 
-def refused(exc: Exception, what: str = "assert_held") -> ConfigurationError | None:
+def refused(exc: Exception, what: str) -> ConfigurationError | None:
     """Return the error to raise if ``exc`` is the database's refusal of a call outside of a transaction; else None."""
     if "sqlsem: asserting needs an open transaction" in str(exc):
         return ConfigurationError(f"{what} was given a cursor outside of a transaction: {_ADVICE}", code="transaction")

@@ -18,6 +18,7 @@ from sqlsem.client.effects import Call, run_generator
 from sqlsem.client.held.registry import BaseGrant, ReleaseToken
 from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.client.operations.cursors import cursor_of, refuse_autocommit, refused
+from sqlsem.engines.failures import Replaced
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import runtime
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, safe_logger
@@ -25,12 +26,14 @@ from sqlsem.values.errors import ConfigurationError, SqlsemError
 
 if TYPE_CHECKING:
     from sqlsem.client.client import DatabaseClient
+    from sqlsem.client.held.registry import GrantState
     from sqlsem.engines.base import Session
     from sqlsem.util.permits import Permit
 
 __all__ = [
     "ReleaseOnCommit",
     "is_other_database",
+    "pinning",
     "releasing_on_commit",
     "require_same_database",
     "require_same_database_steps",
@@ -84,6 +87,28 @@ def is_other_database(client: DatabaseClient, theirs: str) -> bool:
         if engine.same_database(engine.known_identity, theirs):
             return False
     return True
+
+
+def pinning(client: DatabaseClient, state: GrantState, cursor: Any, what: str) -> Generator[Any, Any, None]:
+    """Pin the rows of a grant to the transaction of the caller's cursor. Yields as `Engine.pin_steps` does. ``what``:
+    the call, for messages.
+    """
+    for ticket in state.tickets:
+        try:
+            exists = yield from client.engine.pin_steps(cursor, ticket)
+        except Replaced as exc:
+            client.member.mark_all_lost(str(exc))
+            state.require_held()
+            raise
+        except Exception as exc:
+            refusal = refused(exc, what)
+            if refusal is None:
+                raise
+            raise refusal from exc
+        if not exists:
+            yield from require_same_database_steps(client, cursor, what)
+            client.mark_lost_and_log([ticket.position], "its row is no longer in the table")
+            state.require_held()
 
 
 class ReleaseOnCommit:
@@ -192,17 +217,7 @@ def releasing_on_commit(client: DatabaseClient, grant: BaseGrant, given: Any) ->
     cursor = cursor_of(given, "release_on_commit")
     refuse_autocommit(cursor, "release_on_commit")
     yield from require_same_database_steps(client, cursor, "release_on_commit")
-    for ticket in state.tickets:
-        try:
-            exists = yield from engine.pin_steps(cursor, ticket)
-        except Exception as exc:
-            refusal = refused(exc, "release_on_commit")
-            if refusal is None:
-                raise
-            raise refusal from exc
-        if not exists:
-            client.mark_lost_and_log([ticket.position], "its row is no longer in the table")
-            state.require_held()
+    yield from pinning(client, state, cursor, "release_on_commit")
     marker = os.urandom(16).hex()
     yield from engine.release_on_commit(cursor, marker)
     if state.commit_release is not None:

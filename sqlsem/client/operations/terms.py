@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sqlsem.client.defaults import client_of
 from sqlsem.client.operations.timeout_details import timeout_error
@@ -32,20 +32,18 @@ if TYPE_CHECKING:
     from sqlsem.client.client import DatabaseClient
     from sqlsem.client.effects import Effects
     from sqlsem.client.held.registry import LostCallback
+    from sqlsem.client.options import AnyLock
 
 __all__ = [
     "AnyRequest",
-    "HasTerms",
     "Name",
     "Terms",
     "all_of",
     "limit",
-    "mutex",
+    "lock",
     "own_mutex",
     "rate",
-    "read",
     "stage",
-    "write",
 ]
 
 #: A request for a lock or of a rate.
@@ -176,14 +174,6 @@ class Terms:
         return ", ".join(names)
 
 
-class HasTerms(Protocol):
-    """A lock of either API."""
-
-    @property
-    def terms(self) -> Terms:
-        """The lock's terms."""
-
-
 def _unpickled(templates: Sequence[RequestTemplate], options: dict[str, Any], database: str) -> Terms:
     default = client_of(None).engine.label
     if default != database:
@@ -198,9 +188,9 @@ def _unpickled(templates: Sequence[RequestTemplate], options: dict[str, Any], da
 # -- the kinds of locks (documented in `sqlsem.api.locks`); a coordinator passes its client ----------------------------
 
 
-def mutex(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
-    """Return the terms of a mutex."""
-    return _terms_of("mutex", name, WRITE, 1, options, client)
+def lock(kind: str, name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
+    """Return the terms of a lock with one argument: ``mutex``, ``read`` or ``write``."""
+    return _terms_of(kind, name, READ if kind == "read" else WRITE, 1, options, client)
 
 
 def own_mutex(name: str, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
@@ -217,16 +207,6 @@ def limit(
     return _terms_of("limit", name, WRITE, limit, options, client, weight)
 
 
-def read(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
-    """Return the terms of a read lock."""
-    return _terms_of("read", name, READ, 1, options, client)
-
-
-def write(name: Name, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
-    """Return the terms of a write lock."""
-    return _terms_of("write", name, WRITE, 1, options, client)
-
-
 def stage(name: Name, order: int, options: LockOptions, client: DatabaseClient | None = None) -> Terms:
     """Return the terms of a stage lock."""
     if isinstance(order, bool) or not isinstance(order, int):
@@ -234,7 +214,7 @@ def stage(name: Name, order: int, options: LockOptions, client: DatabaseClient |
     return _terms_of("stage", name, f"stage:{order}", 1, options, client)
 
 
-def all_of(locks: Sequence[HasTerms], options: GroupOptions, client: DatabaseClient | None = None) -> Terms:
+def all_of(locks: Sequence[AnyLock], options: GroupOptions, client: DatabaseClient | None = None) -> Terms:
     """Return the terms of several locks as one."""
     check_options("all_of()", options, GroupOptions.__optional_keys__)
     if not locks:
