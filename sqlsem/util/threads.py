@@ -29,9 +29,9 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.util import runtime, shutdown
 from sqlsem.util.stacks import program_location
@@ -54,6 +54,11 @@ __all__ = [
 
 T = TypeVar("T")
 
+if TYPE_CHECKING:
+    _LoggerAdapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _LoggerAdapter = logging.LoggerAdapter
+
 #: Returns True while a job should go on; the job calls it again and again.
 ShouldContinue = Callable[[], bool]
 #: Seconds before a job that raised begins again in the same thread: after the first error, and at most.
@@ -72,58 +77,30 @@ _all_lock = threading.Lock()  # guards `_all`
 _all: weakref.WeakSet[SupervisedThread] = weakref.WeakSet()
 
 
-class SafeLogger:
+class SafeLogger(_LoggerAdapter):
     """A logger that vital threads may use. A log handler is the program's code: it may block, and raise anything. So
     another thread writes the records of vital threads. (In a simulation, with virtual time, each thread writes its
     records itself, because no thread may serve two simulations.)
     """
 
     def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-        self.isEnabledFor = logger.isEnabledFor  # (No method around it: each lock calls it several times.)
+        super().__init__(logger, {})
+        #: No method around it: each lock calls it several times.
+        self.isEnabledFor = logger.isEnabledFor  # type: ignore[method-assign]
         self._pool: Pool | None = None
 
-    def log(self, level: int, template: str, *arguments: object, extra: Mapping[str, object] | None = None) -> None:
-        """Log at this level, as a logger does."""
-        self._write(level, template, arguments, extra=extra)
-
-    def debug(self, template: str, *arguments: object) -> None:
-        """Log at DEBUG, as a logger does."""
-        self._write(logging.DEBUG, template, arguments)
-
-    def info(self, template: str, *arguments: object) -> None:
-        """Log at INFO, as a logger does."""
-        self._write(logging.INFO, template, arguments)
-
-    def warning(self, template: str, *arguments: object, exc_info: bool = False) -> None:
-        """Log at WARNING, as a logger does."""
-        self._write(logging.WARNING, template, arguments, exc_info)
-
-    def error(self, template: str, *arguments: object, exc_info: bool = False) -> None:
-        """Log at ERROR, as a logger does."""
-        self._write(logging.ERROR, template, arguments, exc_info)
-
-    def exception(self, template: str, *arguments: object) -> None:
-        """Log at ERROR with the current exception, as a logger does."""
-        self._write(logging.ERROR, template, arguments, True)
-
-    def _write(
-        self,
-        level: int,
-        template: str,
-        arguments: tuple[object, ...],
-        exc_info: bool = False,
-        extra: Mapping[str, object] | None = None,
-    ) -> None:
-        logger = self._logger
+    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
+        """Log at this level, as a logger does. All other methods call this one."""
+        logger = self.logger
         if not logger.isEnabledFor(level):
             return
         if not is_vital() or runtime.current() is not runtime.THREADS:
-            logger.log(level, template, *arguments, exc_info=exc_info, extra=extra, stacklevel=3)
+            logger.log(level, msg, *args, stacklevel=2, **options)
             return
-        file, line, function, stack = logger.findCaller(False, 3)
-        failure = sys.exc_info() if exc_info else None
-        record = logger.makeRecord(logger.name, level, file, line, template, arguments, failure, function, extra, stack)
+        file, line, function, stack = logger.findCaller(False, 2)
+        failure = sys.exc_info() if options.get("exc_info") else None
+        extra = options.get("extra")
+        record = logger.makeRecord(logger.name, level, file, line, msg, args, failure, function, extra, stack)
         if self._pool is None:
             self._pool = Pool("sqlsem-log", 1, patient=True)
         if self._pool.backlog < MAX_UNSAID:
