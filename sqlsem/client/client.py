@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.client.callers import Caller, this_thread
-from sqlsem.client.connection.membership import Membership
+from sqlsem.client.connection.membership import Membership, MembershipOwner
 from sqlsem.client.connection.wait_pool import WaitConnectionPool
 from sqlsem.client.effects import NO_CONNECTION, Call, Effect, Effects, Sleep, WaitFor, WaitForEvent
 from sqlsem.client.event_bus import EventBus, drain, global_bus
@@ -74,41 +74,15 @@ FLUSH_SECONDS = 1.0
 MAX_CALLBACKS = 32
 
 
-class DatabaseClient:
+class DatabaseClient(MembershipOwner):
     """The client of one database, for as long as its coordinator is open. It owns the `Membership`, which calls it
-    back.
-
-    Attributes:
-        engine: The database.
-        retry: Seconds for which a call is retried.
-        event_bus: Publishes lock events.
-        callback_pool: The threads that call ``on_lost``.
-        loss_log_pool: The thread that logs losses.
-        member: The membership of this process, with the main connection.
-        state_lock: The membership's lock; guards the local copy of the state.
-        clock: Returns the time (`sqlsem.util.runtime.monotonic`), of a simulation if the client was made in one.
-        registry: The grants of this process.
-        claims: The tasks, parts and callbacks that this process has claimed.
-        recent_ends: Recent ends of tasks, with their times. After a failover the new server may lack them.
-        queue_cache: The entries of queues read a moment ago, each with the time (see
-            `sqlsem.client.operations.timeout_details`).
-        waiter_queues: The waiters of this process.
-        priority_waiters: The waiters of this process in priority queues.
-        wait_pool: The connections on which waiters block.
-        deadlock_monitor: Detects deadlocks.
-        cancellation_monitor: Reads cancel requests and time limits of running tasks.
-        contention_monitor: Notices requests that wait behind a grant of this process.
-        queue_changes: Counts changes to work queues.
-        notifications: Receives notifications of the tasks that other processes put.
-        event_loops: The drivers and threads of this process's event loops.
-        parent_locks: The locks that the parent `sqlsem run` processes hold.
-        nonce: Distinguishes this process from an earlier one with the same pid.
+    back. Its other parts are described by their classes.
     """
 
     def __init__(self, engine: Engine, retry: float) -> None:
         self.engine = engine
         self.timing = engine.options.timing
-        self.retry = retry
+        self.retry = retry  # seconds for which a call is retried
         self.event_bus = EventBus(engine.label, global_bus)
         self._finalizer: weakref.finalize[Any, DatabaseClient] | None = None
         self._reset()
@@ -119,17 +93,19 @@ class DatabaseClient:
         self._call_timeout = AdaptiveTimeout(max(1.0, self.retry))  # for a call on a new connection
         self.member = Membership(self.engine, self, self.retry)
         self.state_lock = self.member.state_lock
-        self.clock = self.member.clock
+        self.clock = self.member.clock  # of a simulation, if the client was made in one
         self.name = f"{host_name()}:{os.getpid()}"
-        self.nonce = os.urandom(4).hex()
+        self.nonce = os.urandom(4).hex()  # distinguishes this process from an earlier one with the same pid
         self._uid_prefix = f"{self.nonce}{os.getpid():x}."
         self._uids = itertools.count(1)
-        self.callback_pool = Pool("sqlsem-lost", MAX_CALLBACKS, patient=True)
-        self.loss_log_pool = Pool("sqlsem-losses", 1, patient=True)
+        self.callback_pool = Pool("sqlsem-lost", MAX_CALLBACKS, patient=True)  # calls ``on_lost``
+        self.loss_log_pool = Pool("sqlsem-losses", 1, patient=True)  # logs losses
         self.registry = GrantRegistry(self.member, self.event_bus)
         self.claims = Claims(self.member)
+        #: Recent ends of tasks, with their times. After a failover the new server may lack them.
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.parent_locks = parent_locks.ParentLocks()
+        #: The rows of queues read a moment ago, each with the time (`operations.timeout_details`).
         self.queue_cache: dict[str, tuple[float, list[Entry]]] = {}
         self.rate_batches: Any = None  # the batches of requests for rates (`acquire_rate`), once there are any
         self.waiter_queues = WaiterQueues(self.state_lock, self.timing.longest_poll)

@@ -33,7 +33,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlsem.client.connection.main import MainConnection
 from sqlsem.client.connection.retention import RetentionCleaner
@@ -65,11 +65,12 @@ CHECK_EVERY = 32
 VERIFY_SECONDS = 1.0
 
 
-class MembershipOwner(Protocol):
-    """Callbacks of the membership to its owner, the client of a coordinator."""
+class MembershipOwner:
+    """Callbacks of the membership to its owner, the client of a coordinator. Those of a dropped owner do nothing."""
 
     def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
         """Mark the grants of these rows (None: all grants and claims) lost. Return the started callbacks."""
+        return []
 
     def wake_waiters(self, positions: Collection[int]) -> None:
         """Wake the waiters of these rows, which were removed."""
@@ -79,13 +80,14 @@ class MembershipOwner(Protocol):
 
     def calls_to_repeat(self) -> Iterable[Callable[[Session, int], object]]:
         """Return the calls to repeat after a failover: recent changes that our rows do not show."""
+        return ()
 
     def clean_up(self) -> None:
         """Discard state of closed event loops, and wake waiters that missed their notification."""
 
 
 class _WeakOwner:
-    """A reference to the owner: weak, but strong while the owner has rows. Calls to a dropped owner do nothing."""
+    """A reference to the owner: weak, but strong while the owner has rows."""
 
     def __init__(self, owner: MembershipOwner) -> None:
         self.reference = weakref.ref(owner)
@@ -95,25 +97,9 @@ class _WeakOwner:
         """Keep the owner alive: it has rows."""
         self.pinned = self.pinned or self.reference()
 
-    def mark_lost(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
+    def __call__(self) -> MembershipOwner:
         owner = self.reference()
-        return [] if owner is None else owner.mark_lost(positions, why)
-
-    def wake_waiters(self, positions: Collection[int]) -> None:
-        if (owner := self.reference()) is not None:
-            owner.wake_waiters(positions)
-
-    def interrupt_overdue(self) -> None:
-        if (owner := self.reference()) is not None:
-            owner.interrupt_overdue()
-
-    def calls_to_repeat(self) -> Iterable[Callable[[Session, int], object]]:
-        owner = self.reference()
-        return () if owner is None else owner.calls_to_repeat()
-
-    def clean_up(self) -> None:
-        if (owner := self.reference()) is not None:
-            owner.clean_up()
+        return MembershipOwner() if owner is None else owner
 
 
 class Membership:
@@ -197,7 +183,7 @@ class Membership:
             self.record_heartbeat(began)
         if came_back:
             # A server that took over, or was restored, may lack our recent changes.
-            self.deferred_calls.extend(self._owner.calls_to_repeat())
+            self.deferred_calls.extend(self._owner().calls_to_repeat())
             self.wake_heartbeat()
         self.heartbeat_thread.begin()
         self.watchdog.begin()
@@ -323,7 +309,7 @@ class Membership:
             if self.main.replaced_because is not None:
                 continue  # all locks are lost, and no row is left to release
             try:
-                self._owner.clean_up()
+                self._owner().clean_up()
                 self.heartbeat()
                 self.heartbeat_thread.replaced = 0
                 self._run_deferred()
@@ -368,11 +354,11 @@ class Membership:
             positions = [ticket.position for ticket in revoked]
             orphans = set() if pending else answer.positions.difference(self.tickets, positions, self._releasing)
         if gone:
-            self._owner.mark_lost(gone, "its row was removed")
+            self._owner().mark_lost(gone, "its row was removed")
         callbacks: list[Future[None]] = []
         if revoked:
-            callbacks = self._owner.mark_lost(positions, "an operator revoked it")
-            self._owner.wake_waiters(positions)
+            callbacks = self._owner().mark_lost(positions, "an operator revoked it")
+            self._owner().wake_waiters(positions)
             self._cleanup_requested = True
         # Only after the losses are marked: `verify` waits for this, and then reads if its lock is lost.
         self.record_heartbeat(began)
@@ -432,7 +418,7 @@ class Membership:
             if is_stuck or (not self.heartbeat_thread.runs and self.is_uncertain()):
                 self.verify(heartbeat_stopped=True)
             self.main.interrupt_overdue()
-            self._owner.interrupt_overdue()
+            self._owner().interrupt_overdue()
             late = -self._seconds_until_uncertain()
             if late < 0 or not self.trust or not any(self.held):
                 continue
@@ -496,7 +482,7 @@ class Membership:
                 self._deferred_releases.clear()
             self.tickets.clear()
         self._cleanup_requested = not for_good
-        self._owner.mark_lost(None, why)
+        self._owner().mark_lost(None, why)
         self.discard(())
         return had_deferred
 
