@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hypothesis import strategies as st
 
-from sqlsem.values.deadlocks import UPGRADE, Row
+from sqlsem.values.deadlocks import Row
+from sqlsem.values.locks import UPGRADE
 
 #: (resource, access, limit, weight)
 Asked = tuple[str, str, "int | None", int]

@@ -384,13 +384,7 @@ class MemorySession(MemoryRates):
 
     def find_deadlock(self, member_id: int) -> deadlocks.Found | None:
         with self._open() as store:
-            rows = [
-                deadlocks.Row(
-                    *(row.position, row.resource, row.member_id, row.owner, row.access, row.limit, row.weight),
-                    granted=row.granted_at is not None,
-                )
-                for row in store.rows()
-            ]
+            rows = [deadlocks.Row.of(row) for row in store.rows()]
             caps = {row.resource: cap for row in rows if (cap := store.cap(row.resource)) is not None}
             for cycle in deadlocks.find(rows, caps):
                 if cycle.victim.member == member_id:

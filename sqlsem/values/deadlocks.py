@@ -20,12 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from sqlsem.util.record import record
-from sqlsem.values.locks import WRITE
+from sqlsem.values.locks import UPGRADE, WRITE
 
-__all__ = ["UPGRADE", "Cycle", "Found", "Row", "Step", "find", "message", "steps_of"]
-
-#: The label of a granted row whose owner waits for all other holders to release.
-UPGRADE = "upgrade"
+__all__ = ["Cycle", "Found", "Row", "Step", "find", "message", "steps_of"]
 
 
 @record
@@ -40,6 +37,12 @@ class Row:
     limit: int | None
     weight: int
     granted: bool
+
+    @classmethod
+    def of(cls, row: Any) -> Row:
+        """Return the fields of a row of the queue."""
+        fields = (row.position, row.resource, row.member_id, row.owner, row.access, row.limit, row.weight)
+        return cls(*fields, row.granted_at is not None)
 
     @property
     def node(self) -> Node | None:
@@ -83,11 +86,6 @@ class Cycle:
     def victim(self) -> Row:
         """The youngest request in the cycle."""
         return max(self.blocked, key=lambda row: row.position)
-
-    @property
-    def edges(self) -> tuple[Edge, ...]:
-        """All edges: about the square of the number of rows."""
-        return tuple((row, entry) for row in self.blocked for entry in self.rows if entry.is_in_the_way_of(row))
 
     def path(self, start_row: Row | None = None) -> list[Edge]:
         """Return the shortest path from the victim's row (or another row) back to its owner; the first by positions."""
@@ -412,13 +410,21 @@ class Found:
         return self.steps[0].position
 
 
-def steps_of(cycle: Cycle, members: Mapping[int, tuple[str | None, int | None, int | None]]) -> Found:
-    """Return the cycle's path as steps; ``members`` gives each member's host, pid and session."""
+def steps_of(
+    cycle: Cycle, members: Mapping[int, tuple[str | None, int | None, int | None]], start_row: Row | None = None
+) -> Found:
+    """Return the cycle's path as steps, as `Cycle.path` does; ``members`` gives each member's host, pid and session.
+    Rows with negative positions are artificial, and left out.
+    """
     steps = []
-    path: Sequence[Edge] = cycle.path()
+    path = cycle.path(start_row)
     for number, (row, behind) in enumerate(path):
-        assert row.member is not None
-        steps.append(Step.of(path[number - 1][1], row, behind, members[row.member]))
+        if row.position >= 0:
+            before = number - 1
+            while path[before][1].position < 0:
+                before -= 1
+            assert row.member is not None
+            steps.append(Step.of(path[before][1], row, behind, members[row.member]))
     return Found(tuple(steps), len(cycle.nodes))
 
 

@@ -21,9 +21,9 @@ from sqlsem.client.effects import Call, Effects
 from sqlsem.util.record import record
 from sqlsem.util.threads import safe_logger
 from sqlsem.values import deadlocks
-from sqlsem.values.deadlocks import Edge, Found, Row, Step
+from sqlsem.values.deadlocks import Found, Row
 from sqlsem.values.errors import Deadlock, Unavailable
-from sqlsem.values.locks import Entry, Request
+from sqlsem.values.locks import WRITE, Entry, Request
 
 if TYPE_CHECKING:
     from sqlsem.client.held.registry import GrantState
@@ -145,19 +145,7 @@ def find_deadlock(session: Session, member: int) -> Found | None:
 def _search(session: Session, member: int) -> Found | None:
     entries = [entry for entry in session.entries(None) if _counts(entry)]
     caps = {resource.resource: resource.cap for resource in session.resources() if resource.cap is not None}
-    rows = [
-        Row(
-            entry.position,
-            entry.resource,
-            entry.member_id,
-            entry.owner,
-            entry.access,
-            entry.limit,
-            entry.weight,
-            entry.granted_at is not None,
-        )
-        for entry in entries
-    ]
+    rows = [Row.of(entry) for entry in entries]
     plain = {node for cycle in deadlocks.find(rows, caps) for node in cycle.nodes}
     for cycle in deadlocks.find([*rows, *_child_rows(rows)], caps):
         below = [row for row in cycle.blocked if row.position > 0 and _parent(row) is not None]
@@ -166,7 +154,11 @@ def _search(session: Session, member: int) -> Found | None:
         # The youngest of the requests whose process can find this deadlock.
         victim = max(below, key=lambda row: row.position)
         if victim.member == member:
-            return Found(_steps(cycle.path(victim), entries), len(cycle.nodes))
+            # (The artificial rows are left out of the steps, so a child also stands for its parents.)
+            members = {
+                entry.member_id: (entry.host, entry.pid, None) for entry in entries if entry.member_id is not None
+            }
+            return deadlocks.steps_of(cycle, members, victim)
     return None
 
 
@@ -193,32 +185,9 @@ def _child_rows(rows: Sequence[Row]) -> list[Row]:
             continue
         seen.add(row.node)
         resource = f"end of {row.node}"
-        for position, waiter in ((-2, row), (-1, parent)):
-            artificial.append(
-                Row(
-                    position - len(artificial) // 2 * 2,
-                    resource,
-                    waiter.member,
-                    waiter.owner,
-                    "write",
-                    1,
-                    1,
-                    waiter is row,
-                )
-            )
+        first = -2 - len(artificial)
+        artificial += [
+            Row(first + number, resource, waiter.member, waiter.owner, WRITE, 1, 1, waiter is row)
+            for number, waiter in enumerate((row, parent))
+        ]
     return artificial
-
-
-def _steps(cycle: Sequence[Edge], entries: Sequence[Entry]) -> tuple[Step, ...]:
-    """Describe the cycle by member. The artificial rows are left out, so a child also stands for its parents."""
-    members = {entry.member_id: entry for entry in entries}
-    steps = []
-    for number, (row, behind) in enumerate(cycle):
-        if row.position < 0:
-            continue
-        before = number - 1
-        while cycle[before][1].position < 0:
-            before -= 1
-        entry = members[row.member]
-        steps.append(Step.of(cycle[before][1], row, behind, (entry.host, entry.pid, None)))
-    return tuple(steps)
