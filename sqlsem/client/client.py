@@ -31,10 +31,9 @@ from sqlsem.client.held.claims import Claim, Claims
 from sqlsem.client.held.registry import BaseGrant, GrantRegistry, GrantState
 from sqlsem.client.monitors import parent_locks
 from sqlsem.client.monitors.cancellation import CancellationMonitor
-from sqlsem.client.monitors.change_counter import ChangeCounter
 from sqlsem.client.monitors.contention import ContentionMonitor
 from sqlsem.client.monitors.deadlocks import DeadlockMonitor
-from sqlsem.client.monitors.notifications import NotificationListener
+from sqlsem.client.monitors.notifications import ChangeCounter, NotificationListener
 from sqlsem.client.waiters.priority_queues import PriorityWaiters
 from sqlsem.client.waiters.queues import WaiterQueues
 from sqlsem.engines.failures import AdaptiveTimeout, Busy, Conflict, Disconnected, time_limited

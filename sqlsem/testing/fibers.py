@@ -11,6 +11,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sqlsem.util.runtime import Condition, Lock, Queue, Runtime, Thread, Timer
@@ -26,37 +27,22 @@ __all__ = ["Fiber", "Fibers"]
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class Fiber:
     """A thread of a simulated process. ``group``: that process, which is stopped or dead as a whole."""
 
-    __slots__ = (
-        "begun",
-        "call",
-        "deadline",
-        "error",
-        "glet",
-        "group",
-        "name",
-        "names",
-        "number",
-        "over",
-        "ready",
-        "where",
-    )
-
-    def __init__(self, number: int, name: str, group: Any, call: Callable[[], object]) -> None:
-        self.number = number
-        self.name = name
-        self.group = group
-        self.call = call
-        self.glet: Any = None
-        self.begun = False
-        self.over = False
-        self.ready = False
-        self.deadline = math.inf
-        self.error: BaseException | None = None
-        self.names: dict[Any, Any] = {}
-        self.where = ""  # what it is about to do, or waits for
+    number: int
+    name: str
+    group: Any
+    call: Callable[[], object]
+    glet: Any = None
+    begun: bool = False
+    over: bool = False
+    ready: bool = False
+    deadline: float = math.inf
+    error: BaseException | None = None
+    names: dict[Any, Any] = field(default_factory=dict)
+    where: str = ""  # what it is about to do, or waits for
 
 
 class Fibers(Runtime):

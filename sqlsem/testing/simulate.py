@@ -465,20 +465,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--database", default="memory", help="memory, sqlite or postgresql://…")
     parser.add_argument("-n", "--jobs", type=int, default=1, help="how many processes search")
     parser.add_argument("--replay")
-    options = parser.parse_args(arguments)
+    options = vars(parser.parse_args(arguments))
     try:
-        report = simulate(
-            PROGRAMS[options.program],
-            processes=options.processes,
-            threads=options.threads,
-            schedules=2**31 - 1,
-            seconds=options.seconds,
-            seed=options.seed,
-            lease=options.lease,
-            database=options.database,
-            jobs=options.jobs,
-            replay=options.replay,
-        )
+        report = simulate(PROGRAMS[options.pop("program")], schedules=2**31 - 1, **options)
     except SimulationFailed as exc:
         output.echo(*str(exc).splitlines())
         return 1

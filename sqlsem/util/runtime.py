@@ -43,57 +43,38 @@ T = TypeVar("T")
 class Lock(contextlib.AbstractContextManager[bool], Protocol):
     """A lock with the interface of `threading.Lock`."""
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire the lock."""
-
-    def release(self) -> None:
-        """Release the lock."""
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+    def release(self) -> None: ...
 
 
 class Condition(contextlib.AbstractContextManager[bool], Protocol):
     """The part of `threading.Condition` that sqlsem uses."""
 
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Sleep until the predicate is true, or the timeout; return the predicate's value."""
-
-    def notify_all(self) -> None:
-        """Wake all waiters."""
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool: ...
+    def notify_all(self) -> None: ...
 
 
 class Thread(Protocol):
     """The part of `threading.Thread` that sqlsem uses."""
 
-    def start(self) -> None:
-        """Start the thread."""
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the thread ends."""
-
-    def is_alive(self) -> bool:
-        """Return True from the thread's start to its end."""
+    def start(self) -> None: ...
+    def join(self, timeout: float | None = None) -> None: ...
+    def is_alive(self) -> bool: ...
 
 
 class Timer(Protocol):
     """The part of `threading.Timer` that sqlsem uses."""
 
-    def start(self) -> None:
-        """Start the timer."""
-
-    def cancel(self) -> None:
-        """Cancel the call, unless it has begun."""
+    def start(self) -> None: ...
+    def cancel(self) -> None: ...
 
 
 class Queue(Protocol):
     """The part of `queue.SimpleQueue` that sqlsem uses."""
 
-    def put(self, item: Any) -> None:
-        """Append an item."""
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Remove and return the first item. Raises `queue.Empty` if none comes before the timeout."""
-
-    def qsize(self) -> int:
-        """Return the number of items."""
+    def put(self, item: Any) -> None: ...
+    def get(self, block: bool = True, timeout: float | None = None) -> Any: ...
+    def qsize(self) -> int: ...
 
 
 _read_clock: Callable[[], float] = (

@@ -248,7 +248,7 @@ class SupervisedThread:
         self._vital = vital
         self._blocked_at = blocked_at
         self._starting = threading.Lock()
-        self._thread: runtime.Thread | None = None
+        self.thread: runtime.Thread | None = None  # that runs the job, or ran it last
         self._run_id: object | None = None  # identifies the current thread's run of the job; None: not needed
         self._suspected = -math.inf  # the value of `due` at which the thread was last found to be late
         with _all_lock:
@@ -262,13 +262,8 @@ class SupervisedThread:
     @property
     def runs(self) -> bool:
         """True while a living thread runs the job."""
-        thread = self._thread
+        thread = self.thread
         return self._run_id is not None and thread is not None and thread.is_alive()
-
-    @property
-    def thread(self) -> runtime.Thread | None:
-        """The thread that runs the job, or ran it last."""
-        return self._thread
 
     def begin(self) -> None:
         """Start a thread for the job, unless one runs.
@@ -292,7 +287,7 @@ class SupervisedThread:
     def _start(self) -> None:
         run_id = object()
         thread = self.runtime.thread(functools.partial(self._run, run_id), self.name)
-        self._run_id, self._thread, self.due = run_id, thread, math.inf
+        self._run_id, self.thread, self.due = run_id, thread, math.inf
         thread.start()
 
     def _run(self, run_id: object) -> None:
@@ -339,7 +334,7 @@ class SupervisedThread:
         due, suspected = self.due, self._suspected
         if runtime.monotonic() < due:
             return None
-        location = _location_of(self._thread) or self._blocked_at()
+        location = _location_of(self.thread) or self._blocked_at()
         self._suspected = -math.inf if location is None else due
         return location if suspected == due else None
 
@@ -363,7 +358,7 @@ class SupervisedThread:
 
     def join(self, seconds: float) -> None:
         """Wait for the job's thread, at most this long; return at once in that thread itself."""
-        thread = self._thread
+        thread = self.thread
         if thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(seconds)
 

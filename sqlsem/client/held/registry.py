@@ -39,22 +39,13 @@ LostCallback = Callable[[Any], object]
 
 
 class CommitRelease(Protocol):
-    """A release of a grant by the commit of the caller's transaction (`Grant.release_on_commit`)."""
+    """A release of a grant by the commit of the caller's transaction; see `ReleaseOnCommit`."""
 
     @property
-    def is_under_way(self) -> bool:
-        """True while the grant is being released because of the commit."""
-
-    def stop(self) -> threading.Event | None:
-        """Stop watching the transaction. If its commit releases the grant, return an event that is set once that is
-        done.
-        """
-
-    def reenter(self, token: Permit) -> bool:
-        """Add an acquisition, whose end the release then waits for. Return False if the grant has been released."""
-
-    def add_marker(self, marker: str) -> None:
-        """Release also when this marker is committed."""
+    def is_under_way(self) -> bool: ...
+    def stop(self) -> threading.Event | None: ...
+    def reenter(self, token: Permit) -> bool: ...
+    def add_marker(self, marker: str) -> None: ...
 
 
 class ReleaseToken(Permit):

@@ -1,4 +1,6 @@
-"""Notifications of tasks that other processes put: one thread listens for all waiting workers of this process.
+"""Changes of work queues, which wake the waiting workers of this process.
+
+For the tasks that other processes put, one thread listens for all workers.
 
 A notification is only a hint, and may be lost: workers poll, too.
 """
@@ -15,10 +17,9 @@ from sqlsem.util.threads import ShouldContinue, SupervisedThread, safe_logger
 from sqlsem.values.errors import SqlsemError
 
 if TYPE_CHECKING:
-    from sqlsem.client.monitors.change_counter import ChangeCounter
     from sqlsem.engines.base import Engine, Session
 
-__all__ = ["NotificationListener"]
+__all__ = ["ChangeCounter", "NotificationListener"]
 
 log = safe_logger
 
@@ -26,6 +27,30 @@ log = safe_logger
 LISTEN_SECONDS = 5.0
 #: Seconds that closing a coordinator waits for the thread.
 CLOSE_SECONDS = 2.0
+
+
+class ChangeCounter:
+    """Counts the changes that this process makes to its work queues, and wakes the threads that wait for a change."""
+
+    def __init__(self, closing: threading.Event) -> None:
+        self._closing = closing
+        self._changed = threading.Condition()
+        self._version = 0
+
+    def version(self) -> int:
+        """Return the number of changes. Call this before you read the queue, and pass the number to `wait_changed`."""
+        return self._version
+
+    def notify(self) -> None:
+        """Count a change, and wake all waiting threads."""
+        with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+
+    def wait_changed(self, version: int, timeout: float) -> None:
+        """Wait until the number of changes is no longer ``version``, for ``timeout`` seconds at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != version or self._closing.is_set(), timeout)
 
 
 class NotificationListener:
