@@ -189,9 +189,7 @@ class DatabaseClient(MembershipOwner):
                 session.close()
 
     def run_sql(self, text: str, started: Callable[[Session], None]) -> str | None:
-        """Run the SQL of a task on a new connection. ``started`` is called with the session, for a caller that may
-        interrupt it.
-        """
+        """Run the SQL of a task on a new connection; first call ``started`` with the session, for interrupts."""
         self.require_open()
         session = self.engine.connect("work")
         try:
@@ -364,9 +362,7 @@ class DatabaseClient(MembershipOwner):
             self.member.main.require_open()
 
     def close(self, by: int | None = None) -> None:
-        """Release everything, close the connections, end the threads. ``by``: the number of the task that
-        awaits this.
-        """
+        """Release everything, close the connections, end the threads. ``by``: the number of the awaiting task."""
         if self.closed:
             return
         if self._finalizer is not None:

@@ -118,9 +118,7 @@ def hold_awaiting(
     enter: Callable[[Sequence[AnyRequest]], Awaitable[object]],
     leave: Callable[..., Awaitable[object]],
 ) -> F:
-    """Decorate a coroutine function as `hold` does. ``enter`` and ``leave`` work as ``__aenter__`` and
-    ``__aexit__``.
-    """
+    """Decorate a coroutine function as `hold` does. ``enter``, ``leave``: as ``__aenter__``, ``__aexit__``."""
 
     async def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         await enter(terms.requests_of(instance, args, kwargs))

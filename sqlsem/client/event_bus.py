@@ -268,9 +268,7 @@ def _name(callback: Callable[..., object], event: Event) -> str:
 
 
 class _DeliveryQueue:
-    """The callbacks to call, and the thread that calls them. (Signal handlers may put into a
-    `queue.SimpleQueue`, too.)
-    """
+    """The callbacks to call, and their thread. (Signal handlers may put into a `queue.SimpleQueue`, too.)"""
 
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -200,7 +199,7 @@ class RealServer(abc.ABC):
         self.operate(lambda session: session.set_resource(resource, "cap", cap))
 
     def revoke(self, position: int) -> None:
-        self.operate(functools.partial(_revoke, position=position))
+        self.operate(lambda session: session.revoke(position, False))
 
     def reap_all(self) -> None:
         self.operate(lambda session: session.reap())
@@ -229,7 +228,3 @@ class RealServer(abc.ABC):
 
     def fail_over(self, lost_changes: int, seconds: float) -> None:
         raise Trouble("it has no standby")
-
-
-def _revoke(session: Session, position: int) -> None:
-    session.revoke(position, False)

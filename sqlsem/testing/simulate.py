@@ -321,9 +321,7 @@ def _read(text: str) -> tuple[int, list[Choice]]:
 
 
 def _shortened(settings: Settings, make: MakeServer, world: World) -> list[Choice]:
-    """Return fewer choices that lead to a violation of the same kind: leave out larger parts first, then single
-    choices.
-    """
+    """Return fewer choices that violate the same check: leave out larger parts first, then single choices."""
     assert world.violation is not None
     kind, until = world.violation.kind, time.monotonic() + SHORTEN_SECONDS
 

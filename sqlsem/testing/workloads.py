@@ -88,9 +88,7 @@ def _rows(me: Actor) -> list[Row]:
 
 
 def _waiting(me: Actor) -> dict[int, int]:
-    """Return the priorities of the waiters, by position. (A row in the priority queue may be granted there; its request
-    still waits.)
-    """
+    """Return the priorities of the waiters, by position. (A row may be granted in the priority queue only.)"""
     known = [row for row in _rows(me) if row.host in me.shared and row.position not in me.shared["left"]]
     return {
         row.position: me.shared[str(row.host)]

@@ -127,9 +127,7 @@ class Runtime:
         return _AwaitedThread(target=target, name=name, daemon=daemon)
 
     def timer(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """Return a new timer, not started yet. It makes the call in a thread of its own, and logs exceptions at
-        ERROR.
-        """
+        """Return a new timer, not started yet. It calls in a thread of its own, and logs exceptions at ERROR."""
         timer = _AwaitedTimer(seconds, _call_logged, (call,))
         timer.daemon = True
         return timer
@@ -158,9 +156,7 @@ def current() -> Runtime:
 
 @contextlib.contextmanager
 def instead(runtime: Runtime) -> Iterator[None]:
-    """Set another runtime for the calling thread until the block ends. Raises `RuntimeError` if it has another one
-    already.
-    """
+    """Set another runtime for the calling thread until the block ends. Raises `RuntimeError` if it has one."""
     ident = threading.get_ident()
     if ident in _instead:
         raise RuntimeError("This thread runs in virtual time already: a simulation cannot run in another one")

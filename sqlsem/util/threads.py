@@ -413,9 +413,7 @@ class Pool:
         self._workers: list[_Worker] = []
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Run a call in a thread of the pool. Raises `RuntimeError` if none can be started (unless ``patient``), and
-        after `close`.
-        """
+        """Run a call in a thread. Raises `RuntimeError` after `close`, or if none can start (unless ``patient``)."""
         future: Future[T] = Future()
         with self._lock:
             if self.closing.is_set():
@@ -434,9 +432,7 @@ class Pool:
         return future
 
     def _handle_no_thread(self, future: Future[Any], exc: RuntimeError) -> None:
-        """Leave the call to another thread of the pool, or (if ``patient``) to `restart_ended`; else raise the
-        error.
-        """
+        """Leave the call to another thread, or (if ``patient``) to `restart_ended`; else raise the error."""
         if any(worker.supervised.runs for worker in list(self._workers)):
             return
         if not self._patient and future.cancel():

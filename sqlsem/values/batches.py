@@ -25,9 +25,7 @@ class Callback:
 
 @record
 class PartStart:
-    """The answer to the start of a part. ``code``: 'started', or why it was not: 'running', 'in_callback',
-    'differs'.
-    """
+    """The answer to the start of a part. ``code``: 'started', or why not: 'running', 'in_callback', 'differs'."""
 
     code: str
     batch_id: int
@@ -93,9 +91,7 @@ class BatchEntry(AsDict):
 
     @classmethod
     def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[BatchEntry]:
-        """Return the batches of rows. Each row has the columns of a batch, those of one part, and the logins of
-        both.
-        """
+        """Return the batches of rows: the columns of a batch, those of one part, and the logins of both."""
         batches: dict[int, BatchEntry] = {}
         for row in rows:
             batch = batches.setdefault(

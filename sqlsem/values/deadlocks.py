@@ -59,9 +59,7 @@ class Row:
         return not self.granted or self.access == UPGRADE
 
     def is_in_the_way_of(self, row: Row) -> bool:
-        """True if it may block the waiting ``row``: it is ahead and conflicts with it, or ``row`` upgrades and this one
-        is granted.
-        """
+        """True if it may block the waiting ``row``: it conflicts and is ahead, or is granted while ``row`` upgrades."""
         if self.resource != row.resource:
             return False
         if row.access == UPGRADE:
@@ -351,9 +349,7 @@ class Step:
 
     @classmethod
     def of(cls, ahead: Row, row: Row, behind: Row, who: tuple[str | None, int | None, int | None]) -> Step:
-        """Make the step of the node that holds ``ahead`` and waits with ``row`` for ``behind``; ``who``: its host, pid
-        and session.
-        """
+        """Make the step of the node with ``ahead``, whose ``row`` waits for ``behind``; ``who``: host, pid, session."""
         assert row.member is not None
         host, pid, session = who
         return cls(

@@ -140,9 +140,7 @@ class Request:
         return not self.shared and self.limit is not None and self.weight >= self.limit
 
     def fits(self, ahead: Iterable[Entry | Request], cap: int | None) -> bool:
-        """Return True if this request can be granted, with these rows of its resource ahead. All engines have this
-        rule.
-        """
+        """Return True if this request can be granted behind these rows of its resource. All engines have this rule."""
         room, load = self.limit, self.weight
         if cap is not None:
             room = cap if room is None else min(room, cap)

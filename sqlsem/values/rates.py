@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlsem.util.record import AsDict, record
 from sqlsem.values.errors import ConfigurationError
@@ -244,22 +245,11 @@ class RateEntry(AsDict):
         return RATE_PREFIX + self.name
 
     @classmethod
-    def of_row(
-        cls,
-        resource: str,
-        window_ms: int,
-        limit: int,
-        used: int,
-        idle: float,
-        taken: int,
-        returned: int,
-        waits: int,
-        free_in: float,
-        cap: int | None = None,
-    ) -> RateEntry:
+    def of_row(cls, resource: str, window_ms: int, *numbers: Any) -> RateEntry:
         """Return the entry from a row of routine `rates`."""
+        limit, used, idle, taken, returned, waits, free_in, *cap = numbers
         name = str(resource).removeprefix(RATE_PREFIX)
-        return cls(name, window_ms / 1000, limit, used, float(idle), taken, returned, waits, float(free_in), cap)
+        return cls(name, window_ms / 1000, limit, used, float(idle), taken, returned, waits, float(free_in), *cap)
 
 
 #: The windows of a rate, as programs write them: durations and their limits.

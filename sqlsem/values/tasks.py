@@ -114,9 +114,7 @@ class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to cre
 
     @classmethod
     def as_documents(cls, tasks: Sequence[NewTask]) -> list[dict[str, Any]]:
-        """Return the tasks as databases read them, ready for JSON. (Tasks that are put together mostly have the same
-        options.)
-        """
+        """Return the tasks as databases read them, for JSON. (Most tasks that are put together have equal options.)"""
         documents: list[dict[str, Any]] = []
         previous: NewTask | None = None
         options: dict[str, Any] = {}
@@ -129,17 +127,12 @@ class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to cre
     @classmethod
     def of_options(cls, kind: str, body: str, stored: dict[str, Any]) -> NewTask:
         """Return the task with these stored options."""
-        limit = stored.get("time_limit_ms")
-        return cls(
-            *(kind, body, stored.get("order", 0), stored.get("after_ms", 0) / 1000, stored.get("max_attempts", 1)),
-            *(stored.get("backoff_ms", 1000) / 1000, stored.get("on_failure", "stop"), stored.get("note")),
-            *(None if limit is None else limit / 1000, stored.get("unique"), stored.get("replace")),
-            *(
-                stored.get("key"),
-                stored.get("priority", 0),
-                tuple(TaskLock(**lock) for lock in stored.get("locks", ())),
-            ),
-        )
+        options = {name: value for name, value in stored.items() if name in cls._fields[2:]}
+        for name in ("after", "backoff", "time_limit"):
+            if stored.get(f"{name}_ms") is not None:
+                options[name] = stored[f"{name}_ms"] / 1000
+        options["locks"] = tuple(TaskLock(**lock) for lock in stored.get("locks", ()))
+        return cls(kind, body, **options)
 
 
 class Claimed(NamedTuple):  # (Like `End` a tuple, which is fast to create: tasks may be short.)

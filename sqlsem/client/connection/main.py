@@ -230,9 +230,7 @@ class MainConnection:
             raise
 
     def member_removed(self) -> Disconnected:
-        """Discard the number of our member, which the database has removed. Return the error to raise; the caller then
-        retries, and registers again.
-        """
+        """Discard the number of our removed member, so that a retry registers again. Return the error to raise."""
         self.member_id = None
         return Disconnected(f"{self._engine.label} has removed this process")
 
@@ -260,9 +258,7 @@ class MainConnection:
         return since + self._overdue[session.server].seconds - self.clock()
 
     def stuck_location(self) -> str | None:
-        """Return the line of the program that the thread with the connection's lock executes; None if it
-        executes none.
-        """
+        """Return the line of the program at which the thread with the connection's lock stands; None if at none."""
         for frame in sys._current_frames().values():
             step: FrameType | None = frame
             while step is not None:

@@ -39,9 +39,7 @@ class RetentionCleaner:
             self._prunes.append(lambda session, _: session.prune_tasks(ROWS) if session.has_feature("queue") else 0)
 
     def after_heartbeat(self, activity: int) -> None:
-        """Delete expired rows if they are due. ``activity``: the number of requests and claims of this process
-        so far.
-        """
+        """Delete expired rows if they are due. ``activity``: the requests and claims of this process so far."""
         self._heartbeats += 1
         if self._heartbeats % EVERY_HEARTBEATS and activity - self._last_activity < EVERY_REQUESTS:
             return

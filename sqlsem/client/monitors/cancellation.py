@@ -80,9 +80,7 @@ class Cancellable(Claim):
             self._start_ender()
 
     def ended_by(self, ender: Callable[[], None]) -> None:
-        """Set the function that ends a stopped claim, in a thread of its own. Start it now if the claim was stopped
-        before. (For the package.)
-        """
+        """Set the function that ends a stopped claim in a thread, and start it if due. (For the package.)"""
         self._ender = ender
         if self.why_stopped is not None:
             self._start_ender()
@@ -153,9 +151,7 @@ class CancellationMonitor:
             task.enforce_time_limit()
 
     def _due(self, last_read: float) -> tuple[float, float] | None:
-        """Return the time of the next read, and the time to wake up: then, or at an earlier time limit. None without
-        tasks.
-        """
+        """Return the time of the next read, and the time to wake up: then, or at a time limit. None without tasks."""
         tasks = self._running()
         if not tasks:
             return None

@@ -38,9 +38,7 @@ class _Watched:
         return not self.state.released and self.state.why_lost is None
 
     def is_ahead_of(self, resource: str, position: int, upgrades: bool) -> bool:
-        """Return True if the row at ``position`` waits for a row of this grant. An upgrade waits for all other
-        holders.
-        """
+        """Return True if the row at ``position`` waits for one of this grant. (An upgrade waits for all others.)"""
         return any(
             ticket.resource == resource and (ticket.position < position or (upgrades and ticket.position != position))
             for ticket in self.state.tickets
@@ -55,9 +53,7 @@ class _Watched:
 
 
 class ContentionMonitor(Monitor):
-    """The held grants with a contention event, and a thread that reads the queues while there is one whose event is not
-    set.
-    """
+    """The held grants with a contention event, and a thread that reads the queues while some event is not set."""
 
     name = "sqlsem-contention"
     purpose = "requests behind this process"

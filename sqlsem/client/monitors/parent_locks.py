@@ -56,9 +56,7 @@ class Held:
 
 
 def environment_value(state: GrantState, environment: Mapping[str, str]) -> str:
-    """Return the value of `HELD` for a command that runs while ``state`` is held; ``environment`` is that of this
-    process.
-    """
+    """Return the value of `HELD` for a command under ``state``; ``environment``: that of this process."""
     held = [
         Held(request.resource, request.access, request.limit, request.weight, ticket.position, ticket.requesting_id)
         for request, ticket in zip(state.requests, state.tickets, strict=True)
@@ -116,9 +114,7 @@ def _still_held(held: Sequence[Held]) -> Effects[tuple[Held, ...]]:
 
 
 def refuse(held: Sequence[Held], requests: Iterable[Request], timeout: float | None) -> Effects[bool]:
-    """Check if a parent blocks a request until this process ends. If so, return True if ``timeout`` is 0, and else
-    raise `Deadlock`.
-    """
+    """Return True if a parent's lock blocks a request and ``timeout`` is 0; raise `Deadlock` if it is not 0."""
     for request in requests:
         blocking = [lock for lock in held if lock.resource == request.resource and lock.request.excludes(request)]
         # (The parent may have released the lock: a process may outlive the command that started it.)

@@ -375,9 +375,7 @@ class Acquisition(WaitingOperation, Generic[G]):
         return row_removed(f"{ticket.resource!r} at position {ticket.position}{queue}", ticket.resource)
 
     def _publish_waiting(self, waiter: Waiter) -> Effects[None]:
-        """Publish the `waiting` event with its blocker. Ask the database only if no waiter or holder of this process is
-        ahead.
-        """
+        """Publish the `waiting` event. Ask the database for the blocker only if none of this process is ahead."""
         client, ticket = self.client, waiter.ticket
         behind = client.waiter_queues.blocker_of(waiter) or client.registry.blocker_of(waiter.request, ticket.position)
         if behind is None:

@@ -53,9 +53,7 @@ class _Batch:
 
 
 class _BatchRegistry:
-    """The batches that other requests may still join. ``lock`` guards them and their members; it is never held during
-    I/O.
-    """
+    """The batches that other requests may still join. ``lock`` guards them and their members; not held in I/O."""
 
     def __init__(self, client: DatabaseClient) -> None:
         self.lock = threading.Lock()
@@ -179,9 +177,7 @@ class RateAcquisition(Generic[R]):
             bus.publish(TimedOut(**fields, waited=monotonic() - self._began, timeout=self._timeout))
 
     def rollback(self, outcome: str = "cancelled") -> Effects[None]:
-        """Leave the queue, and return the slot. If the database is out of reach, the slot counts as used.
-        Idempotent.
-        """
+        """Leave the queue, and return the slot; without a database in reach it counts as used. Idempotent."""
         taken_ms = self._leave()
         if self._queue_acquisition is not None:
             yield from self._queue_acquisition.rollback(outcome)
@@ -222,9 +218,7 @@ class RateAcquisition(Generic[R]):
     # -- members and leaders of batches -------------------------------------------------------------------------
 
     def _follow(self, batch: _Batch) -> Effects[bool]:
-        """Wait as a member, and perhaps become the leader. Return True if it got a slot; False if the batch ended, or
-        after the timeout.
-        """
+        """Wait as a member, and perhaps lead. Return True with a slot; False after the timeout or the batch's end."""
         while True:
             self._client.require_open()
             with self._batches.lock:
@@ -337,9 +331,7 @@ class RateAcquisition(Generic[R]):
         return answer
 
     def _discard_row(self, queue_grant: BaseGrant) -> None:
-        """Discard a removed row here. Call this before other waiters of this process are notified: they check the
-        registry.
-        """
+        """Discard a removed row here, before other waiters of this process are notified and check the registry."""
         self._ended = queue_grant.state
         self._client.registry.discard(queue_grant)
         self._client.member.discard(queue_grant.state.tickets)

@@ -61,9 +61,7 @@ class Upgrade(WaitingOperation):
         self._has_waited = False
 
     def run(self) -> Effects[None]:
-        """Upgrade, and wait until all other readers have released. Raises `Timeout`, `Deadlock`, and `LockLost` if the
-        row was removed.
-        """
+        """Upgrade, and wait for the other readers. Raises `Timeout`, `Deadlock`, `LockLost` (its row was removed)."""
         _require_convertible(self._state, READ, "upgraded")
         try:
             yield from self._become_writer()
@@ -251,9 +249,7 @@ def _downgrade_later(client: DatabaseClient, state: GrantState) -> None:
 
 
 def _require_convertible(state: GrantState, access: str, conversion: str) -> None:
-    """Raise `ConfigurationError` unless the grant is of one resource with this access. ``conversion``: for the
-    message.
-    """
+    """Raise `ConfigurationError` unless the grant is of one resource, with this access. (``conversion``: a word.)"""
     request = state.requests[0]
     if len(state.requests) > 1:
         raise ConfigurationError(

@@ -45,9 +45,7 @@ LONGEST_TOKEN = 200
 
 
 def check_token(token: object) -> str:
-    """Return the token if its format is valid; raise `ConfigurationError` if not. The message does not show the
-    token.
-    """
+    """Return the token if its format is valid; else raise `ConfigurationError`, without the token in the message."""
     if (
         not isinstance(token, str)
         or not token.isascii()

@@ -58,9 +58,7 @@ def require_same_database(client: DatabaseClient, read_identity: Callable[[], st
 
 
 def require_same_database_steps(client: DatabaseClient, cursor: Any, what: str) -> Generator[Any, Any, None]:
-    """Check as `require_same_database` does, for a cursor whose methods may have to be awaited. Yields as
-    `Engine.identity_steps` does.
-    """
+    """Check as `require_same_database` does, in steps: yields as `Engine.identity_steps` does."""
     for _ in range(2):
         if not is_other_database(client, (yield from client.engine.identity_steps(cursor))):
             return
@@ -90,9 +88,7 @@ def is_other_database(client: DatabaseClient, theirs: str) -> bool:
 
 
 def pinning(client: DatabaseClient, state: GrantState, cursor: Any, what: str) -> Generator[Any, Any, None]:
-    """Pin the rows of a grant to the transaction of the caller's cursor. Yields as `Engine.pin_steps` does. ``what``:
-    the call, for messages.
-    """
+    """Pin the rows of a grant to the transaction of the caller's cursor, in steps (`Engine.pin_steps`)."""
     for ticket in state.tickets:
         try:
             exists = yield from client.engine.pin_steps(cursor, ticket)
@@ -148,9 +144,7 @@ class ReleaseOnCommit:
         return self._released and not self._ended.is_set()
 
     def stop(self) -> threading.Event | None:
-        """Stop watching the transaction. If its commit releases the grant, return an event that is set once that is
-        done.
-        """
+        """Stop watching the transaction. If its commit releases the grant, return an event for the end of that."""
         with self._lock:
             self._stopped = True
             return self._ended if self._released else None
@@ -203,9 +197,7 @@ class ReleaseOnCommit:
 
 
 def releasing_on_commit(client: DatabaseClient, grant: BaseGrant, given: Any) -> Generator[Any, Any, None]:
-    """Carry out `Grant.release_on_commit`. Yields the results of the cursor's methods, which the driver may have to
-    await.
-    """
+    """Carry out `Grant.release_on_commit`. Yields the results of the cursor's methods, to be awaited perhaps."""
     state, engine = grant.state, client.engine
     engine.require(Capability.COMMIT_RELEASE, "release_on_commit()")
     state.require_held()

@@ -102,9 +102,7 @@ def blockers_in_words(blocking: Sequence[Blockers]) -> str:
 
 
 def running_tasks(client: DatabaseClient, queue: str) -> Effects[list[TaskEntry]]:
-    """Return the running tasks of a queue, for a caller that waited in vain for their end; an empty list on an
-    error.
-    """
+    """Return the running tasks of a queue, for a caller that waited in vain for their end; none after an error."""
     if client.closed or client.member.main.session is None:
         return []
     try:

@@ -72,9 +72,7 @@ class PriorityWaiters:
         return waiter is other
 
     def notify(self, resource: str) -> None:
-        """Wake the waiters of a resource, as one of its rows was removed; but not those that another waiter
-        notifies.
-        """
+        """Wake the waiters of a resource that lost a row, but not those that another waiter notifies."""
         if resource not in self.queues:
             return
         with self._state_lock:

@@ -272,9 +272,7 @@ class WaiterQueues:
         return not waiter.request.fits([*held, *granted], None)
 
     def blocker_of(self, waiter: Waiter) -> Behind | None:
-        """Return the blocker of a waiter behind an earlier waiter of this process: the earlier waiter's blocker, or the
-        earlier waiter itself.
-        """
+        """Return the blocker of the first earlier waiter of this process that blocks this one, or that waiter."""
         with self._state_lock:
             queue = self.queues.get(waiter.ticket.resource)
             for earlier in queue.waiters if queue is not None else ():
@@ -344,9 +342,7 @@ class WaiterQueues:
     # -- local waits and wakeup locks ---------------------------------------------------------------------------
 
     def grant_next_local(self, resource: str, session: Session, member_id: int) -> None:
-        """Poll for the waiters that wait locally. Called on the main connection, right after one of our rows was
-        removed.
-        """
+        """Poll for the waiters that wait locally: a call on the main connection, right after a row was removed."""
         with self._state_lock:
             queue = self.queues.get(resource)
             if queue is None:
@@ -397,9 +393,7 @@ class WaiterQueues:
         return [] if self._leader is None else [self._leader]
 
     def poll_delay(self, waiter: Waiter) -> float:
-        """Include a waiter in the polling: it has no connection to block on. Return the seconds for which it
-        may sleep.
-        """
+        """Include a waiter without connection in the polling. Return the seconds for which it may sleep."""
         with self._state_lock:
             now = monotonic()
             if waiter.answer is not False:
