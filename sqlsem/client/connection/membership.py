@@ -283,14 +283,7 @@ class Membership:
         while should_continue():
             # Rest only after a whole interval without activity, so that a busy process is not woken at every lock.
             self._resting = last_activity == self._activity
-            has_any = (
-                self.tickets
-                or self._pending_registrations
-                or self._deferred_releases
-                or self.deferred_calls
-                or any(self.held)
-            )
-            if self._resting and (has_any or self._cleanup_requested):
+            if any(self._work) or any(self.held) or self._pending_registrations or self._cleanup_requested:
                 self._resting = False
             last_activity = self._activity
             was_resting = self._resting
