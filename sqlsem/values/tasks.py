@@ -127,7 +127,8 @@ class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to cre
     @classmethod
     def of_options(cls, kind: str, body: str, stored: dict[str, Any]) -> NewTask:
         """Return the task with these stored options."""
-        options = {name: value for name, value in stored.items() if name in cls._fields[2:]}
+        names = ("order", "max_attempts", "on_failure", "note", "unique", "replace", "key", "priority")
+        options = {name: stored[name] for name in names if name in stored}
         for name in ("after", "backoff", "time_limit"):
             if stored.get(f"{name}_ms") is not None:
                 options[name] = stored[f"{name}_ms"] / 1000
