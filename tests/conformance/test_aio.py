@@ -425,6 +425,27 @@ async def test_cancelled_task_unblocks_the_next_waiter(run, connect, database, n
         await reader
 
 
+@pytest.mark.parametrize("cancel_first", [True, False])
+async def test_release_during_cancellation_loses_no_grant(run, connect, database, name, cancel_first):
+    """The next waiter gets the lock, and no grant is lost between release and cancellation."""
+    coordinator = connect()
+    for _ in range(5):
+        lock = coordinator.aio.mutex(name)
+        await lock.acquire()
+        waiting = []
+        for number in (2, 3):
+            waiting.append(asyncio.create_task(enter(coordinator.mutex(name))))
+            await rows(database, name, number)
+        if cancel_first:
+            waiting[0].cancel()
+        releasing = asyncio.create_task(lock.grant.release())
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await asyncio.wait({releasing, *waiting})
+        assert (releasing.exception(), waiting[1].exception()) == (None, None)
+        assert not coordinator.client.registry.grants()
+
+
 async def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, database, name, monkeypatch):
     """The registration takes longer than a cancelled task waits for it; its row must not stay."""
     monkeypatch.setattr(driver, "CANCEL_WAIT_SECONDS", 0.05)

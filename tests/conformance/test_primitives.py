@@ -1,8 +1,10 @@
 """Each primitive within this process: which holders share it, and in which order waiters are granted."""
 
+import gc
 import random
 import threading
 import time
+import weakref
 
 import pytest
 from support import Attempt, Recorder, check_history, overlap, until
@@ -303,6 +305,14 @@ def test_acquire_and_release_as_in_threading(connect, name, python_lock):
         with pytest.raises(sqlsem.ConfigurationError) as caught:
             lock.acquire(timeout=bad)
         assert isinstance(caught.value, ValueError), "what Python's locks raise"
+
+
+def test_a_lock_can_be_referred_to_weakly(connect, name):
+    lock = connect().mutex(name)
+    reference = weakref.ref(lock)
+    del lock
+    gc.collect()
+    assert reference() is None
 
 
 def test_the_grant_of_an_acquired_lock(connect, name):
