@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 import sqlsem
 from sqlsem import cli
@@ -53,6 +55,13 @@ def done(*arguments: str, stdin: str | None = None) -> str:
     result = call(*arguments, stdin=stdin)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def drawn(renderable: object, width: int) -> list[str]:
+    """Return the lines of a table or other output for people, on a terminal of this width."""
+    file = io.StringIO()
+    Console(file=file, width=width, force_terminal=True, color_system=None, legacy_windows=False).print(renderable)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 def lines(file: Path) -> list[str]:
@@ -131,9 +140,9 @@ class Bench:
 
     @contextlib.contextmanager
     def on_terminal(self, *arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], Screen]]:
-        """Start a command whose standard error is a terminal."""
+        """Start a command whose streams are a terminal."""
         controller, terminal = os.openpty()
-        process = self.start(*arguments, stdout=terminal, stderr=terminal)
+        process = self.start(*arguments, stdin=terminal, stdout=terminal, stderr=terminal)
         os.close(terminal)
         screen = Screen(controller)
         try:

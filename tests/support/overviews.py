@@ -14,7 +14,7 @@ from sqlsem.ops.poller import Snapshot
 from sqlsem.values.batches import BatchEntry, PartEntry
 from sqlsem.values.locks import Entry, Resource
 from sqlsem.values.rates import RateEntry
-from sqlsem.values.tasks import QueueCounts
+from sqlsem.values.tasks import QueueCounts, TaskEntry
 
 #: The database's clock.
 NOW = datetime(2026, 11, 22, 3, 12, 5, tzinfo=timezone.utc)
@@ -35,6 +35,17 @@ def entry(position: int, state: str = "waits", resource: str = "etl", **others: 
         **{"missing_for": None, "grace": 5.0},
     }
     return Entry(resource=resource, position=position, state=state, **{**values, **others})
+
+
+def task(task_id: int, status: str = "pending", **others: Any) -> TaskEntry:
+    """Return a task of a work queue, in its first attempt."""
+    values: dict[str, Any] = {
+        **{"queue": "nightly", "order": 100, "kind": "sql", "body": "SELECT 1", "note": None, "on_failure": "stop"},
+        **{"attempt": 1, "failures": 0, "losses": 0, "max_attempts": 1, "put_at": NOW, "ready_at": NOW},
+        **{"claimed_at": NOW, "ended_at": None, "seconds": None, "member_id": None, "owner": None, "host": None},
+        **{"pid": None, "error": None, "result": None},
+    }
+    return TaskEntry(task_id=task_id, status=status, **{**values, **others})
 
 
 def resource(name: str = "etl", **others: Any) -> Resource:
