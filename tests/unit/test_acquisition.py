@@ -222,14 +222,20 @@ def test_abandoned_grant_is_left_to_the_heartbeat():
         assert grant.position not in client.member.tickets
 
 
-def test_rolled_back_acquire_holds_nothing():
-    """As after an interrupt between its last step and its caller."""
-    table, holds = Table([True]), []
+@contextlib.contextmanager
+def asked_of(table):
+    """Yield a coordinator whose calls go to the table, and an acquisition of ``r0`` that the test runs by hand."""
     with coordinator_of(table) as coordinator:
         client = coordinator.client
-        acquisition = Acquisition(
-            client, coordinator.mutex("r0").terms, [Request("r0")], None, this_thread(), Grant, keep=holds
-        )
+        terms = coordinator.mutex("r0").terms
+        yield coordinator, Acquisition(client, terms, [Request("r0")], None, this_thread(), Grant, keep=[])
+
+
+def test_rolled_back_acquire_holds_nothing():
+    """As after an interrupt between its last step and its caller."""
+    table = Table([True])
+    with asked_of(table) as (coordinator, acquisition):
+        client, holds = coordinator.client, acquisition._keep
         grant = effects.run_generator(acquisition.run(), table.perform)
         assert [hold.grant for hold in holds] == client.registry.grants() == [grant]
         with mock.patch.object(client, "notify_waiters") as nudge:
@@ -238,15 +244,6 @@ def test_rolled_back_acquire_holds_nothing():
         assert table.rows == {}
         assert grant.position not in client.member.tickets
         nudge.assert_called_once_with("r0")
-
-
-@contextlib.contextmanager
-def asked_of(table):
-    """Yield a coordinator whose calls go to the table, and an acquisition of ``r0`` that the test runs by hand."""
-    with coordinator_of(table) as coordinator:
-        client = coordinator.client
-        terms = coordinator.mutex("r0").terms
-        yield coordinator, Acquisition(client, terms, [Request("r0")], None, this_thread(), Grant, keep=[])
 
 
 def test_rolled_back_acquire_publishes_its_end():

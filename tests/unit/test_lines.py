@@ -197,6 +197,13 @@ class Room:
             self.lines.add(waiter)
         return waiter
 
+    def polled(self, number):
+        """Return waiters on as many resources, for which this process polls."""
+        several = [self.waiter(position, f"r{position}") for position in range(number)]
+        for waiter in several:
+            self.lines.poll_delay(waiter)
+        return several
+
     def kind_of(self, waiter):
         """Return the facts of its queue about a waiter, in a word."""
         queue = self.lines.queues.get(waiter.ticket.resource)
@@ -248,9 +255,7 @@ def woken(*waiters):
 
 
 def test_poll_gives_each_waiter_its_answer(room):
-    several = [room.waiter(number, f"r{number}") for number in range(10)]
-    for waiter in several:
-        room.lines.poll_delay(waiter)
+    several = room.polled(10)
     room.granted, room.gone = {3, 7}, {5}
     room.now += 1
     assert sorted(room.looks_for(several[0])) == list(range(10)), "every waiter is polled for"
@@ -260,35 +265,29 @@ def test_poll_gives_each_waiter_its_answer(room):
     assert [waiting.position for waiting in room.lines.waiters()] == [0, 1, 2, 4, 6, 8, 9], (
         "an answered waiter is in no queue"
     )
-    assert [room.kind_of(several[number]) for number in (3, 5, 4)] == [
-        *["answered"] * 2,
-        "head",
-    ]
+    assert [room.kind_of(several[number]) for number in (3, 5, 4)] == ["answered", "answered", "head"]
 
 
 def test_poll_leader_polls_for_all_at_the_needed_rate(room):
     several = [room.waiter(number, f"r{number}") for number in range(50)]
     sleeps = {waiter: room.now + room.lines.poll_delay(waiter) for waiter in several}
-    looks, until_then = 0, room.now + 300
-    while room.now < until_then:
-        waiter, room.now = min(sleeps.items(), key=lambda item: item[1])
-        looks += bool(room.looks_for(waiter))
-        sleeps[waiter] = room.now + room.lines.poll_delay(waiter)
-    assert len(room.asked) == looks < 250
+
+    def looks_within(seconds):
+        looks, end = 0, room.now + seconds
+        while room.now < end:
+            waiter, room.now = min(sleeps.items(), key=lambda item: item[1])
+            looks += bool(room.looks_for(waiter))
+            sleeps[waiter] = room.now + room.lines.poll_delay(waiter)
+        return looks
+
+    assert looks_within(300) == len(room.asked) < 250
     late = [positions for positions in room.asked if len(positions) < 50]
     assert len(late) < 20
-    before = looks
-    while room.now < until_then + 100:
-        waiter, room.now = min(sleeps.items(), key=lambda item: item[1])
-        looks += bool(room.looks_for(waiter))
-        sleeps[waiter] = room.now + room.lines.poll_delay(waiter)
-    assert looks - before <= 100 / DEFAULT.longest_poll * 2.1, "one statement a slice, or little more"
+    assert looks_within(100) <= 100 / DEFAULT.longest_poll * 2.1, "one statement a slice, or little more"
 
 
 def test_poll_leader_is_replaced_when_it_leaves(room):
-    several = [room.waiter(number, f"r{number}") for number in range(3)]
-    for waiter in several:
-        room.lines.poll_delay(waiter)
+    several = room.polled(3)
     (leader,) = [waiter for waiter in several if room.leads(waiter)]
     room.lines.remove([leader])
     rest = [waiter for waiter in several if waiter is not leader]
@@ -301,9 +300,7 @@ def test_poll_leader_is_replaced_when_it_leaves(room):
 
 def test_poll_leader_is_replaced_when_it_is_lost(room):
     """Its event loop is blocked, say; or it began a poll, and was interrupted before the statement."""
-    several = [room.waiter(number, f"r{number}") for number in range(3)]
-    for waiter in several:
-        room.lines.poll_delay(waiter)
+    several = room.polled(3)
     room.now += 1
     assert room.lines.begin_poll(several[0])
     assert room.lines.begin_poll(several[1]) == [], "one poll at a time"
@@ -315,9 +312,7 @@ def test_poll_leader_is_replaced_when_it_is_lost(room):
 
 
 def test_failed_poll_is_repeated_silently(room):
-    several = [room.waiter(number, f"r{number}") for number in range(3)]
-    for waiter in several:
-        room.lines.poll_delay(waiter)
+    several = room.polled(3)
     room.now += 1
     chosen = room.lines.begin_poll(several[0])
     assert len(chosen) == 3
@@ -358,23 +353,15 @@ def test_middle_waiters_drop_their_wakeup_locks(room):
     assert session.calls <= 100 * locks_allowed / (locks_allowed - queues.FRONT - 1) + 1, "and only now and then"
 
 
-@pytest.mark.parametrize("kind", [{"limit": 2}, {"access": "read"}])
-def test_wakeup_lock_is_kept_before_another_access(room, kind):
+@pytest.mark.parametrize("kinds", [({}, {"limit": 2}), ({}, {"access": "read"}), ({"access": "read"},)])
+def test_wakeup_lock_is_kept_unless_the_next_excludes_it(room, kinds):
     """And the search for a candidate is not repeated again and again."""
     session, number = Locks(), 40 * queues.MAX_WAKEUP_LOCKS
     for position in range(number):
-        room.waiter(position, **(kind if position % 2 else {}))
+        room.waiter(position, **kinds[position % len(kinds)])
         room.lines.drop_wakeup_locks("a", session, 1)
     assert session.spared == set()
     assert session.calls < 10
-
-
-def test_readers_keep_their_wakeup_locks(room):
-    session = Locks()
-    for position in range(2 * queues.MAX_WAKEUP_LOCKS):
-        room.waiter(position, access="read")
-        room.lines.drop_wakeup_locks("a", session, 1)
-    assert session.spared == set()
 
 
 def test_wakeup_lock_is_restored_near_the_head(room):
@@ -425,9 +412,7 @@ def test_removed_waiter_wakes_the_next(room):
 
 
 def test_notify_polls_for_the_resource_at_once(room):
-    several = [room.waiter(number, f"r{number}") for number in range(3)]
-    for waiter in several:
-        room.lines.poll_delay(waiter)
+    several = room.polled(3)
     room.now += 50
     room.looks_for(several[0])
     room.now += 0.001
@@ -449,9 +434,7 @@ def test_last_poll_at_the_timeout(room):
 
 
 def test_poll_covers_a_thousand_rows_per_statement(room):
-    several = [room.waiter(number, f"r{number}") for number in range(2500)]
-    for waiter in several:
-        room.lines.poll_delay(waiter)
+    several = room.polled(2500)
     room.now += 1
     polled = []
     while chosen := room.looks_for(several[0]):
@@ -540,12 +523,6 @@ def test_failed_local_hand_off_is_harmless(room):
     assert not room.waits_locally(waiter, [Request("a")])
 
 
-def test_answered_waiter_waits_nowhere(room):
-    first, second = room.waiter(1), room.waiter(2)
-    room.lines.set_answer(first, True)
-    assert [room.kind_of(item) for item in (first, second)] == ["answered", "head"]
-
-
 def test_poll_interval_grows_with_the_wait(room):
     waiter, began = room.waiter(1), room.now
     room.lines.poll_delay(waiter)
@@ -575,6 +552,7 @@ def test_head_waiter_is_more_than_a_candidate(room):
 def test_answered_waiter_neither_waits_locally_nor_sleeps(room):
     first, second = room.waiter(1), room.waiter(2)
     room.lines.set_answer(first, True)
+    assert [room.kind_of(item) for item in (first, second)] == ["answered", "head"]
     assert not room.waits_locally(first, [Request("a")])
     assert room.lines.poll_delay(first) == 0
     assert room.lines.waiters() == [second]

@@ -9,6 +9,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import sys
 import threading
 import urllib.request
 from pathlib import Path
@@ -44,6 +45,12 @@ def values(collector):
         for family in parser.text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def values_anew(exporter):
+    """All samples of a new poll."""
+    exporter._last_metrics = None
+    return values(exporter)
 
 
 def of(samples, name, **sample_labels):
@@ -184,8 +191,7 @@ def test_waiting_is_attributed_to_holders(url):
                 thread.start()
             until(lambda: len(locks.admin.entries("load:7")) == 3, "two wait")
             values(exporter)
-            exporter._last_metrics = None
-            samples = values(exporter)
+            samples = values_anew(exporter)
         for thread in waiting:
             thread.join(PATIENCE)
     exporter.close()
@@ -221,8 +227,7 @@ def test_single_query_for_each_scrape(url):
         session.overview = lambda: calls.append("overview") or type(session).overview(session)
         values(exporter)  # at once again: the same answer
         assert calls == []
-        exporter._last_metrics = None
-        values(exporter)
+        values_anew(exporter)
         assert exporter._session is session, "one connection"
         assert calls == ["overview"]
         exporter.close()
@@ -239,20 +244,16 @@ def test_exporter_reports_an_outage_and_its_end(url, monkeypatch):
 
         monkeypatch.setattr(type(locks.engine), "connect", refuses)
         exporter._close_session()
-        exporter._last_metrics = None
-        samples = values(exporter)
+        samples = values_anew(exporter)
         assert {name for name, _ in samples} == {"sqlsem_up", "sqlsem_scrape_seconds"}
         assert of(samples, "sqlsem_up") == 0
         monkeypatch.setattr(type(locks.engine), "connect", connect)
-        exporter._last_metrics = None
-        assert of(values(exporter), "sqlsem_up") == 1
+        assert of(values_anew(exporter), "sqlsem_up") == 1
         exporter.close()
 
 
 def many(url, number):
-    """Return an overview with so many resources, all paused by an operator, each with a row."""
-    import sqlite3
-
+    """Put so many resources, all paused by an operator, into the database."""
     with sqlsem.connect(url) as locks:
         locks.admin.pause("r0")
         with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
@@ -274,8 +275,7 @@ def test_a_hundred_thousand_resources(url):
     with sqlsem.connect(url) as locks:
         exporter = Exporter(locks)
         for _ in range(4):  # each gets twice the time of the one before, on a machine that is too busy
-            exporter._last_metrics = None
-            samples = values(exporter)
+            samples = values_anew(exporter)
             if of(samples, "sqlsem_up") == 1:
                 break
         exporter.close()
@@ -308,25 +308,21 @@ def test_abnormal_ends_are_counted(url):
         lock.acquire()
         locks.admin.revoke(lock.grant.position, force=True)
 
-    def look(exporter):
-        exporter._last_metrics = None
-        return values(exporter)
-
     with sqlsem.connect(url) as locks:
         revoke(locks, "load:7")
         exporter = Exporter(locks)
         exporter.count_ends()
-        assert of(look(exporter), "sqlsem_ended_total", resource="other", outcome="revoked") == 0
+        assert of(values_anew(exporter), "sqlsem_ended_total", resource="other", outcome="revoked") == 0
         revoke(locks, "load:8")
         revoke(locks, "load:9")
         exporter.count_ends()
         exporter.count_ends()
         # At first 0, so that a comparison of two scrapes shows the increase.
-        assert of(look(exporter), "sqlsem_ended_total", resource="load:*", outcome="revoked") == 0
-        assert of(look(exporter), "sqlsem_ended_total", resource="load:*", outcome="revoked") == 2
+        assert of(values_anew(exporter), "sqlsem_ended_total", resource="load:*", outcome="revoked") == 0
+        assert of(values_anew(exporter), "sqlsem_ended_total", resource="load:*", outcome="revoked") == 2
         revoke(locks, "load:10")
         exporter.count_ends()
-        samples = look(exporter)
+        samples = values_anew(exporter)
         exporter.close()
     assert of(samples, "sqlsem_ended_total", resource="load:*", outcome="revoked") == 3, (
         "what was there before is not ours"
@@ -338,8 +334,7 @@ def test_uses_of_rates_are_counted(url):
     """Rates of one pattern share a counter, which never decreases: not even when a window is pruned."""
 
     def look():
-        exporter._last_metrics = None
-        samples = values(exporter)
+        samples = values_anew(exporter)
         return [
             of(samples, f"sqlsem_rate_{use}_total", resource="rate:api-*")
             for use in ("taken", "returned", "waits", "timeouts")
@@ -371,8 +366,7 @@ def test_uses_of_rates_are_counted(url):
         for number in range(200):
             locks.rate(f"other{chr(97 + number // 26)}{chr(97 + number % 26)}", 10, per="1h").take()
         look()
-        exporter._last_metrics = None
-        samples = values(exporter)
+        samples = values_anew(exporter)
         exporter.close()
     labels = [dict(key)["resource"] for name, key in samples if name == "sqlsem_rate_taken_total"]
     assert len(labels) <= 101
@@ -407,8 +401,6 @@ def test_wrong_usage(url):
 
 
 def test_exporter_serves_http_on_loopback(url):
-    import sys
-
     with sqlsem.connect(url) as locks, locks.mutex("etl"):
         process = subprocess.Popen(
             [sys.executable, "-m", "sqlsem", "metrics", "--listen", "0"],
@@ -520,10 +512,13 @@ def test_alert_rules_have_the_required_fields(tmp_path):
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool (on Debian: apt-get install prometheus)")
 def test_promtool_accepts_rules_and_queries(url, tmp_path):
+    def check(kind, *file, text=None):
+        done = subprocess.run([PROMTOOL, "check", kind, *file], input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
     rules = tmp_path / "alerts.yaml"
     rules.write_text(CliRunner().invoke(main, ["metrics", "--alerts"]).output)
-    done = subprocess.run([PROMTOOL, "check", "rules", str(rules)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    check("rules", rules)
     # Each query of the dashboard as the expression of a rule.
     dashboard = json.loads(CliRunner().invoke(main, ["metrics", "--dashboard"]).output)
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
@@ -532,10 +527,7 @@ def test_promtool_accepts_rules_and_queries(url, tmp_path):
         plain = expression.replace("$__rate_interval", "5m")
         lines += [f"      - record: dashboard:{number}", f"        expr: {json.dumps(plain)}"]
     rules.write_text("\n".join(lines))
-    done = subprocess.run([PROMTOOL, "check", "rules", str(rules)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    check("rules", rules)
     with sqlsem.connect(url) as locks:
         locks.admin.resources()
-    text = CliRunner().invoke(main, ["--url", url, "metrics", "--once"]).output
-    done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    check("metrics", text=CliRunner().invoke(main, ["--url", url, "metrics", "--once"]).output)
