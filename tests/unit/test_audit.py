@@ -18,12 +18,15 @@ from sqlsem.insight import audit as module
 from sqlsem.insight.rule import Queue
 from sqlsem.values.locks import Operation, Request, Resource
 
+#: Rows that have ended, and that are there; all of them are of one resource.
+row, there = partial(past, "a"), partial(entry, "a")
 
-def found(rows, entries=(), audit=module.audit):
-    return [
-        (finding.kind, finding.resource, finding.position)
-        for finding in audit(nights.newest_first(rows), entries).findings
-    ]
+
+def found(rows, entries=(), rulings=(), audit=module.audit):
+    """Return the findings in these rows: ``"limit 2"`` is one about the limit, at position 2."""
+    findings = audit(nights.newest_first(rows), entries, rulings).findings
+    assert all(finding.resource == "a" for finding in findings)
+    return [f"{finding.kind} {finding.position}" for finding in findings]
 
 
 @settings(max_examples=80)
@@ -52,155 +55,97 @@ def test_audit_finds_broken_histories(some, data):
             replace(row, resource="a"),
         ]
         rows[number] = data.draw(st.sampled_from(changed))
-    got = found(rows)
-    assert {position for _, _, position in got} == nights.broken(rows)
-    assert {kind for kind, _, _ in got} <= {"limit", "order"}
+    findings = module.audit(nights.newest_first(rows)).findings
+    assert {finding.position for finding in findings} == nights.broken(rows)
+    assert {finding.kind for finding in findings} <= {"limit", "order"}
 
 
-#: Histories by description, each with the kind and the place of its findings; none if it is in order.
+#: Histories by description, each with its findings, and the rows that are there.
 CASES = {
-    "one after the other": ([past("a", 1, 0, 0, 5), past("a", 2, 1, 5, 6)], []),
-    "two in a mutex": ([past("a", 1, 0, 0, 5), past("a", 2, 1, 4, 6)], [("limit", "a", 2)]),
-    "two in a mutex at once": ([past("a", 1, 0, 0, 5), past("a", 2, 0, 0, 6)], [("limit", "a", 2)]),
-    "two in a mutex, of which one is there": (
-        [past("a", 2, 1, 4, 6)],
-        [("limit", "a", 2)],
-        [entry("a", 1, 0, 0, 9)],
-    ),
-    "beside who holds now": (
-        [past("a", 1, 0, 0, 5)],
-        [("limit", "a", 2)],
-        [entry("a", 2, 1, 4, 9), entry("a", 3, 2, None, 9)],
-    ),
-    "past who waits now": ([past("a", 2, 1, 4, 6)], [("order", "a", 2)], [entry("a", 1, 0, None, 9)]),
-    "two resources": ([past("a", 1, 0, 0, 5), past("b", 2, 1, 1, 6)], []),
-    "four in a limit of three": (
-        [past("a", n, n, n, 9 + n, limit=3) for n in range(1, 5)],
-        [("limit", "a", 4)],
-    ),
-    "the lowest limit counts": (
-        [past("a", 1, 0, 0, 9, limit=1), past("a", 2, 1, 1, 9, limit=5)],
-        [("limit", "a", 2)],
-    ),
-    "a weight too much": (
-        [past("a", 1, 0, 0, 9, limit=3, weight=2), past("a", 2, 1, 1, 9, limit=3, weight=2)],
-        [("limit", "a", 2)],
-    ),
-    "readers together": ([past("a", 1, 0, 0, 9, "read"), past("a", 2, 1, 1, 9, "read")], []),
-    "a writer beside readers": (
-        [past("a", 1, 0, 0, 9, "read"), past("a", 2, 1, 1, 9)],
-        [("limit", "a", 2)],
-    ),
+    "one after the other": ([row(1, 0, 0, 5), row(2, 1, 5, 6)], []),
+    "two in a mutex": ([row(1, 0, 0, 5), row(2, 1, 4, 6)], ["limit 2"]),
+    "two in a mutex at once": ([row(1, 0, 0, 5), row(2, 0, 0, 6)], ["limit 2"]),
+    "two in a mutex, of which one is there": ([row(2, 1, 4, 6)], ["limit 2"], [there(1, 0, 0, 9)]),
+    "beside who holds now": ([row(1, 0, 0, 5)], ["limit 2"], [there(2, 1, 4, 9), there(3, 2, None, 9)]),
+    "past who waits now": ([row(2, 1, 4, 6)], ["order 2"], [there(1, 0, None, 9)]),
+    "two resources": ([row(1, 0, 0, 5), past("b", 2, 1, 1, 6)], []),
+    "four in a limit of three": ([row(n, n, n, 9 + n, limit=3) for n in range(1, 5)], ["limit 4"]),
+    "the lowest limit counts": ([row(1, 0, 0, 9, limit=1), row(2, 1, 1, 9, limit=5)], ["limit 2"]),
+    "a weight too much": ([row(1, 0, 0, 9, limit=3, weight=2), row(2, 1, 1, 9, limit=3, weight=2)], ["limit 2"]),
+    "readers together": ([row(1, 0, 0, 9, "read"), row(2, 1, 1, 9, "read")], []),
+    "a writer beside readers": ([row(1, 0, 0, 9, "read"), row(2, 1, 1, 9)], ["limit 2"]),
     "a reader past a writer that waits": (
-        [past("a", 1, 0, 0, 9, "read"), past("a", 2, 1, 9, 12), past("a", 3, 2, 3, 5, "read")],
-        [("order", "a", 3)],
+        [row(1, 0, 0, 9, "read"), row(2, 1, 9, 12), row(3, 2, 3, 5, "read")],
+        ["order 3"],
     ),
-    "stages mixed": (
-        [past("a", 1, 0, 0, 9, "stage:1"), past("a", 2, 1, 8, 9, "stage:2")],
-        [("limit", "a", 2)],
-    ),
-    "overtaken": ([past("a", 1, 0, 5, 6), past("a", 2, 1, 2, 4)], [("order", "a", 2)]),
-    "past who gave up later": (
-        [past("a", 1, 0, None, 6, outcome="timeout"), past("a", 2, 1, 5, 8)],
-        [("order", "a", 2)],
-    ),
-    "after who gave up": ([past("a", 1, 0, None, 5, outcome="timeout"), past("a", 2, 1, 5, 8)], []),
+    "stages mixed": ([row(1, 0, 0, 9, "stage:1"), row(2, 1, 8, 9, "stage:2")], ["limit 2"]),
+    "overtaken": ([row(1, 0, 5, 6), row(2, 1, 2, 4)], ["order 2"]),
+    "past who gave up later": ([row(1, 0, None, 6, outcome="timeout"), row(2, 1, 5, 8)], ["order 2"]),
+    "after who gave up": ([row(1, 0, None, 5, outcome="timeout"), row(2, 1, 5, 8)], []),
     "overtaken by a light one": (
-        [past("a", 1, 0, 0, 9, limit=3), past("a", 2, 1, 9, 11, limit=3, weight=3), past("a", 3, 2, 2, 8, limit=3)],
-        [("order", "a", 3)],
+        [row(1, 0, 0, 9, limit=3), row(2, 1, 9, 11, limit=3, weight=3), row(3, 2, 2, 8, limit=3)],
+        ["order 3"],
     ),
     "the dead are in the way until they are removed": (
-        [replace(past("a", 1, 0, 0, 9, outcome="reaped"), held=3.0), past("a", 2, 1, 4, 8)],
-        [("limit", "a", 2)],
+        [replace(row(1, 0, 0, 9, outcome="reaped"), held=3.0), row(2, 1, 4, 8)],
+        ["limit 2"],
     ),
-    "an upgrade": (
-        [past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 1, 0, 5, 8), past("a", 2, 1, 8, 9, "read")],
-        [],
-    ),
+    "an upgrade": ([row(1, 0, 0, 5, "read", None, outcome="upgraded"), row(1, 0, 5, 8), row(2, 1, 8, 9, "read")], []),
     "a reader that leaves, or is taken away, while it upgrades": (
-        [
-            past("a", 1, 0, 0, 8, "upgrade", outcome="revoked"),
-            past("a", 2, 1, 1, 5, "read"),
-            past("a", 3, 2, 8, 9, outcome="released"),
-        ],
+        [row(1, 0, 0, 8, "upgrade", outcome="revoked"), row(2, 1, 1, 5, "read"), row(3, 2, 8, 9, outcome="released")],
         [],
     ),
     "an upgrade beside a reader behind": (
-        [
-            *(past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 1, 0, 5, 8)),
-            past("a", 2, 1, 1, 6, "read"),
-        ],
-        [("alone", "a", 1)],
+        [*(row(1, 0, 0, 5, "read", None, outcome="upgraded"), row(1, 0, 5, 8)), row(2, 1, 1, 6, "read")],
+        ["alone 1"],
     ),
     "an upgrade beside a reader ahead": (
-        [
-            *(past("a", 2, 1, 1, 5, "read", None, outcome="upgraded"), past("a", 2, 1, 5, 8)),
-            past("a", 1, 0, 0, 6, "read"),
-        ],
-        [("limit", "a", 2), ("alone", "a", 2)],
+        [*(row(2, 1, 1, 5, "read", None, outcome="upgraded"), row(2, 1, 5, 8)), row(1, 0, 0, 6, "read")],
+        ["limit 2", "alone 2"],
     ),
     "an upgrade past a reader ahead that waits": (
         [
-            *(past("a", 2, 1, 1, 5, "read", None, outcome="upgraded"), past("a", 2, 1, 5, 8)),
-            past("a", 1, 0, None, 9, "read", outcome="timeout"),
+            *(row(2, 1, 1, 5, "read", None, outcome="upgraded"), row(2, 1, 5, 8)),
+            row(1, 0, None, 9, "read", outcome="timeout"),
         ],
-        [("order", "a", 2), ("alone", "a", 2)],
+        ["order 2", "alone 2"],
     ),
     "who does not say its limit beside one that will upgrade": (
-        [
-            *(past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 1, 0, 5, 8)),
-            past("a", 2, 1, 3, 4, limit=9),
-        ],
-        [("limit", "a", 2)],
+        [*(row(1, 0, 0, 5, "read", None, outcome="upgraded"), row(1, 0, 5, 8)), row(2, 1, 3, 4, limit=9)],
+        ["limit 2"],
     ),
     "a reader beside an upgraded one that is there": (
-        [past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 2, 1, 6, 7, "read")],
-        [("limit", "a", 2)],
-        [entry("a", 1, 0, 5, 9)],
+        [row(1, 0, 0, 5, "read", None, outcome="upgraded"), row(2, 1, 6, 7, "read")],
+        ["limit 2"],
+        [there(1, 0, 5, 9)],
     ),
     "a downgrade lets readers in": (
-        [
-            *(past("a", 1, 0, 0, 5, "write", None, outcome="downgraded"), past("a", 1, 0, 5, 9, "read")),
-            past("a", 2, 1, 5, 7, "read"),
-        ],
+        [*(row(1, 0, 0, 5, "write", None, outcome="downgraded"), row(1, 0, 5, 9, "read")), row(2, 1, 5, 7, "read")],
         [],
     ),
     "a reader before the downgrade": (
-        [
-            *(past("a", 1, 0, 0, 5, "write", None, outcome="downgraded"), past("a", 1, 0, 5, 9, "read")),
-            past("a", 2, 1, 4, 7, "read"),
-        ],
-        [("limit", "a", 2)],
+        [*(row(1, 0, 0, 5, "write", None, outcome="downgraded"), row(1, 0, 5, 9, "read")), row(2, 1, 4, 7, "read")],
+        ["limit 2"],
     ),
-    "it upgrades now, nobody knows since when": (
-        [past("a", 2, 1, 1, 5, "read")],
-        [],
-        [entry("a", 1, 0, 0, 9, access="upgrade")],
-    ),
-    "a number given twice": (
-        [past("a", 1, 0, 0, 9, limit=5), past("a", 1, 1, 1, 8, limit=5)],
-        [("number", "a", 1)],
-    ),
-    "numbers not in the order of asking": (
-        [past("a", 1, 4, 4, 5, limit=5), past("a", 2, 0, 0, 3, limit=5)],
-        [("number", "a", 2)],
-    ),
-    "ended before it began": ([past("a", 1, 5, 5, 3)], [("clock", "a", 1)]),
-    "let in before it asked": ([past("a", 1, 5, 4, 8)], [("clock", "a", 1)]),
-    "no time at all": ([past("a", n, 1, 1, 1) for n in range(1, 6)], []),
-    "ended as we looked": ([past("a", 1, 0, 0, 5), past("a", 2, 1, 5, 6)], [], [entry("a", 1, 0, 0, 4)]),
+    "it upgrades now, nobody knows since when": ([row(2, 1, 1, 5, "read")], [], [there(1, 0, 0, 9, access="upgrade")]),
+    "a number given twice": ([row(1, 0, 0, 9, limit=5), row(1, 1, 1, 8, limit=5)], ["number 1"]),
+    "numbers not in the order of asking": ([row(1, 4, 4, 5, limit=5), row(2, 0, 0, 3, limit=5)], ["number 2"]),
+    "ended before it began": ([row(1, 5, 5, 3)], ["clock 1"]),
+    "let in before it asked": ([row(1, 5, 4, 8)], ["clock 1"]),
+    "no time at all": ([row(n, 1, 1, 1) for n in range(1, 6)], []),
+    "ended as we looked": ([row(1, 0, 0, 5), row(2, 1, 5, 6)], [], [there(1, 0, 0, 4)]),
     "upgraded as we looked": (
-        [past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 2, 1, 1, 4, "read")],
+        [row(1, 0, 0, 5, "read", None, outcome="upgraded"), row(2, 1, 1, 4, "read")],
         [],
-        [entry("a", 1, 0, 0, 4, access="read")],
+        [there(1, 0, 0, 4, access="read")],
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_audit_finds_the_expected_faults(case):
-    rows, expected, entries = (*case, ()) if len(case) == 2 else case
-    assert found(rows, entries) == expected
+    rows, expected, *entries = case
+    assert found(rows, *entries) == expected
 
 
 def ruled(since, until=None, cap=None):
@@ -209,78 +154,47 @@ def ruled(since, until=None, cap=None):
 
 #: It ended before all others: all later grants are known.
 LONG_AGO = past("z", 0, -9, -9, -8)
-#: Caps and pauses: rows, rulings, the expected findings, and the settings at the end.
+
+
+def two(*times):
+    """Return two rows with a limit of three, which were requested and granted and ended at these times."""
+    return [row(position, *at, limit=3) for position, at in enumerate(times, 1)]
+
+
+#: Caps and pauses: rows, rulings, the expected findings, and the rows that are there.
 RULED = {
-    "let in before the cap": (
-        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 1, 1, 99, limit=3)],
-        [ruled(2, None, 1)],
-        [],
-    ),
-    "let in under the cap": (
-        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 9, 99, 120, limit=3)],
-        [ruled(2, None, 1)],
-        [],
-    ),
-    "let in against the cap": (
-        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 9, 9, 120, limit=3)],
-        [ruled(2, None, 1)],
-        [("cap", "a", 2)],
-    ),
+    "let in before the cap": (two((0, 0, 99), (1, 1, 99)), [ruled(2, None, 1)], []),
+    "let in under the cap": (two((0, 0, 99), (9, 99, 120)), [ruled(2, None, 1)], []),
+    "let in against the cap": (two((0, 0, 99), (9, 9, 120)), [ruled(2, None, 1)], ["cap 2"]),
     "one waits ahead": (
-        [past("a", 1, 0, None, 99, limit=3, outcome="timeout"), past("a", 2, 9, 9, 120, limit=3)],
+        [row(1, 0, None, 99, limit=3, outcome="timeout"), row(2, 9, 9, 120, limit=3)],
         [ruled(2, None, 1)],
-        [("cap", "a", 2)],
+        ["cap 2"],
     ),
-    "the cap may not have been heard of": (
-        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 6, 6, 120, limit=3)],
-        [ruled(2, None, 1)],
-        [],
-    ),
-    "a higher cap": (
-        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 9, 9, 120, limit=3)],
-        [ruled(2, None, 2)],
-        [],
-    ),
-    "lifted": (
-        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 9, 30, 120, limit=3)],
-        [ruled(2, 30, 1)],
-        [],
-    ),
-    "one left at that time": (
-        [past("a", 1, 0, 0, 20, limit=3), past("a", 2, 9, 20, 120, limit=3)],
-        [ruled(2, None, 1)],
-        [],
-    ),
-    "one left at that time, and the other one at once": (
-        [past("a", 1, 0, 0, 20, limit=3), past("a", 2, 9, 20, 20, limit=3)],
-        [ruled(2, None, 1)],
-        [],
-    ),
-    "let in during a pause": ([past("a", 0, 0, 0, 1), past("a", 1, 0, 9, 20)], [ruled(2, 30)], [("pause", "a", 1)]),
-    "let in after a pause": ([past("a", 0, 0, 0, 1), past("a", 1, 0, 30, 40)], [ruled(2, 30)], []),
+    "the cap may not have been heard of": (two((0, 0, 99), (6, 6, 120)), [ruled(2, None, 1)], []),
+    "a higher cap": (two((0, 0, 99), (9, 9, 120)), [ruled(2, None, 2)], []),
+    "lifted": (two((0, 0, 99), (9, 30, 120)), [ruled(2, 30, 1)], []),
+    "one left at that time": (two((0, 0, 20), (9, 20, 120)), [ruled(2, None, 1)], []),
+    "one left at that time, and the other one at once": (two((0, 0, 20), (9, 20, 20)), [ruled(2, None, 1)], []),
+    "let in during a pause": ([row(0, 0, 0, 1), row(1, 0, 9, 20)], [ruled(2, 30)], ["pause 1"]),
+    "let in after a pause": ([row(0, 0, 0, 1), row(1, 0, 30, 40)], [ruled(2, 30)], []),
     "another resource": ([past("b", 0, 0, 0, 1), past("b", 1, 0, 9, 20)], [ruled(2, 30)], []),
     "converted during a pause": (
         [
-            *(past("a", 0, 0, 0, 1), past("a", 1, 0, 1, 9, "read", None, outcome="upgraded")),
-            *(past("a", 1, 0, 9, 12, "write", None, outcome="downgraded"), past("a", 1, 0, 12, 20, "read")),
+            *(row(0, 0, 0, 1), row(1, 0, 1, 9, "read", None, outcome="upgraded")),
+            *(row(1, 0, 9, 12, "write", None, outcome="downgraded"), row(1, 0, 12, 20, "read")),
         ],
         [ruled(2, 30)],
         [],
     ),
-    "let in now during a pause": (
-        [past("a", 0, 0, 0, 1)],
-        [ruled(2)],
-        [("pause", "a", 1)],
-        [entry("a", 1, 0, 9, 20)],
-    ),
+    "let in now during a pause": ([row(0, 0, 0, 1)], [ruled(2)], ["pause 1"], [there(1, 0, 9, 20)]),
 }
 
 
 @pytest.mark.parametrize("case", RULED.values(), ids=RULED.keys())
 def test_caps_and_pauses(case):
     rows, some, expected, *entries = case
-    result = module.audit(nights.newest_first([*rows, LONG_AGO]), *(entries or [()]), some)
-    assert [(finding.kind, finding.resource, finding.position) for finding in result.findings] == expected
+    assert found([*rows, LONG_AGO], *(entries or [()]), some) == expected
 
 
 def operation(number, action, resource="a", old=None, new=None):
@@ -450,10 +364,9 @@ MUTANTS = [
 
 def battery(audit):
     for rows, expected, *entries in CASES.values():
-        assert found(rows, entries[0] if entries else (), audit) == expected
+        assert found(rows, *entries, audit=audit) == expected
     for rows, some, expected, *entries in RULED.values():
-        result = audit(nights.newest_first([*rows, LONG_AGO]), *(entries or [()]), some)
-        assert [(finding.kind, finding.resource, finding.position) for finding in result.findings] == expected
+        assert found([*rows, LONG_AGO], *(entries or [()]), some, audit) == expected
     result = audit(nights.newest_first([past("a", 1, 0, 0, 5), past("a", 2, 0, 0, 6)]))
     assert [row.position for row in result.findings[0].rows] == [2, 1]
 
