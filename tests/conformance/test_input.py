@@ -15,82 +15,13 @@ from support import Database, PostgresServer, free_port, keep_to_the_permissions
 import sqlsem
 from sqlsem.engines import of_url
 
-# -- names, limits, weights
+# -- names and options (tests/unit/test_values.py has the values that a request refuses)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "",
-        " ",
-        " a",
-        "a ",
-        "\ta",
-        "a\n",
-        "\u00a0a",
-        "a\u3000",
-        "a\x00b",
-        "a\x1bb",
-        "a\nb",
-        "x" * 256,
-        "😀" * 128,
-        "a\ud800",
-        b"a",
-        None,
-        5,
-        1.5,
-        ["a"],
-    ],
-    ids=ascii,
-)
-def test_names_that_cannot_be(database, bad):
-    coordinator = database.coordinator()
-    for make in (
-        lambda: coordinator.mutex(bad),
-        lambda: coordinator.limit(bad, 3),
-        lambda: coordinator.read(bad),
-        lambda: coordinator.stage(bad, 1),
-        lambda: coordinator.admin.set_limit(bad, 1),
-        lambda: coordinator.admin.pause(bad),
-    ):
-        with pytest.raises(sqlsem.ConfigurationError) as caught:
-            make()
-        assert str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("limit", "weight"),
-    [
-        (0, 1),
-        (-1, 1),
-        (1.0, 1),
-        ("3", 1),
-        (True, 1),
-        (2**31, 1),
-        (3, 0),
-        (3, -1),
-        (3, 4),
-        (3, "1"),
-        (3, True),
-    ],
-    ids=str,
-)
-def test_limits_and_weights_that_cannot_be(database, limit, weight):
-    with pytest.raises(sqlsem.ConfigurationError):
-        database.coordinator().limit("a", limit, weight=weight)
-
-
-def test_other_words_that_cannot_be(database):
-    coordinator = database.coordinator()
+def test_order_of_a_stage_must_be_a_whole_number(database):
     for bad in ("100", 1.0, None, True):
         with pytest.raises(sqlsem.ConfigurationError):
-            coordinator.stage("a", bad)
-    for bad in (-1, "x", "-1", "1 h", "", float("nan"), float("inf"), True):
-        with pytest.raises(sqlsem.ConfigurationError):
-            coordinator.mutex("a", timeout=bad)
-    for bad in (5, "x" * 1001, "a\x00b", "\ud800"):
-        with pytest.raises(sqlsem.ConfigurationError):
-            coordinator.mutex("a", note=bad)
+            database.coordinator().stage("a", bad)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,13 @@ REFUSED = {
     "NUL in a note": {"note": "a\x00"},
     "a note that is none": {"note": 5},
     "too large a limit": {"limit": 2**31},
+    "a limit of nothing": {"limit": 0},
+    "a limit that is true": {"limit": True},
+    "a limit with a point": {"limit": 1.0},
+    "a limit in words": {"limit": "3"},
+    "no weight": {"weight": 0},
+    "a weight that is true": {"weight": True},
+    "a weight above its limit": {"limit": 3, "weight": 4},
 }
 
 
