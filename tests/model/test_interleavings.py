@@ -217,6 +217,32 @@ class Requester(Actor):
         return session.upgrade(self.ticket, 0, NEVER)
 
 
+def queued(world, **words):
+    """Return actors that have registered one after the other: for each name the words of its calls."""
+    return [Requester(world, name, *calls.split()).register_now() for name, calls in words.items()]
+
+
+def handed_over(world, giver):
+    """Let an actor hand over its lock, and return the token."""
+    token = secrets.token_hex(16)
+    assert giver.session.hand_over(giver.member, [giver.ticket], token, 60.0, None)
+    world.believed.clear()
+    return token
+
+
+def adopter(world, name, token, done=None):
+    """An actor that adopts a lock. Its answer is None if it is refused."""
+    session, member = world.member(name)
+
+    def adopt(session):
+        try:
+            return session.adopt(member, name, "o", secrets.token_hex(8), token)
+        except sqlsem.SqlsemError:
+            return None
+
+    return Actor(name, session, [("adopt", adopt)], done=done)
+
+
 def operator(world, name, call):
     """An operator with a session of its own and a single call."""
     session, _ = world.member(name)
@@ -252,10 +278,7 @@ def weights(world):
 
 def a_free_place(world):
     """The holder leaves; two wait behind it and poll in any order."""
-    holder = Requester(world, "h", "release").register_now()
-    first = Requester(world, "a", "look").register_now()
-    second = Requester(world, "b", "look").register_now()
-    return [holder, first, second], nothing_else
+    return queued(world, h="release", a="look", b="look"), nothing_else
 
 
 def readers_behind(world):
@@ -268,10 +291,7 @@ def readers_behind(world):
 
 def a_try(world):
     """A try while the holder leaves, and another client waits."""
-    holder = Requester(world, "h", "release").register_now()
-    waiter = Requester(world, "w", "look").register_now()
-    barger = Requester(world, "t", "try")
-    return [holder, waiter, barger], nothing_else
+    return [*queued(world, h="release", w="look"), Requester(world, "t", "try")], nothing_else
 
 
 def late_loss(world):
@@ -311,8 +331,7 @@ def granted_to_the_dead(world):
 
 def revoked_while_it_waits(world):
     """An operator revokes the row of a waiter as it is granted."""
-    holder = Requester(world, "h", "release").register_now()
-    waiter = Requester(world, "w", "look").register_now()
+    holder, waiter = queued(world, h="release", w="look")
     position = waiter.ticket.position
 
     def revoke(session):
@@ -332,8 +351,7 @@ def revoked_while_it_waits(world):
 
 def told_before(world):
     """An operator revokes a row as it is being granted: no grant follows the revocation."""
-    holder = Requester(world, "h", "release").register_now()
-    waiter = Requester(world, "w", "look").register_now()
+    holder, waiter = queued(world, h="release", w="look")
     position = waiter.ticket.position
     revoker = operator(world, "o", lambda session: session.revoke(position, False))
     revoked = []
@@ -360,8 +378,7 @@ def told_before(world):
 
 def cancelled(world):
     """A waiter cancels, by its uid, as it becomes grantable."""
-    holder = Requester(world, "h", "release").register_now()
-    waiter = Requester(world, "w", "look", "cancel").register_now()
+    holder, waiter = queued(world, h="release", w="look cancel")
 
     def end():
         assert waiter.answers["cancel"] == 1
@@ -428,21 +445,9 @@ def two_upgrades(world):
 
 def adopted(world):
     """Two clients adopt the same handed-over lock: one gets it, the other is refused."""
-    giver = Requester(world, "h").register_now()
-    token = secrets.token_hex(16)
-    assert giver.session.hand_over(giver.member, [giver.ticket], token, 60.0, None)
-    world.believed.clear()
-    actors = []
-    for name in "ab":
-        session, member = world.member(name)
-
-        def adopt(session, member=member, name=name):
-            try:
-                return session.adopt(member, name, "o", secrets.token_hex(8), token)
-            except sqlsem.SqlsemError:
-                return None
-
-        actors.append(Actor(name, session, [("adopt", adopt)]))
+    (giver,) = queued(world, h="")
+    token = handed_over(world, giver)
+    actors = [adopter(world, name, token) for name in "ab"]
 
     def end():
         assert sum(actor.answers["adopt"] is not None for actor in actors) == 1
@@ -452,48 +457,24 @@ def adopted(world):
 
 def adopted_too_late(world):
     """A lock in transit is adopted just after its time, while the next waiter polls: one of them gets it."""
-    giver = Requester(world, "h").register_now()
-    token = secrets.token_hex(16)
-    waiter = Requester(world, "w", "look").register_now()
-    assert giver.session.hand_over(giver.member, [giver.ticket], token, 60.0, None)
-    world.believed.clear()
+    giver, waiter = queued(world, h="", w="look")
+    late = adopter(world, "a", handed_over(world, giver))
     world.over(world.seen()[0].member)
-    session, member = world.member("a")
-
-    def adopt(session):
-        try:
-            return session.adopt(member, "a", "o", secrets.token_hex(8), token)
-        except sqlsem.SqlsemError:
-            return None
-
-    adopter = Actor("a", session, [("adopt", adopt)])
 
     def end():
-        assert adopter.answers["adopt"] is None
+        assert late.answers["adopt"] is None
 
-    return [adopter, waiter], end
+    return [late, waiter], end
 
 
 def a_pause(world):
     """An operator pauses the resource while the holder releases, and another client polls."""
-    holder = Requester(world, "h", "release").register_now()
-    waiter = Requester(world, "w", "look").register_now()
-    paused = []
-
-    def pause(session):
-        session.set_resource(world.resource, "paused", 1)
-
-    def told(word, answer):
-        if answer is True:
-            world.believed[waiter.ticket.position] = "w"
-
-    stopper = operator(world, "o", pause)
-    stopper.done = lambda word, answer: paused.append(True)
+    stopper = operator(world, "o", lambda session: session.set_resource(world.resource, "paused", 1))
 
     def end():
         world.operator.set_resource(world.resource, "paused", 0)
 
-    return [holder, waiter, stopper], end
+    return [*queued(world, h="release", w="look"), stopper], end
 
 
 def claims(world):
@@ -534,9 +515,7 @@ def _claims(world, maximum):
 
 def registers_as_one_leaves(world):
     """A registration while the holder leaves, and another client polls."""
-    holder = Requester(world, "h", "release").register_now()
-    waiter = Requester(world, "w", "look").register_now()
-    return [holder, waiter, Requester(world, "n", "register")], nothing_else
+    return [*queued(world, h="release", w="look"), Requester(world, "n", "register")], nothing_else
 
 
 def registers_as_one_is_removed(world):
@@ -550,8 +529,7 @@ def registers_as_one_is_removed(world):
 
 def registers_as_one_is_revoked(world):
     """A registration while an operator revokes the row before it, and the holder leaves."""
-    holder = Requester(world, "h", "release").register_now()
-    waiter = Requester(world, "w").register_now()
+    holder, waiter = queued(world, h="release", w="")
     revoker = operator(world, "o", lambda session: session.revoke(waiter.ticket.position, True))
 
     def end():
@@ -563,8 +541,7 @@ def registers_as_one_is_revoked(world):
 
 def registers_as_one_cancels(world):
     """A registration while the one before it cancels, by its uid, and the holder leaves."""
-    holder = Requester(world, "h", "release").register_now()
-    waiter = Requester(world, "w", "cancel").register_now()
+    holder, waiter = queued(world, h="release", w="cancel")
 
     def end():
         assert waiter.answers["cancel"] == 1
@@ -611,26 +588,19 @@ def registers_as_one_hands_over(world):
 
 def registers_as_one_adopts(world):
     """A client registers while a lock in transit is adopted, and another client polls: only the adopter holds it."""
-    giver = Requester(world, "h").register_now()
-    waiter = Requester(world, "w", "look").register_now()
-    position, token = giver.ticket.position, secrets.token_hex(16)
-    assert giver.session.hand_over(giver.member, [giver.ticket], token, 60.0, None)
-    world.believed.clear()
-    session, member = world.member("a")
-
-    def adopt(session):
-        return session.adopt(member, "a", "o", secrets.token_hex(8), token)
+    giver, waiter = queued(world, h="", w="look")
+    position = giver.ticket.position
 
     def told(word, answer):
         world.believed[position] = "a"
 
-    adopter = Actor("a", session, [("adopt", adopt)], done=told)
+    receiver = adopter(world, "a", handed_over(world, giver), done=told)
 
     def end():
-        assert [ticket.position for _, ticket in adopter.answers["adopt"]] == [position], "another fence"
+        assert [ticket.position for _, ticket in receiver.answers["adopt"]] == [position], "another fence"
         assert waiter.answers["look"] is False
 
-    return [adopter, waiter, Requester(world, "n", "register")], end
+    return [receiver, waiter, Requester(world, "n", "register")], end
 
 
 def rates(world):
@@ -719,36 +689,11 @@ class Bare:
 
 
 SCENARIOS = [
-    two_at_once,
-    three_kinds,
-    weights,
-    a_free_place,
-    readers_behind,
-    a_try,
-    late_loss,
-    granted_to_the_dead,
-    revoked_while_it_waits,
-    told_before,
-    cancelled,
-    a_lost_reply,
-    an_upgrade,
-    two_upgrades,
-    adopted,
-    adopted_too_late,
-    a_pause,
-    claims,
-    claims_of_a_limit,
-    registers_as_one_leaves,
-    registers_as_one_is_removed,
-    registers_as_one_is_revoked,
-    registers_as_one_cancels,
-    registers_as_one_upgrades,
-    registers_as_one_hands_over,
-    registers_as_one_adopts,
-    rates,
-    a_rate_with_a_line,
-    a_bare_row,
-    bare_among_others,
+    *(two_at_once, three_kinds, weights, a_free_place, readers_behind, a_try, late_loss, granted_to_the_dead),
+    *(revoked_while_it_waits, told_before, cancelled, a_lost_reply, an_upgrade, two_upgrades, adopted),
+    *(adopted_too_late, a_pause, claims, claims_of_a_limit, registers_as_one_leaves, registers_as_one_is_removed),
+    *(registers_as_one_is_revoked, registers_as_one_cancels, registers_as_one_upgrades, registers_as_one_hands_over),
+    *(registers_as_one_adopts, rates, a_rate_with_a_line, a_bare_row, bare_among_others),
 ]
 
 

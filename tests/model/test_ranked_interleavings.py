@@ -101,26 +101,30 @@ def two_come_at_once(world):
 
 def a_low_and_a_high_one_look(world):
     """The holder releases; two waiters poll in any order."""
-    holder = Ranked(world, "h", 0, "release").now()
-    return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "b", 2, "look").now()]
+    return [
+        Ranked(world, "h", 0, "release").now(),
+        Ranked(world, "a", 1, "look").now(),
+        Ranked(world, "b", 2, "look").now(),
+    ]
 
 
 def a_high_one_comes(world):
     """The holder releases, the first waiter polls, and a request of higher priority comes."""
-    holder = Ranked(world, "h", 0, "release").now()
-    return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "b", 2, "enter")]
+    return [Ranked(world, "h", 0, "release").now(), Ranked(world, "a", 1, "look").now(), Ranked(world, "b", 2, "enter")]
 
 
 def a_try(world):
     """A client tries while the holder releases, and a waiter of lower priority polls."""
-    holder = Ranked(world, "h", 0, "release").now()
-    return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "t", 2, "try")]
+    return [Ranked(world, "h", 0, "release").now(), Ranked(world, "a", 1, "look").now(), Ranked(world, "t", 2, "try")]
 
 
 def the_first_one_gives_up(world):
     """The higher waiter cancels as it becomes grantable; the lower one polls."""
-    holder = Ranked(world, "h", 0, "release").now()
-    return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "b", 2, "cancel").now()]
+    return [
+        Ranked(world, "h", 0, "release").now(),
+        Ranked(world, "a", 1, "look").now(),
+        Ranked(world, "b", 2, "cancel").now(),
+    ]
 
 
 def one_without_a_priority(world):
@@ -136,11 +140,7 @@ def one_without_a_priority(world):
 
 
 SCENARIOS = [
-    two_come_at_once,
-    a_low_and_a_high_one_look,
-    a_high_one_comes,
-    a_try,
-    the_first_one_gives_up,
+    *(two_come_at_once, a_low_and_a_high_one_look, a_high_one_comes, a_try, the_first_one_gives_up),
     one_without_a_priority,
 ]
 
