@@ -17,6 +17,7 @@ from sqlsem.engines.base import Disconnected
 from sqlsem.values.locks import Request, Ticket, Upgrading
 
 READ, WRITE = "read", "write"
+both = pytest.mark.faces("sync", "aio")
 #: Seconds in which a notified waiter goes on; a waiter without a notification polls only after some seconds of sleep.
 WOKEN = 1.5
 
@@ -157,6 +158,13 @@ def member(database, name):
     operator.close()
 
 
+@pytest.fixture
+def readers(member):
+    """Return two members that read, each with its ticket."""
+    first, other = member(), member()
+    return first, first.read(), other, other.read()
+
+
 # -- upgrade
 
 
@@ -205,9 +213,8 @@ def test_an_upgrade_waits_for_its_own_members_other_readers(member):
     assert waiting.get() is True
 
 
-def test_upgrade_keeps_new_readers_out(member):
-    first, other = member(), member()
-    own_ticket, other_ticket = first.read(), other.read()
+def test_upgrade_keeps_new_readers_out(readers):
+    first, own_ticket, other, other_ticket = readers
     waiting = first.upgrade(own_ticket)
     late, later = other.ask(READ), other.ask(WRITE)
     assert not late.granted
@@ -237,9 +244,8 @@ def test_a_waiting_writer_stays_behind(member):
     assert third.enters(writer) is True
 
 
-def test_the_second_upgrader_gets_deadlock_at_once(member):
-    first, other = member(), member()
-    own_ticket, other_ticket = first.read(), other.read()
+def test_the_second_upgrader_gets_deadlock_at_once(readers):
+    first, own_ticket, other, other_ticket = readers
     waiting = first.upgrade(own_ticket)
     began = time.monotonic()
     with pytest.raises(sqlsem.Deadlock) as caught:
@@ -256,9 +262,8 @@ def test_the_second_upgrader_gets_deadlock_at_once(member):
     assert waiting.get() is True
 
 
-def test_an_upgrade_that_gives_up_is_a_reader_again(member):
-    first, other = member(), member()
-    own_ticket, other_ticket = first.read(), other.read()
+def test_an_upgrade_that_gives_up_is_a_reader_again(readers):
+    first, own_ticket, other, other_ticket = readers
 
     def woken_after():
         assert first.upgrade(own_ticket, timeout=0.3).get() is False
@@ -282,9 +287,8 @@ def test_an_upgrade_that_gives_up_is_a_reader_again(member):
     assert again.get() is True
 
 
-def test_a_try_changes_nothing(member):
-    first, other = member(), member()
-    own_ticket, other_ticket = first.read(), other.read()
+def test_a_try_changes_nothing(readers):
+    first, own_ticket, other, other_ticket = readers
     assert first.begin(own_ticket, only_if_free=True) is False
     assert first.state(own_ticket) == (READ, "holds")
     late = other.ask(READ)
@@ -314,9 +318,8 @@ def test_upgrade_try_succeeds_beside_a_dead_reader(member):
     until(lambda: first.begin(own_ticket, only_if_free=True), "the dead one out of the way")
 
 
-def test_every_call_may_be_repeated(member):
-    first, other = member(), member()
-    own_ticket, other_ticket = first.read(), other.read()
+def test_every_call_may_be_repeated(readers):
+    first, own_ticket, other, other_ticket = readers
     for _ in range(3):
         assert first.begin(own_ticket) is False
     other.release(other_ticket)
@@ -449,9 +452,8 @@ def test_upgrade_with_readers_held_back_by_a_pause(member, database):
     assert waiting.get() is True
 
 
-def test_an_upgrade_goes_on_while_paused(member):
-    first, other = member(), member()
-    own_ticket, other_ticket = first.read(), other.read()
+def test_an_upgrade_goes_on_while_paused(readers):
+    first, own_ticket, other, other_ticket = readers
     first.main.set_resource(own_ticket.resource, "paused", 1)
     waiting = first.upgrade(own_ticket)
     other.release(other_ticket)
@@ -543,10 +545,9 @@ def test_writer_downgrades_and_upgrades_again(member):
         assert other.ask(READ, only_if_free=True) is None
 
 
-def test_a_wait_that_outlives_its_upgrade_changes_nothing(member):
+def test_a_wait_that_outlives_its_upgrade_changes_nothing(readers):
     """The server may continue a wait call after its client broke it off."""
-    first, other = member(), member()
-    own_ticket, other_ticket = first.read(), other.read()
+    first, own_ticket, other, other_ticket = readers
     waiting = first.upgrade(own_ticket, timeout=2)
     first.downgrade(own_ticket)
     assert first.main.upgrade(own_ticket, 0.1, threading.Event()) is False
@@ -862,6 +863,7 @@ class Upgrade:
         return self
 
 
+@both
 @pytest.mark.quiet
 def test_a_grant_goes_up_and_down(connect, database, name):
     first, other = connect(), connect()
@@ -885,6 +887,7 @@ def test_a_grant_goes_up_and_down(connect, database, name):
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["one process", "two"])
+@both
 @pytest.mark.quiet
 def test_a_grant_waits_for_the_others(connect, database, name, same):
     coordinator = connect()
@@ -904,6 +907,7 @@ def test_a_grant_waits_for_the_others(connect, database, name, same):
         late.leave()
 
 
+@both
 def test_upgrade_times_out(connect, database, name):
     first, other = connect(), connect()
     with other.read(name), first.read(name) as grant:
@@ -918,6 +922,7 @@ def test_upgrade_times_out(connect, database, name):
             late.leave()
 
 
+@both
 def test_two_upgrades_at_once(connect, database, name):
     first, other = connect(), connect()
     lock = other.read(name)
@@ -974,18 +979,17 @@ def test_a_knot_with_an_upgrade_in_it(connect, database, name):
         thread.join()
 
 
+@both
 @pytest.mark.parametrize(
-    "kind", [lambda c, n: c.mutex(n), lambda c, n: c.write(n), lambda c, n: c.limit(n, 3), lambda c, n: c.stage(n, 1)]
+    ("kind", "refused"),
+    [(kind, "up") for kind in ("mutex", "write", "limit", "stage")]
+    + [(kind, "down") for kind in ("read", "limit", "stage")],
 )
-def test_upgrade_of_a_non_reader_is_refused(connect, name, kind):
-    with kind(connect(), name) as grant, pytest.raises(sqlsem.ConfigurationError, match="cannot be upgraded"):
-        grant.upgrade()
-
-
-@pytest.mark.parametrize("kind", [lambda c, n: c.read(n), lambda c, n: c.limit(n, 3), lambda c, n: c.stage(n, 1)])
-def test_downgrade_of_a_non_writer_is_refused(connect, name, kind):
-    with kind(connect(), name) as grant, pytest.raises(sqlsem.ConfigurationError, match="cannot be downgraded"):
-        grant.downgrade()
+def test_conversion_of_another_kind_is_refused(connect, name, kind, refused):
+    options = {"limit": (3,), "stage": (1,)}.get(kind, ())
+    with getattr(connect(), kind)(name, *options) as grant:
+        with pytest.raises(sqlsem.ConfigurationError, match=f"cannot be {refused}graded"):
+            getattr(grant, f"{refused}grade")()
 
 
 def test_several_at_once_are_not_converted(connect, name):
@@ -1172,41 +1176,6 @@ def test_an_exception_in_the_middle_leaves_a_reader(connect, database, name, mon
         monkeypatch.undo()
         assert access(database, grant) == READ
         grant.check()
-
-
-@pytest.mark.quiet
-def test_tasks_go_up_and_down(connect, database, name):
-    first, other = connect(), connect()
-
-    async def main():
-        async with first.aio.read(name) as grant:
-            async with other.aio.read(name) as other_grant:
-                with pytest.raises(sqlsem.Timeout):
-                    await grant.upgrade(timeout=0.2)
-                assert access(database, grant) == READ
-                waiting = asyncio.create_task(grant.upgrade(timeout=PATIENCE))
-                while access(database, grant) != "upgrade":
-                    await asyncio.sleep(0.01)
-                with pytest.raises(sqlsem.Deadlock):
-                    await other_grant.upgrade()
-            await waiting
-            assert access(database, grant) == WRITE
-            late = other.aio.read(name)
-            assert not await late.acquire(blocking=False)
-            entering = asyncio.create_task(read(late))
-            await asyncio.sleep(0.2)
-            assert not entering.done()
-            await grant.downgrade()
-            assert access(database, grant) == READ
-            await asyncio.wait_for(entering, 10)
-            with pytest.raises(sqlsem.ConfigurationError):
-                await grant.downgrade()
-
-    async def read(lock):
-        async with lock:
-            pass
-
-    asyncio.run(main())
 
 
 async def test_a_task_that_is_cancelled_while_it_upgrades_reads_on(connect, database, name):

@@ -4,41 +4,35 @@ import itertools
 import json
 import math
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import overviews
+from support.overviews import NOW
 
 from sqlsem.insight.chains import WaitGraph, root_blockers
 from sqlsem.insight.estimates import Durations, SimulatedQueue, estimates
-from sqlsem.insight.overview import Hold, HoldTimes, Overview
+from sqlsem.insight.overview import Hold, HoldTimes
 from sqlsem.insight.reasons import reasons, task_reasons, wait_in_words
 from sqlsem.insight.task_estimates import TaskHistory, WorkQueue, kinds_of, task_estimates
 from sqlsem.insight.words import clock, span_in_words
-from sqlsem.values.locks import Entry, Request, Resource
-from sqlsem.values.tasks import TaskEntry
-
-NOW = datetime(2026, 3, 1, 3, 0, tzinfo=timezone.utc)
+from sqlsem.values.locks import Request, Resource
 
 
 def entry(position, state="waits", access="write", limit=1, weight=1, resource="r", member=None, owner="t", **more):
     member = position if member is None else member
-    known = {
-        "requesting_id": f"id{position}", "member_id": member, "owner": owner, "host": f"h{member}", "pid": member,
-        "program": None, "note": None, "requested_at": NOW, "granted_at": None if state == "waits" else NOW,
-        "seconds": 60.0, "missing_for": None, "grace": 5.0,
-    }  # fmt: skip
-    return Entry(resource, position, state, access, limit, weight, **{**known, **more})
+    process = {"member_id": member, "owner": owner, "host": f"h{member}", "pid": member, "program": None}
+    known = {"access": access, "limit": limit, "weight": weight, "requested_at": NOW, "seconds": 60.0}
+    return overviews.entry(position, state, resource, **{**process, **known, **more})
 
 
 def overview(entries, *settings, holds=None):
     times = {
         name: HoldTimes(tuple(Hold(held, 0.0, None, None) for held in held)) for name, held in (holds or {}).items()
     }
-    return Overview(
-        NOW, list(settings), sorted(entries, key=lambda entry: (entry.resource, entry.position)), [], [], [], times
-    )
+    return overviews.overview(entries, settings, holds=times)
 
 
 def setting(cap=None, paused=False, resource="r", **more):
@@ -122,7 +116,7 @@ def test_reasons_for_two_weights_above_the_cap():
 def test_reason_on_a_paused_resource():
     reason = why([entry(1, limit=3)], setting(paused=True, paused_by="bob"))
     assert (reason.code, reason.behind, reason.head) == ("paused", (), None)
-    assert reason.words.startswith("the resource is paused by bob since 2026-0")
+    assert reason.words.startswith("the resource is paused by bob since 2026-1")
     behind = why([entry(1, "holds"), entry(2)], setting(paused=True))
     assert "; then it is still behind h1:1" in behind.words
 
@@ -432,12 +426,8 @@ def test_durations_grow_with_their_share(held, already, shares):
 
 
 def task(task_id, order=0, status="pending", queue="q", **more):
-    known = {
-        "kind": "json", "body": "1", "note": None, "on_failure": "stop", "attempt": 0, "failures": 0, "losses": 0,
-        "max_attempts": 3, "put_at": NOW, "ready_at": NOW, "claimed_at": None, "ended_at": None, "seconds": None,
-        "member_id": None, "owner": None, "host": None, "pid": None, "error": None, "result": None,
-    }  # fmt: skip
-    return TaskEntry(task_id=task_id, queue=queue, order=order, status=status, **{**known, **more})
+    known = {"kind": "json", "body": "1", "attempt": 0, "max_attempts": 3, "claimed_at": None}
+    return overviews.task(task_id, status, order=order, queue=queue, **{**known, **more})
 
 
 def test_reasons_of_tasks():
