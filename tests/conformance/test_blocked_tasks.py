@@ -77,23 +77,21 @@ def test_task_with_free_locks_starts_holding_them(queue, other, name):
     assert queue.state().done
 
 
-def test_blocked_task_queues_without_a_worker(queue, other, name):
+def test_blocked_task_queues_without_a_worker(queue, other, name, threads):
     with other.mutex(name):
         number = queue.put(Json("load"), locks=[sqlsem.mutex(name)])
         assert queue.try_claim() is None
         assert rows(other, name)[1:] == [(f"task {number} of {name}", "waits")]
         assert queue.state().pending
         after = other.mutex(name)
-        waiter = threading.Thread(target=lambda: after.acquire() and after.release())
-        waiter.start()
+        waiter = threads.start(lambda: after.acquire() and after.release())
         until(lambda: len(rows(other, name)) == 3)
     until(lambda: rows(other, name)[0][1] == "waits")
     assert not [row for row in rows(other, name) if row[1] == "holds"]  # the task comes first
     with queue.try_claim() as task:
         assert task.id == number
         assert waiter.is_alive()
-    waiter.join(PATIENCE)
-    assert not waiter.is_alive()
+    threads.join()
 
 
 def test_blocked_task_is_overtaken_in_its_queue(queue, other, name):
@@ -497,7 +495,7 @@ def offered(queue):
 
 
 @pytest.mark.parametrize("between", [0, 1])
-def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between):
+def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between, threads):
     """The task waits for two locks; the holder of the first waits for the second, behind the task.
 
     With ``between`` more waiters in the cycle. The youngest request gives up, and the task starts.
@@ -526,13 +524,12 @@ def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between):
                     gave_up.append(exc)
             ended.set()
 
-        thread = threading.Thread(target=other)
-        thread.start()
+        threads.start(other)
         assert inside.wait(PATIENCE)
         with holder.mutex(third, timeout=PATIENCE):
             pass
         assert ended.wait(PATIENCE)
-        thread.join()
+        threads.join()
         (exc,) = gave_up
     else:
         with pytest.raises(sqlsem.Deadlock) as caught:

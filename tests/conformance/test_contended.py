@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
 
 import pytest
 from support import PATIENCE, Attempt, remains, until
@@ -43,7 +42,6 @@ def test_contended_is_set_by_a_new_waiter(connect, name, kind, member):
         attempt = Attempt(second(other, name))
         until(event.is_set, "the grant is contended")
         assert contended(grant) is event
-    attempt.granted()
     attempt.leave()
 
 
@@ -55,7 +53,6 @@ def test_contended_is_set_by_an_earlier_waiter(connect, database, name, member):
         attempt = Attempt(other.mutex(name))
         until(lambda: len(database.queue(name)) == 2, "it waits")
         until(contended(grant).is_set, "the grant is contended")
-    attempt.granted()
     attempt.leave()
 
 
@@ -68,7 +65,6 @@ def test_contended_ignores_holders_and_other_resources(connect, database, name):
         events = [contended(first), contended(second)]
         remains(lambda: not any(event.is_set() for event in events), 0.5, "not contended")
         attempt.leave()
-    elsewhere.granted()
     elsewhere.leave()
 
 
@@ -81,7 +77,6 @@ def test_contended_is_set_again_after_clear(connect, name):
             until(event.is_set, "the grant is contended")
             event.clear()
         until(event.is_set, "the grant is contended")
-    attempt.granted()
     attempt.leave()
 
 
@@ -110,12 +105,11 @@ def test_contention_polling_reads_many_resources_at_once(connect, name):
         attempt = Attempt(other.mutex(name(3)))
         until(events[3].is_set, "the grant is contended")
         assert [event.is_set() for event in events] == [number == 3 for number in range(6)]
-    attempt.granted()
     attempt.leave()
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_contended_is_set_for_all_readers_by_an_upgrade(connect, name):
+def test_contended_is_set_for_all_readers_by_an_upgrade(connect, name, threads):
     first, other = connect(), connect()
     with first.read(name) as early:
         reader = Attempt(other.read(name))
@@ -130,11 +124,10 @@ def test_contended_is_set_for_all_readers_by_an_upgrade(connect, name):
             else:
                 grant._loop.run(inner.upgrade(timeout=PATIENCE))
 
-        thread = threading.Thread(target=upgrade)
-        thread.start()
+        threads.start(upgrade)
         until(lambda: all(event.is_set() for event in events), "all other grants are contended")
         late.leave()
-    thread.join(PATIENCE)
+    threads.join()
     reader.leave()
 
 

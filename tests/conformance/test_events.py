@@ -73,7 +73,6 @@ def test_wait_event_names_the_holders(connect, name, told, kind, member):
     with keeps_out(coordinator, name) as first:
         waiting = Attempt(make(other, name))
         until(lambda: "waiting" in names(told()), "the wait was told")
-    waiting.granted()
     waiting.leave()
     (wait,) = (event for event in told() if isinstance(event, events.Waiting))
     assert wait.behind.position == first.position
@@ -96,7 +95,6 @@ def test_wait_event_of_local_waiter_names_remote_holder(connect, name, told, mon
             attempts.append(Attempt(other.mutex(name)))
             until(lambda: names(told()).count("waiting") == number + 1, "it waits")  # noqa: B023
     for attempt in attempts:
-        attempt.granted()
         attempt.leave()
     behind = [event.behind for event in told() if isinstance(event, events.Waiting)]
     assert [entry.position for entry in behind] == [first.position] * 4
@@ -276,7 +274,6 @@ def test_log_lines_are_written_once_with_details(connect, name, caplog):
         with first.mutex(name, note=note):
             waiting = Attempt(other.mutex(name))
             until(lambda: any(message.startswith("Waiting for") for message in caplog.messages), "it waits")
-        waiting.granted()
         waiting.leave()
     records = [record for record in caplog.records if hasattr(record, "event")]
     assert [record.event for record in records].count("waiting") == 1

@@ -261,13 +261,10 @@ def test_assert_held_under_repeatable_read(connect, database, name, transaction)
 def test_assert_held_with_a_dictionary_cursor(connect, database, name):
     from psycopg.rows import dict_row
 
-    connection = database.raw(autocommit=False)
-    try:
+    with contextlib.closing(database.raw(autocommit=False)) as connection:
         with connect().mutex(name) as grant:
             grant.assert_held(connection.cursor(row_factory=dict_row))
             connection.commit()
-    finally:
-        connection.close()
 
 
 @pytest.mark.engines("postgresql")

@@ -1,5 +1,6 @@
 """Workers claim and end short tasks in groups; apart from the time saved, the effect is that of single claims."""
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -206,13 +207,10 @@ def test_a_group_is_no_larger_than_a_megabyte(database, connect, queue):
     coordinator = connect()
     coordinator.client.member.heartbeat()
     me = coordinator.client.member.member_id
-    session = database.session()
-    try:
+    with contextlib.closing(database.session()) as session:
         session.put_tasks(queue.name, "large" + queue.name, [NewTask("sql", "x" * 400_000) for _ in range(8)])
         sizes = [len(session.next_tasks(me, [], queue.name, "w", f"u{n}", False, 100)[1]) for n in range(4)]
         assert sizes == [3, 3, 2, 0]
-    finally:
-        session.close()
 
 
 def test_group_size_follows_task_duration():
@@ -623,8 +621,7 @@ def test_repeated_calls_change_nothing(database, connect, queue):
     coordinator = connect()
     coordinator.client.member.heartbeat()
     me = coordinator.client.member.member_id
-    session = database.session()
-    try:
+    with contextlib.closing(database.session()) as session:
         _, first = session.next_tasks(me, [], queue.name, "w", "one", False, 3)
         assert [task.task_id for task in first] == numbers[:3]
         assert session.next_tasks(me, [], queue.name, "w", "one", True, 3) == ([], first)
@@ -639,7 +636,5 @@ def test_repeated_calls_change_nothing(database, connect, queue):
         assert again == second
         assert session.next_tasks(me, ends[:1], queue.name, "w", "three", False, 0) == (["finished"], [])
         assert session.return_claim(me, queue.name, "two") == 2
-    finally:
-        session.close()
     assert Counter(statuses(queue)) == {"pending": 4, "finished": 1, "failed": 1}
     assert outcomes(queue, numbers[1]) == ["returned", "returned"]

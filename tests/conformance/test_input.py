@@ -1,5 +1,6 @@
 """Refused input and its messages; names that look dangerous and are valid."""
 
+import contextlib
 import importlib
 import logging
 import os
@@ -338,8 +339,7 @@ def test_sqlite_disk_full(file):
         pass
     from sqlsem.values.locks import Request
 
-    session = file.session()
-    try:
+    with contextlib.closing(file.session()) as session:
         member = session.register_member("host", 1, "test")
         connection: sqlite3.Connection = session.connection
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
@@ -351,8 +351,6 @@ def test_sqlite_disk_full(file):
         assert session.register(member, "me", "me", "uid", [Request("b")], False)[0].granted
         session.deregister_member(member)
         assert file.queue("") == []
-    finally:
-        session.close()
 
 
 def read_only(channel, url, options):

@@ -105,7 +105,6 @@ def test_timeout_behind_waiters_names_the_first(connect, name):
         assert error.holders == ()
         assert f"nobody holds {name!r}, but {HERE}" in str(error)
         assert "has waited for it for" in str(error)
-    writer.granted()
     writer.leave()
 
 

@@ -251,7 +251,7 @@ def test_suspended_members_never_hold_together(connect, name, threads):
 
 @pytest.mark.parametrize("age", ["fresh", "rested", "resumed"])
 @pytest.mark.parametrize("kind", [{"lease": 2.0}, {"grace": 2.0}], ids=["lease", "beacon"])
-def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatch):
+def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatch, threads):
     """A holder whose heartbeats alone fail learns of its loss before another client is granted."""
     first, second = connect(**kind), connect(grace=5)
     with first.mutex(name("other")):
@@ -281,8 +281,7 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
             with contextlib.suppress(sqlsem.SqlsemError):
                 first.client.member.call("look", lambda session, _: session.resources())
 
-    talk = threading.Thread(target=chatter)
-    talk.start()
+    threads.start(chatter)
     try:
         if not first.client.member.trust:  # no lock is lost while this process lives
             assert not grant.lost_event.wait(3)
@@ -295,7 +294,7 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
                 assert lost_at[0] < time.monotonic()
     finally:
         stop.set()
-        talk.join()
+        threads.join()
         monkeypatch.undo()
     with pytest.raises(sqlsem.LockLost):
         lock.release()

@@ -188,7 +188,7 @@ BEFORE = {
 
 @pytest.mark.kept
 @pytest.mark.parametrize("before", BEFORE)
-def test_gate_is_free_while_waiters_sleep(party, before):
+def test_gate_is_free_while_waiters_sleep(party, before, threads):
     """Marks are written under the gate; a waiter that writes one frees the gate before it sleeps."""
     holder, other = party(), party()
     database = party.database
@@ -207,8 +207,7 @@ def test_gate_is_free_while_waiters_sleep(party, before):
     waits = other.ask("r", limit=2 if before == "as many as may be" else 1)
     pid = other.session.backend()
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(other.session.wait(waits, 3, threading.Event())))
-    thread.start()
+    thread = threads.start(lambda: answers.append(other.session.wait(waits, 3, threading.Event())))
     gate = (
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = ? AND classid::int = sqlsem.lock_class(0)"
     )
@@ -216,7 +215,7 @@ def test_gate_is_free_while_waiters_sleep(party, before):
     until(lambda: not thread.is_alive() or database.rows(asleep, pid) == [(1,)], "it sleeps")
     held = database.rows(gate, pid)
     sleeps = database.rows(asleep, pid) == [(1,)]
-    thread.join(60)
+    threads.join()
     assert held == [(0,)] or not sleeps
     assert answers == [BEFORE[before] is None]
 

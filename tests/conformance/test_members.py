@@ -1,5 +1,6 @@
 """The session that acts for a member, the rows of an expired member, and rows without a client."""
 
+import contextlib
 import threading
 import time
 
@@ -251,7 +252,6 @@ def test_unattended_waiting_row_is_removed(database, member, connect, name, acce
     attend(database, ticket, -1)
     late = Attempt(connect().mutex(name, timeout=60))
     holder.release()
-    late.granted()
     late.leave()
     assert look(session, ticket) is None
     assert (ticket.position, "cancelled") in [(past.position, past.outcome) for past in connect().admin.history(name)]
@@ -351,7 +351,7 @@ def test_values_come_back_as_they_were_given(connect, member, name):
 
 
 @pytest.mark.engines("sqlite")
-def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
+def test_distant_waiter_polls_rarely_and_in_time(database, member, name, threads):
     holder, number = member()
     tickets = [
         holder.register(number, "me", "thread", f"{name}.{place}", [Request(name)], False)[0] for place in range(30)
@@ -375,12 +375,11 @@ def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
     near, far = database.session(), database.session()
     assert longest_pause(far, tickets[29]) > 3 * longest_pause(near, tickets[1])
     answers = []
-    waiting = threading.Thread(target=lambda: answers.append(far.wait(tickets[29], 60.0, threading.Event())))
-    waiting.start()
+    threads.start(lambda: answers.append(far.wait(tickets[29], 60.0, threading.Event())))
     for ticket in tickets[:29]:
         holder.release(ticket, "released")
     left_at = time.monotonic()
-    waiting.join()
+    threads.join()
     assert answers == [True]
     assert time.monotonic() - left_at < slack(5)  # half a second on a quiet machine
     holder.deregister_member(number)
@@ -390,16 +389,13 @@ def test_distant_waiter_polls_rarely_and_in_time(database, member, name):
 
 def test_a_ping_ends_being_missed(database, name):
     """A heartbeat ends the state missing: a later grace counts from the time when the member goes missing again."""
-    session = database.session(grace=60)
-    try:
+    with contextlib.closing(database.session(grace=60)) as session:
         number = session.register_member("host", 1, "test")
         members = database.beside("member")
         database.rows(f"UPDATE {members} SET missing_since = {database.now} WHERE member_id = ?", number)
         assert session.heartbeat(number).known
         assert database.rows(f"SELECT missing_since FROM {members} WHERE member_id = ?", number) == [(None,)]
         session.deregister_member(number)
-    finally:
-        session.close()
 
 
 @pytest.mark.engines("postgresql", "mssql")

@@ -1,5 +1,6 @@
 """Operators' views and actions."""
 
+import contextlib
 import json
 
 import pytest
@@ -268,8 +269,7 @@ def test_trying_in_vain_leaves_no_history(connect, name):
 
 def test_bare_rows_are_removed_at_their_age(connect, database, name):
     coordinator = connect()
-    connection = database.raw()
-    try:
+    with contextlib.closing(database.raw()) as connection:
         database.insert_bare(connection.cursor(), name, "a bare one")
         assert not coordinator.mutex(name).acquire(timeout=0.5)
         assert len(database.queue(name)) == 1, "by default such a row stays"
@@ -278,19 +278,14 @@ def test_bare_rows_are_removed_at_their_age(connect, database, name):
             assert [row[2] for row in database.queue(name)] != ["a bare one"]
         assert "reaped" in [past.outcome for past in coordinator.admin.history(name)]
         coordinator.admin.set_stale_after(name, None)
-    finally:
-        connection.close()
 
 
 def test_reap_removes_stale_bare_rows(connect, database, name):
     coordinator = connect()
-    connection = database.raw()
-    try:
+    with contextlib.closing(database.raw()) as connection:
         cursor = connection.cursor()
         for number in range(3):
             database.insert_bare(cursor, name, f"bare {number}")
-    finally:
-        connection.close()
     coordinator.admin.set_stale_after(name, 0.001)
     until(lambda: coordinator.admin.reap() >= 0 and database.queue(name) == [])
     coordinator.admin.set_stale_after(name, None)

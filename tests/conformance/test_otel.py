@@ -75,7 +75,6 @@ def test_a_wait_has_a_link_to_the_holder(connect, name, traced, waits, member):
         )
         attempt = Attempt(other.mutex(name))
         waits()
-    attempt.granted()
     attempt.leave()
     until(lambda: len(ended("sqlsem.lock")) == 2, "both have ended")
     (wait,) = ended("sqlsem.wait")
@@ -98,7 +97,6 @@ def test_a_span_of_the_program_is_the_parent_and_is_linked_to(connect, name, tra
     with tracer.start_as_current_span("load") as load, first.mutex(name):
         attempt = Attempt(other.mutex(name))
         waits()
-    attempt.granted()
     attempt.leave()
     until(lambda: len(ended("sqlsem.hold")) == 2, "both have ended")
     hold = ended("sqlsem.hold")[0]

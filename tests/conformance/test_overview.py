@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import threading
 import time
 from datetime import datetime, timedelta, timezone
 
@@ -48,7 +47,6 @@ def test_overview_shows_queue_and_settings(connect, database, name):
         coordinator.admin.set_limit(name, None)
         coordinator.admin.resume(name("p"))
         coordinator.admin.set_stale_after(name("p"), None)
-    late.granted()
     late.leave()
     assert overview.as_dict()["entries"]
 
@@ -79,7 +77,6 @@ def test_overview_shows_members(connect, database, name):
         assert own_member.host is not None
         assert own_member.pid is not None
         assert own_member.joined_at <= overview.taken_at
-    late.granted()
     late.leave()
 
 
@@ -158,7 +155,7 @@ def rated(overview, name):
 
 @pytest.mark.timing(0.1)
 @TABLES
-def test_overview_shows_rates(connect, database, name):
+def test_overview_shows_rates(connect, database, name, threads):
     coordinator = connect()
     assert rated(coordinator.admin.overview(), name) == []
     windows = {"1h": 5, "2h": 9}
@@ -166,8 +163,7 @@ def test_overview_shows_rates(connect, database, name):
     with coordinator.rate(name, windows, cost=2) as grant:
         grant.adjust(1)
     rate_grant = coordinator.rate(name("b"), 1, per="1h").take()
-    late = threading.Thread(target=coordinator.rate(name("b"), 1, per="1h").take, kwargs={"timeout": PATIENCE})
-    late.start()
+    threads.start(coordinator.rate(name("b"), 1, per="1h").take, timeout=PATIENCE)
     until(lambda: database.queue(f"rate:{name('b')}"), "it waits")
     overview, listed = coordinator.admin.overview(), coordinator.admin.rates()
     own_rates = rated(overview, name)
@@ -188,7 +184,7 @@ def test_overview_shows_rates(connect, database, name):
     assert overview.only(f"rate:{name}").rates == own_rates[:2]
     assert own_rates[0].as_dict() in overview.as_dict()["rates"]
     rate_grant.adjust(0)
-    late.join(PATIENCE)
+    threads.join()
 
 
 @TABLES
@@ -211,11 +207,10 @@ def test_when_there_is_room_again(connect, name):
 @pytest.mark.timing(0.1)
 @TABLES
 @pytest.mark.leaves_rows
-def test_overview_lists_waited_and_recent_rates_first(connect, database, name):
+def test_overview_lists_waited_and_recent_rates_first(connect, database, name, threads):
     coordinator = connect()
     grant = coordinator.rate(name("waited"), 1, per="1h").take()
-    late = threading.Thread(target=coordinator.rate(name("waited"), 1, per="1h").take, kwargs={"timeout": PATIENCE})
-    late.start()
+    threads.start(coordinator.rate(name("waited"), 1, per="1h").take, timeout=PATIENCE)
     until(lambda: database.queue(f"rate:{name('waited')}"), "it waits")
     now = int(database.rows(f"SELECT MAX(seen_ms) FROM {database.beside('rate_window')}")[0][0])
     table = database.beside("rate_window")
@@ -226,7 +221,7 @@ def test_overview_lists_waited_and_recent_rates_first(connect, database, name):
     listed = coordinator.admin.overview().rates
     database.rows(f"DELETE FROM {table} WHERE resource_id LIKE ? AND rate_limit = 7", f"rate:{name}%")
     grant.adjust(0)  # grants the waiting thread
-    late.join(PATIENCE)
+    threads.join()
     assert {row.name for row in listed} == {name("waited"), *(name(str(number)) for number in range(3, 202))}
     assert len(listed) == 200
 

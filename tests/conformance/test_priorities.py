@@ -67,7 +67,6 @@ def test_holder_is_not_overtaken(connect, name, ranked, waiter):
     assert urgent.waits(0.3)
     holder.grant.check()
     holder.leave()
-    urgent.granted()
     urgent.leave()
 
 
@@ -85,7 +84,6 @@ def test_low_priority_does_not_starve(connect, name, ranked, waiter):
     patient.granted()
     assert urgent.waits(0.05)
     patient.leave()
-    urgent.granted()
     urgent.leave()
 
 
@@ -109,7 +107,6 @@ def test_ageing_changes_the_order_of_waiters(connect, name, ranked, waiter):
     assert time.monotonic() - began < 15, "it has slept on"
     assert low.waits(0.01)
     high.leave()
-    low.granted()
     low.leave()
 
 
@@ -150,9 +147,7 @@ def test_readers_and_writers(connect, name, ranked, waiter):
     assert late.waits(0.01)
     urgent.leave()
     reader.leave()
-    writer.granted()
     writer.leave()
-    late.granted()
     late.leave()
 
 
@@ -163,7 +158,6 @@ def test_try_does_not_overtake_waiters(connect, database, name, ranked, waiter):
         assert not first.mutex(name, priority=99).acquire(timeout=0)
         assert places(database, name) == []
         waiting = waiter(first.mutex(name, priority=1))
-    waiting.granted()
     waiting.leave()
     lock = first.mutex(name, priority=0)
     assert lock.acquire(timeout=0)
@@ -268,7 +262,6 @@ def test_requests_before_the_priorities_go_first(connect, database, name, waiter
         plain.granted()
         assert urgent.waits()
         plain.leave()
-        urgent.granted()
         urgent.leave()
     finally:
         operator.admin.set_priorities(name, None)
@@ -295,7 +288,6 @@ def test_pause_blocks_all_priorities(connect, name, ranked, waiter):
         assert waiting.waits()
     finally:
         operator.admin.resume(name)
-    waiting.granted()
     waiting.leave()
 
 
@@ -311,7 +303,6 @@ def test_priorities_respect_the_operators_limit(connect, name, ranked, waiter):
         second = waiter(operator.limit(name, priority=0))
         assert second.waits()
         operator.admin.set_limit(name, 2)
-        second.granted()
         second.leave()
         first.leave()
     finally:
@@ -332,9 +323,7 @@ def test_contended_is_set_by_equal_or_higher_priority(connect, name, ranked, wai
             remains(lambda event=event: not event.is_set(), 0.5, "a lower one does not ask for it")
             high = waiter(other.mutex(name, priority=5))
             until(event.is_set, "the grant is contended")
-        high.granted()
         high.leave()
-        low.granted()
         low.leave()
 
 
@@ -386,7 +375,6 @@ def test_priority_holder_upgrades_hands_over_and_asserts(connect, name, ranked, 
     adopted = sqlsem.Coordinator.adopt(other, token)
     assert waiting.waits()
     adopted.release()
-    waiting.granted()
     waiting.leave()
 
 

@@ -3,7 +3,6 @@ command line.
 """
 
 import contextlib
-import threading
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
@@ -77,21 +76,19 @@ def test_a_worker_that_dies_does_not_give_its_start_back(spawn, queue, name):
     assert queue.counts().pending == 1
 
 
-def test_rate_is_never_exceeded_nor_starts_late(connect, queue):
+def test_rate_is_never_exceeded_nor_starts_late(connect, queue, threads):
     """Three workers with two threads each, idle between the windows, keep the rate and start in time."""
     queue.set_key_rate(4, per=3)
     queue.set_rate(7, per=3)
     for key in ("a", "b", "c"):
         queue.put_many([sqlsem.Call("time:sleep", 0)] * 8, key=key)
     workers = [Worker(connect().queue(queue.name), 2, idle_exit=5) for _ in range(3)]
-    threads = [threading.Thread(target=worker.run) for worker in workers]
-    for thread in threads:
-        thread.start()
+    for worker in workers:
+        threads.start(worker.run)
     drained(queue, PATIENCE)
     for worker in workers:
         worker.stop()
-    for thread in threads:
-        thread.join(PATIENCE)
+    threads.join()
     tasks = queue.tasks()
     assert Counter(task.status for task in tasks) == {"finished": 24}
     # A claim is written after its start was counted, by the same clock: tenths of a second later on a slow machine.
@@ -113,17 +110,16 @@ def test_task_starts_when_the_rate_allows(queue):
     assert 1.4 < (second - first).total_seconds() < PATIENCE
 
 
-def test_a_rate_that_is_raised_is_noticed(connect, queue):
+def test_a_rate_that_is_raised_is_noticed(connect, queue, threads):
     queue.set_rate(1, per="1h")
     queue.put_many([1, 2])
     drain(queue)
     bodies = []
-    thread = threading.Thread(target=lambda: bodies.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
-    thread.start()
+    threads.start(lambda: bodies.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
     time.sleep(0.2)  # (makes it likely that the thread waits)
     assert not bodies
     queue.set_rate(2, per="1h")
-    thread.join(PATIENCE)
+    threads.join()
     assert bodies == [2]
 
 
@@ -265,7 +261,7 @@ def test_routine_refuses_invalid_rates(database, queue, key, setting, value, per
 
 
 @pytest.mark.engines("postgresql")
-def test_start_is_counted_while_expired_uses_are_pruned(database, queue):
+def test_start_is_counted_while_expired_uses_are_pruned(database, queue, threads):
     """A start is counted while another client prunes the last use of a key that was long unused."""
     queue.set_key_rate(2, per="1h")
     queue.put_many([1, 2], key="a")
@@ -283,10 +279,9 @@ def test_start_is_counted_while_expired_uses_are_pruned(database, queue):
 
         until(is_over, "it is forgotten")
         claimed = []
-        claimer = threading.Thread(target=lambda: claimed.append(queue.try_claim()))
-        claimer.start()
+        threads.start(lambda: claimed.append(queue.try_claim()))
         until(lambda: database.waiting_for("transactionid"), "it waits for the transaction that prunes")
         pruner.commit()
-        claimer.join(PATIENCE)
+        threads.join()
     claimed[0].finish()
     assert database.rows(f"SELECT sum(used) FROM {slot} WHERE resource_id = ?", rate_name) == [(1,)]

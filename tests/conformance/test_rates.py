@@ -54,7 +54,7 @@ def test_a_window_slides(connect, name):
 
 
 @pytest.mark.timing(0.1)
-def test_uses_refunds_and_waits_are_counted(connect, name):
+def test_uses_refunds_and_waits_are_counted(connect, name, threads):
     """Each window counts uses, refunds and waits for as long as it is known; a refused request is not counted."""
     first, other = connect(), connect()
     timeouts = []
@@ -71,11 +71,10 @@ def test_uses_refunds_and_waits_are_counted(connect, name):
     assert counted() == {3600: (5, 0, 0)}
     until(lambda: len(timeouts) == 2, "it is told")
     assert timeouts == [(f"rate:{name}", 0), (f"rate:{name}", 0.05)]
-    waiter = threading.Thread(target=other.rate(name, {LONG: 5, "2h": 100}, cost=3).take)
-    waiter.start()
+    threads.start(other.rate(name, {LONG: 5, "2h": 100}, cost=3).take)
     until(lambda: first.admin.entries(f"rate:{name}"), "it waits")
     grant.adjust(1)
-    waiter.join(PATIENCE)
+    threads.join()
     assert counted()[3600] == (8, 4, 1)
     taken, _, waits = counted()[7200]
     assert (taken, waits) == (3, 1), "from when it is known"
@@ -260,7 +259,7 @@ def test_windows_of_a_rate_are_bounded(connect, name):
     assert coordinator.rate(name, 100, per=LONG).take(False) is not None
 
 
-def test_first_come_first_served(looks_often, connect, name):
+def test_first_come_first_served(looks_often, connect, name, threads):
     """A request with a high cost is not overtaken by one with a low cost."""
     first, other = connect(), connect()
     resource, grants = f"rate:{name}", []
@@ -269,24 +268,21 @@ def test_first_come_first_served(looks_often, connect, name):
     def take(coordinator, cost):
         grants.append(coordinator.rate(name, 4, per=LONG, cost=cost).take())
 
-    large = threading.Thread(target=take, args=(other, 4))
-    large.start()
+    threads.start(take, other, 4)
     until(lambda: len(first.admin.entries(resource)) == 1, "the large one in the line")
     assert first.rate(name, 4, per=LONG).take(False) is None, "it has overtaken"
-    small = threading.Thread(target=take, args=(first, 1))
-    small.start()
+    threads.start(take, first, 1)
     until(lambda: len(first.admin.entries(resource)) == 2, "the small one behind it")
     for _ in range(2):
         before = len(grants)
         grants[-1].adjust(0)
         until(lambda before=before: len(grants) > before, "the next one's turn")
-    large.join(PATIENCE)
-    small.join(PATIENCE)
+    threads.join()
     assert [grant.cost for grant in grants] == [0, 0, 1]
     assert used(first, name) == {3600: 1}
 
 
-def test_many_threads_of_several_processes(connect, name):
+def test_many_threads_of_several_processes(connect, name, threads):
     coordinators = [connect(), connect()]
     times, lock = [], threading.Lock()
 
@@ -296,18 +292,16 @@ def test_many_threads_of_several_processes(connect, name):
             with lock:
                 times.append(grant.taken_ms)
 
-    threads = [threading.Thread(target=work, args=(client,)) for client in coordinators for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
+    for client in coordinators * 3:
+        threads.start(work, client)
+    threads.join()
     times.sort()
     assert len(times) == 24
     assert all(later - first >= 250 for first, later in zip(times, times[5:], strict=False)), times
 
 
 @pytest.mark.engines("postgresql")
-def test_batches_never_pass_the_limit(connect, name):
+def test_batches_never_pass_the_limit(connect, name, threads):
     """Concurrent requests of a process share calls, and some time out: the total never exceeds the limit."""
     coordinators = [connect(), connect()]
     limit, length = 100, 500
@@ -323,11 +317,9 @@ def test_batches_never_pass_the_limit(connect, name):
                 else:
                     uses.append((grant.taken_ms, grant.cost))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
+    for number in range(24):
+        threads.start(work, number)
+    threads.join()
     assert len(uses) + len(lost) == 24 * 12
     for first, _ in uses:
         assert sum(cost for at, cost in uses if first <= at < first + length) <= limit
@@ -335,7 +327,7 @@ def test_batches_never_pass_the_limit(connect, name):
 
 
 @pytest.mark.engines("postgresql")
-def test_concurrent_takes_share_a_call(connect, name, monkeypatch):
+def test_concurrent_takes_share_a_call(connect, name, monkeypatch, threads):
     coordinator = connect()
     rate = coordinator.rate(name, 100_000, per="1s")
     assert rate.take() is not None
@@ -347,11 +339,9 @@ def test_concurrent_takes_share_a_call(connect, name, monkeypatch):
         return original(self, request, ticket, ahead_ms, more)
 
     monkeypatch.setattr(PostgresLocks, "take_rate", take_rate)
-    threads = [threading.Thread(target=rate.take) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
+    for _ in range(12):
+        threads.start(rate.take)
+    threads.join()
     assert sum(calls) == 12
     assert len(calls) < 12, "each asked for itself"
 
@@ -393,7 +383,7 @@ def riders(coordinator):
     return sum(len(batch.members) for batch in acquire_rate._batches_of(coordinator.client)._open.values())
 
 
-def test_lost_answer_costs_the_position_only(looks_often, connect, name, monkeypatch):
+def test_lost_answer_costs_the_position_only(looks_often, connect, name, monkeypatch, threads):
     """After a lost answer its cost may count as used, and the request registers anew."""
     coordinator = connect(retry=PATIENCE)
     rate = coordinator.rate(name, 4, per=LONG, cost=2)  # (for a short wait the request would not enter the queue)
@@ -410,13 +400,12 @@ def test_lost_answer_costs_the_position_only(looks_often, connect, name, monkeyp
 
     monkeypatch.setattr(session_class, "take_rate", lose_the_first_answer)
     results = []
-    waiting = threading.Thread(target=lambda: results.append(rate.take(timeout=PATIENCE)))
-    waiting.start()
+    threads.start(lambda: results.append(rate.take(timeout=PATIENCE)))
     until(lambda: coordinator.admin.entries(f"rate:{name}"), "it stands in the line")
     before[0].adjust(0)
     until(lambda: lost, "it has taken, and does not hear of it")
     before[1].adjust(0)
-    waiting.join(PATIENCE)
+    threads.join()
     assert results not in ([], [None])
     assert coordinator.admin.entries(f"rate:{name}") == []
 
@@ -446,24 +435,23 @@ def test_locks_and_rates_together(connect, name):
     assert used(first, name("t")) == {}
 
 
-def test_a_waiter_that_gives_up_leaves_no_row(looks_often, connect, name):
+def test_a_waiter_that_gives_up_leaves_no_row(looks_often, connect, name, threads):
     coordinator, other = connect(), connect()
     resource = f"rate:{name}"
     grant = coordinator.rate(name, 1, per=LONG).take()
-    first = threading.Thread(target=other.rate(name, 1, per=LONG).take)
-    first.start()
+    threads.start(other.rate(name, 1, per=LONG).take)
     until(lambda: coordinator.admin.entries(resource), "it waits")
     assert coordinator.rate(name, 1, per=LONG).take(timeout=0.05) is None
     assert [(entry.access, entry.limit) for entry in coordinator.admin.entries(resource)] == [("write", 1)]
     grant.adjust(0)
-    first.join(PATIENCE)
+    threads.join()
     assert coordinator.admin.entries(resource) == []
     assert used(coordinator, name) == {3600: 1}
 
 
 @pytest.mark.timing(0.1)
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-def test_operator_pauses_a_rate_and_revokes_a_waiter(connect, name):
+def test_operator_pauses_a_rate_and_revokes_a_waiter(connect, name, threads):
     first, other = connect(), connect()
     resource = f"rate:{name}"
     first.admin.pause(resource)
@@ -478,11 +466,10 @@ def test_operator_pauses_a_rate_and_revokes_a_waiter(connect, name):
         except LockLost as exc:
             errors.append(exc)
 
-    thread = threading.Thread(target=wait)
-    thread.start()
+    threads.start(wait)
     until(lambda: first.admin.entries(resource), "it waits")
     first.admin.revoke(first.admin.entries(resource)[0].position, force=True)
-    thread.join(PATIENCE)
+    threads.join()
     assert errors
     assert errors[0].resource == resource
 
@@ -602,7 +589,6 @@ def test_killed_waiter_does_not_block_the_rate(connect, name, spawn):
     until(lambda: coordinator.admin.entries(f"rate:{name}"), "the child waits")
     child.kill()
     attempt = Attempt(coordinator.mutex(name))  # (keeps the API's thread alive)
-    attempt.granted()
     attempt.leave()
     assert coordinator.rate(name, 1, per=0.5).take(timeout=PATIENCE) is not None
 

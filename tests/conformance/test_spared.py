@@ -140,7 +140,7 @@ def test_wakeup_locks_are_kept_by_older_routines(party, locked, name, monkeypatc
     assert participant.told == []
 
 
-def test_end_of_a_run_wakes_the_waiters_behind(party, name):
+def test_end_of_a_run_wakes_the_waiters_behind(party, name, threads):
     """The waiter behind a run of rows is woken, also if rows in the middle have given up."""
     first, other = party(), party()
     several = [first.ask(name) for _ in range(6)]
@@ -151,14 +151,13 @@ def test_end_of_a_run_wakes_the_waiters_behind(party, name):
     def wait():
         answers.append(other.session.wait(last, PATIENCE, threading.Event()))
 
-    thread = threading.Thread(target=wait)
-    thread.start()
+    threads.start(wait)
     first.release(several[5], several[2])
     first.keep(several[3:5])
     first.release(several[0], several[1], several[3])
     assert answers == []
     first.release(several[4])
-    thread.join(PATIENCE)
+    threads.join()
     assert answers == [True]
 
 

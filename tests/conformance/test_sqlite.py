@@ -40,8 +40,7 @@ def folder_of(database):
 
 def plant(database, beacon, resource="a", grace=0):
     """Insert a member with that beacon and a lock, as any process with write access could."""
-    connection = database.raw()
-    try:
+    with contextlib.closing(database.raw()) as connection:
         member = connection.execute(
             "INSERT INTO sqlsem_member (beacon, host, pid, program, grace_ms) VALUES (?, 'h', 1, 'p', ?)",
             (beacon, grace),
@@ -51,8 +50,6 @@ def plant(database, beacon, resource="a", grace=0):
             " granted_at) VALUES (?, 'x', 1, ?, hex(randomblob(8)), 1.0)",
             (resource, member),
         )
-    finally:
-        connection.close()
 
 
 def state(root):
@@ -782,6 +779,5 @@ def test_a_check_in_a_transaction_waits_for_no_other_thread(tmp_path, monkeypatc
             getattr(grant, method)(cursor)
             checked.set()
             cursor.execute("COMMIT")
-        waiter.granted()
         waiter.leave()
     assert in_time == [True]

@@ -138,7 +138,7 @@ def test_queues_have_nothing_to_do_with_each_other(connect, name):
         assert queue.try_claim() is None
 
 
-def test_claim_waits_for_a_put_of_another_process(connect, name):
+def test_claim_waits_for_a_put_of_another_process(connect, name, threads):
     taker, giver = connect().queue(name), connect().queue(name)
     bodies = []
 
@@ -149,12 +149,11 @@ def test_claim_waits_for_a_put_of_another_process(connect, name):
             if task.body == "last":
                 return
 
-    thread = threading.Thread(target=take)
-    thread.start()
+    threads.start(take)
     for body in ("first", "last"):
         giver.put(Json(body))
         until(lambda body=body: body in bodies)
-    thread.join(PATIENCE)
+    threads.join()
     assert bodies == ["first", "last"]
 
 
@@ -226,19 +225,18 @@ def test_bulk_put_is_split_into_portions(queue):
 
 
 @pytest.mark.quiet
-def test_wait_follows_the_queue(connect, queue, name):
+def test_wait_follows_the_queue(connect, queue, name, threads):
     other = connect().queue(name)
     queue.wait(0)
     queue.put(1)
     with pytest.raises(sqlsem.Timeout, match=rf"{name}.* still has work after 0.1 s; see: sqlsem tasks"):
         queue.wait(0.1)
     waited = threading.Event()
-    thread = threading.Thread(target=lambda: (queue.wait(PATIENCE), waited.set()))
-    thread.start()
+    threads.start(lambda: (queue.wait(PATIENCE), waited.set()))
     with other.try_claim():
         remains(lambda: not waited.is_set(), 0.2, "waited while it runs")
     assert waited.wait(PATIENCE)
-    thread.join(PATIENCE)
+    threads.join()
 
 
 # -- how attempts end -------------------------------------------------------------------------------------------------
@@ -396,19 +394,18 @@ def test_retry_and_cancel(connect, queue):
 # -- stages -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_reference_load(queue, connect, name):
+def test_the_reference_load(queue, connect, name, threads):
     """Four tasks of order 100, two of 200, one of 300, two of 400, one of 500, in five threads."""
     load = {100: 4, 200: 2, 300: 1, 400: 2, 500: 1}
     for order, count in reversed(load.items()):
         call = sqlsem.Call(note_late, "100") if order == 100 else sqlsem.Call(note, str(order), 0.4)
         queue.put_many([call] * count, order=order)
     worker = Worker(queue, threads=5, idle_exit=0.5)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    threads.start(worker.run)
     until(lambda: queue.state().running)
     connect().queue(name).put(sqlsem.Call(note, "100", 0.1), order=100)  # late, to a stage that still runs
     late.set()
-    thread.join(PATIENCE)
+    threads.join()
     assert worker.finished == 11
     spans = {order: [span for span in done if span[2] == str(order)] for order in load}
     assert {order: len(of_order) for order, of_order in spans.items()} == {**load, 100: 5}
@@ -477,18 +474,17 @@ def test_the_next_order_waits_for_other_processes_too(connect, name):
 
 
 @pytest.mark.quiet
-def test_two_workers_and_ten_tasks(connect, name):
+def test_two_workers_and_ten_tasks(connect, name, threads):
     """The ten tasks run as five pairs that start together: each task ends when another one runs."""
     queue = connect().queue(name)
     numbers = queue.put_many([sqlsem.Call(meet, str(n)) for n in range(10)])
     workers = [Worker(connect().queue(name)) for _ in range(2)]
-    threads = [threading.Thread(target=worker.run) for worker in workers]
-    for thread in threads:
-        thread.start()
+    for worker in workers:
+        threads.start(worker.run)
     queue.wait(PATIENCE)
-    for worker, thread in zip(workers, threads, strict=True):
+    for worker in workers:
         worker.stop()
-        thread.join(PATIENCE)
+    threads.join()
     assert [worker.finished for worker in workers] == [5, 5]
     assert Counter(word for _, _, word in done) == Counter(map(str, range(10)))
     members = set()
@@ -585,16 +581,14 @@ def test_sql_with_transactions_of_its_own(database, queue, table):
     assert sorted(row[0] for row in database.rows(f"SELECT n FROM {table}")) == [1, 3, 4]
 
 
-def test_a_worker_is_stopped_in_order(queue):
+def test_a_worker_is_stopped_in_order(queue, threads):
     queue.put_many([sqlsem.Call(note_late, str(n)) for n in range(4)])
     worker = Worker(queue, threads=2)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    threads.start(worker.run)
     until(lambda: len(worker.running) == 2)
     worker.stop()
     late.set()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    threads.join()
     assert len(done) == 2
     assert Counter(status for _, status in states(queue)) == {"finished": 2, "pending": 2}
 
@@ -824,7 +818,7 @@ def test_errors_of_the_callback_are_logged(queue, caplog):
 
 
 @pytest.mark.quiet
-def test_many_small_tasks_in_many_workers(connect, name):
+def test_many_small_tasks_in_many_workers(connect, name, threads):
     """Many workers claim each task once, and lose none."""
     count, crew = 1000, 8
     queue = connect().queue(name)
@@ -836,11 +830,9 @@ def test_many_small_tasks_in_many_workers(connect, name):
             with task:
                 claimed[number].append(task.id)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(crew)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(4 * PATIENCE)
+    for number in range(crew):
+        threads.start(work, number)
+    threads.join(4 * PATIENCE)
     assert sorted(number for share in claimed for number in share) == numbers
     for share in claimed:
         assert share == sorted(share), "first come, first served"

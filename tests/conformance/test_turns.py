@@ -307,16 +307,15 @@ def test_a_limit_counts_from_the_moment_in_which_it_is_set(connect, queue):
             assert len(beside(task, tasks)) < 2, (task, beside(task, tasks))
 
 
-def test_a_limit_that_is_raised_is_noticed(connect, queue):
+def test_a_limit_that_is_raised_is_noticed(connect, queue, threads):
     queue.set_limit(0)
     queue.put(1)
     bodies = []
-    thread = threading.Thread(target=lambda: bodies.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
-    thread.start()
+    threads.start(lambda: bodies.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
     time.sleep(0.2)  # (makes it likely that the thread waits)
     assert not bodies
     queue.set_limit(1)
-    thread.join(PATIENCE)
+    threads.join()
     assert bodies == [1]
 
 

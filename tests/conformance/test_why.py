@@ -70,7 +70,6 @@ def waiting(database, name):
 
     yield start
     for attempt in attempts:
-        attempt.granted()
         attempt.leave()
 
 

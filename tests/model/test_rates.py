@@ -4,6 +4,7 @@ Time is moved by changing stored times: a use stored as an hour old is an hour o
 """
 
 import bisect
+import contextlib
 import itertools
 import random
 import time
@@ -267,9 +268,6 @@ def test_reservations_never_exceed_a_limit_and_are_fifo(database, name):
         ):
             database.rows(text, resource)
 
-    session = database.session()
-    try:
+    with contextlib.closing(database.session()) as session:
         check()
         assert sum(promised) > 50
-    finally:
-        session.close()

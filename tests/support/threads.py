@@ -112,7 +112,7 @@ class Attempt:
         return not self._done.wait(seconds)
 
     def leave(self) -> None:
-        """Release; raise its error."""
+        """Release, once it is granted; raise its error."""
         self.granted()
         self._leave.set()
         self._thread.join(PATIENCE)
