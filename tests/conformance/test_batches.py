@@ -1,5 +1,7 @@
 """Batches: the last part to succeed, and only that one, starts what comes next."""
 
+import contextlib
+import functools
 import gc
 import os
 import pickle
@@ -55,6 +57,14 @@ def run(batch, part, *, fail=None):
         if fail is not None:
             raise fail
     return part_run
+
+
+def intercept(monkeypatch, batch, call, replacement):
+    """Replace a call of the batch's session by ``replacement(call, *arguments)``."""
+    batch.entry()  # connects
+    kind = type(batch._declaration.client.member.main.session)
+    right = getattr(kind, call)
+    monkeypatch.setattr(kind, call, lambda self, *arguments: replacement(functools.partial(right, self), *arguments))
 
 
 # -- the scenario -----------------------------------------------------------------------------------------------------
@@ -422,8 +432,8 @@ def test_a_success_older_than_the_window_does_not_count(make, database):
 
 
 def test_expired_batch_is_reported_once(database, name):
-    session, last = database.session(), None
-    try:
+    last = None
+    with contextlib.closing(database.session()) as session:
         member = session.register_member("here", 1, "test")
         for number in range(30):
 
@@ -438,8 +448,6 @@ def test_expired_batch_is_reported_once(database, name):
             last = began[0].batch_id
             grow_older(database, last, 60)
         session.deregister_member(member)
-    finally:
-        session.close()
 
 
 def test_a_part_that_takes_longer_than_the_window_fails(make):
@@ -782,8 +790,7 @@ def test_wait_goes_on_until_the_first_batch_is_done(make, threads):
 
 
 def test_repeated_calls_give_the_same_answers(database, name):
-    session = database.session()
-    try:
+    with contextlib.closing(database.session()) as session:
         member = session.register_member("here", 1, "test")
         start = (member, name, "a", ["a", "b"], 60.0, "me")
         began = session.start_part(*start, "u1", NOTHING)
@@ -816,26 +823,20 @@ def test_repeated_calls_give_the_same_answers(database, name):
         assert session.end_callback(member, began.batch_id, claimed.attempt, None)
         assert session.end_part(member, name, "b", "nobody's", None, "me", NOTHING).code == "lost"
         session.deregister_member(member)
-    finally:
-        session.close()
 
 
 @pytest.mark.parametrize("call", ["start_part", "end_part", "end_callback"])
 def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
-    ran = []
+    ran, calls = [], []
     batch = make("a", on_success=lambda: ran.append(1))
-    batch.entry()
-    kind = type(batch._declaration.client.member.main.session)
-    right, calls = getattr(kind, call), []
 
-    def wrong(self, *arguments):
-        result = right(self, *arguments)
-        calls.append(result)
+    def wrong(right, *arguments):
+        calls.append(right(*arguments))
         if len(calls) == 1:
             raise Disconnected("the reply was lost")
-        return result
+        return calls[-1]
 
-    monkeypatch.setattr(kind, call, wrong)
+    intercept(monkeypatch, batch, call, wrong)
     assert run(batch, "a").is_last
     assert len(calls) == 2
     assert calls[0] == calls[1]
@@ -845,18 +846,15 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
 
 
 def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
-    batch = make("a")
-    batch.entry()
-    kind = type(batch._declaration.client.member.main.session)
-    right, calls = kind.end_part, []
+    batch, calls = make("a"), []
 
-    def wrong(self, *arguments):
+    def wrong(right, *arguments):
         calls.append(arguments)
         if len(calls) < 3:
             raise Busy("chosen as deadlock victim")  # the engines' error for a deadlock inside the database
-        return right(self, *arguments)
+        return right(*arguments)
 
-    monkeypatch.setattr(kind, "end_part", wrong)
+    intercept(monkeypatch, batch, "end_part", wrong)
     assert run(batch, "a").is_last
     assert len(calls) == 3
 
@@ -869,16 +867,13 @@ def test_an_interrupt_leaves_nothing_behind_that_blocks(make, database, name, mo
     until(
         lambda: batch._declaration.recover() or call != "claim_callback" or batch.entry().callback_status == "pending"
     )
-    batch.entry()
-    kind = type(batch._declaration.client.member.main.session)
-    right = getattr(kind, call)
 
-    def wrong(self, *arguments):
-        right(self, *arguments)
+    def wrong(right, *arguments):
+        right(*arguments)
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kind, call, wrong)
+    intercept(monkeypatch, batch, call, wrong)
     with pytest.raises(KeyboardInterrupt):
         if call == "claim_callback":
             batch.resume()
@@ -1032,22 +1027,20 @@ def test_a_hook_that_ends_the_program_leaves_no_part_running(make, database):
 
 def deaf(monkeypatch, batch, after):
     """Make `list_batches` fail from the moment that the call ``after`` has returned."""
-    batch.entry()
-    kind = type(batch._declaration.client.member.main.session)
-    right, list_batches, away = getattr(kind, after), kind.list_batches, []
+    away = []
 
-    def call(self, *arguments):
-        answer = right(self, *arguments)
+    def call(right, *arguments):
+        answer = right(*arguments)
         away.append(1)
         return answer
 
-    def look(self, *arguments):
+    def look(right, *arguments):
         if away:
             raise Unavailable("the line is dead")
-        return list_batches(self, *arguments)
+        return right(*arguments)
 
-    monkeypatch.setattr(kind, after, call)
-    monkeypatch.setattr(kind, "list_batches", look)
+    intercept(monkeypatch, batch, after, call)
+    intercept(monkeypatch, batch, "list_batches", look)
 
 
 def test_failures_are_reported_beside_unreadable_parts(make, monkeypatch, database):
@@ -1072,14 +1065,12 @@ def test_failures_are_reported_beside_unreadable_parts(make, monkeypatch, databa
 
 def test_unrecorded_end_calls_the_failure_hook(make, monkeypatch):
     batch = make("a", on_success=lambda: pytest.fail("must not run"))
-    batch.entry()
-    kind = type(batch._declaration.client.member.main.session)
 
-    def wrong(self, *arguments):
+    def wrong(right, *arguments):
         raise Unavailable("the line is dead")
 
     with pytest.raises(Unavailable), batch.part("a"):
-        monkeypatch.setattr(kind, "end_part", wrong)
+        intercept(monkeypatch, batch, "end_part", wrong)
     assert ["the line is dead" in str(alarm) for alarm in batch.alarms] == [True]
     assert batch.alarms[0].failed == {"a": "its end could not be recorded"}
     monkeypatch.undo()
