@@ -467,7 +467,7 @@ def test_a_wait_that_finds_no_slot_pauses_here(tds, reach):
 
 
 def test_notice_in_this_process_ends_that_pause(tds, reach, monkeypatch):
-    monkeypatch.setattr("sqlsem.engines.mssql.locks.FIRST_ELSEWHERE_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr("sqlsem.engines.mssql.session.FIRST_ELSEWHERE_SECONDS", 2 * PATIENCE)
     answer, asked = asks([2, 0])
     session, nudge, began = reach(tds(answer)), threading.Event(), time.monotonic()
     threading.Timer(0.1, nudge.set).start()

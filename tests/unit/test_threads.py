@@ -34,7 +34,7 @@ MAY_BEGIN = {
     ("client/operations/handover.py", "timer"): "nothing of a program's is called",
     ("engines/failures.py", "timer"): "interrupts a session",
     ("engines/mssql/engine.py", "timer"): "shuts a socket",
-    ("engines/mssql/tasks.py", "timer"): "interrupts a session",
+    ("engines/mssql/session.py", "timer"): "interrupts a session",
     ("engines/mysql/database.py", "timer"): "shuts a socket",
     ("util/tree_killer.py", "Thread"): "a process of its own, which loads nothing else; each ends one command",
     ("testing/fibers.py", "thread"): "virtual time",

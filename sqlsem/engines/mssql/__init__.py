@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sqlsem.engines.mssql.engine import SqlServerEngine, SqlServerSession
+from sqlsem.engines.mssql.engine import SqlServerEngine
+from sqlsem.engines.mssql.session import SqlServerSession
 
 __all__ = ["SqlServerEngine", "SqlServerSession", "engine"]
 

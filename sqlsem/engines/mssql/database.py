@@ -87,13 +87,23 @@ class SqlServerDatabase(Engine):
     @property
     def odbc_string(self) -> str:
         """Return the connection string for an ODBC driver, with the password."""
-        words = dict(self.words)
-        if (self.word("driver") or "").replace("_", "-").lower() == "mssql-python":
-            words = {key: value for key, value in words.items() if key.lower() != "driver"}
-        lower = {key.lower() for key in words}
-        if "driver" not in lower and "dsn" not in lower and "filedsn" not in lower:
+        return join(self.odbc_words("main"))
+
+    @property
+    def wants_mssql_python(self) -> bool:
+        """True if the connection string names mssql-python as the driver, which is not one of ODBC."""
+        return (self.word("driver") or "").replace("_", "-").lower() == "mssql-python"
+
+    def odbc_words(self, purpose: str) -> dict[str, str]:
+        """Return the parameters for an ODBC driver."""
+        words = self.words_without("driver") if self.wants_mssql_python else self.words
+        if not {"driver", "dsn", "filedsn"} & {key.lower() for key in words}:
             words = {"Driver": choose_driver(), **words}
-        return join(self.completed(words, "main"))
+        return self.completed(words, purpose)
+
+    def words_without(self, *names: str) -> dict[str, str]:
+        """Return the keywords of the connection string except these."""
+        return {key: value for key, value in self.words.items() if key.lower() not in names}
 
     def completed(self, words: dict[str, str], purpose: str) -> dict[str, str]:
         """Return the parameters for the driver."""

@@ -1,21 +1,17 @@
-"""The SQL Server engine and its sessions, as `sqlsem.engines` loads them."""
+"""The SQL Server engine, as `sqlsem.engines` loads it."""
 
 from __future__ import annotations
 
 import math
 import os
 import threading
-from collections.abc import Sequence
 from typing import Any
 
-from sqlsem.engines import borrowed
 from sqlsem.engines.base import Session
 from sqlsem.engines.mssql import sockets
 from sqlsem.engines.mssql.database import SqlServerDatabase
-from sqlsem.engines.mssql.locks import SqlServerLocks
-from sqlsem.engines.mssql.odbc import choose_driver, join, load_driver, with_nulls
-from sqlsem.engines.mssql.tables import SqlServerTables
-from sqlsem.engines.mssql.tasks import SqlServerTasks
+from sqlsem.engines.mssql.odbc import join, load_driver
+from sqlsem.engines.mssql.session import BorrowedSqlServerSession, SqlServerSession
 from sqlsem.util import runtime
 from sqlsem.util.runtime import had_within
 from sqlsem.values.errors import ConfigurationError, Unavailable
@@ -34,38 +30,6 @@ def _unlock_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock_in_child)
-
-
-class SqlServerSession(SqlServerLocks, SqlServerTasks, SqlServerTables):
-    """One connection with all capabilities."""
-
-
-class BorrowedSqlServerSession(SqlServerSession):
-    """A session that runs its statements by the caller's cursor."""
-
-    def __init__(self, engine: SqlServerDatabase, cursor: Any) -> None:
-        self.queries = engine.queries()
-        self._cursor = cursor
-        # (In manual commit mode, the transaction begins with the first statement that reads a table.)
-        if self.ask("in_transaction", self.queries["in_transaction"], ())[0][0] < 1:
-            raise ConfigurationError(
-                "put() was given a cursor outside of a transaction; begin one (no autocommit)", code="transaction"
-            )
-
-    def ask(self, name: str, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-        if name in ("begin", "commit", "rollback"):
-            return []  # it is the caller's transaction
-        if None in parameters:
-            text = with_nulls(text, tuple(value is None for value in parameters))
-            parameters = [value for value in parameters if value is not None]
-        cursor = self._cursor
-        borrowed.execute(cursor, text, tuple(parameters))
-        rows: list[tuple[Any, ...]] = []
-        while True:
-            if cursor.description is not None:
-                rows += [tuple(borrowed.values(row)) for row in cursor.fetchall()]
-            if not cursor.nextset():
-                return rows
 
 
 class SqlServerEngine(SqlServerDatabase):
@@ -126,34 +90,21 @@ class SqlServerEngine(SqlServerDatabase):
             connection.setautocommit(True)
 
     def _connect(self, purpose: str) -> Any:
-        wanted = (self.word("driver") or "").lower().replace("_", "-")
-        if wanted == "mssql-python":
-            module = load_driver("mssql_python")
-        else:
-            module = load_driver("pyodbc")
-            if module is None:
-                module = load_driver("mssql_python")
+        module = None if self.wants_mssql_python else load_driver("pyodbc")
+        module = module or load_driver("mssql_python")
         if module is None:
             raise ConfigurationError(
                 "SQL Server needs a driver, which is not installed; get it with: pip install 'sqlsem[mssql]'",
                 code="driver",
             )
         timeout = max(1, math.ceil(self.options.connect_timeout))
-        words = dict(self.words)
         failure: Exception | None = None
         try:
             if module.__name__ == "mssql_python":
-                words = {key: value for key, value in words.items() if key.lower() not in ("driver", "tds_version")}
-                words = {
-                    key: value
-                    for key, value in self.completed(words, purpose).items()
-                    if key.lower() not in ("app", "connectretrycount")
-                }
+                words = self.completed(self.words_without("driver", "tds_version"), purpose)
+                words = {key: value for key, value in words.items() if key.lower() not in ("app", "connectretrycount")}
                 return module.connect(join(words), autocommit=True, timeout=0)
-            lower = {key.lower() for key in words}
-            if not lower & {"driver", "dsn", "filedsn"}:
-                words = {"Driver": choose_driver(), **words}
-            return module.connect(join(self.completed(words, purpose)), autocommit=True, timeout=timeout)
+            return module.connect(join(self.odbc_words(purpose)), autocommit=True, timeout=timeout)
         except ConfigurationError:
             raise
         except Exception as exc:
