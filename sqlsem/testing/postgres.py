@@ -30,8 +30,9 @@ from psycopg.waiting import Ready, Wait
 
 from sqlsem import sql
 from sqlsem.engines.base import Engine, Options, Session
-from sqlsem.engines.postgresql.engine import PostgresEngine, PostgresSession
-from sqlsem.engines.postgresql.psycopg_connection import Connection
+from sqlsem.engines.postgresql.connection import Connection
+from sqlsem.engines.postgresql.engine import PostgresEngine
+from sqlsem.engines.postgresql.session import PostgresSession
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.fibers import Fiber, Fibers
 from sqlsem.testing.real import Group, RealServer, Row

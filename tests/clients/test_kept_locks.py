@@ -372,7 +372,7 @@ def test_short_registrations_are_never_told_as_kept(database, user, name, thread
 def test_installer_waits_bounded_and_names_the_other(database, monkeypatch, name):
     place = psycopg.conninfo.conninfo_to_dict(database.url)["dbname"]
     owner = Database("postgresql", database.server.url(place, user=f"{place}_owner"), {}, database.server)
-    monkeypatch.setattr("sqlsem.engines.postgresql.tables.INSTALLER_PATIENCE_SECONDS", 1)
+    monkeypatch.setattr("sqlsem.engines.postgresql.session.INSTALLER_PATIENCE_SECONDS", 1)
     with owner.raw(autocommit=False) as first:
         first.execute(sql.queries("postgresql")["install_lock"])
         first.execute(sql.queries("postgresql")["install_begin"])

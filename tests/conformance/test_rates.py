@@ -13,7 +13,7 @@ import sqlsem
 from sqlsem import aio
 from sqlsem.client.operations import acquire_rate
 from sqlsem.engines.base import Disconnected
-from sqlsem.engines.postgresql.locks import PostgresLocks
+from sqlsem.engines.postgresql.session import PostgresLocks
 from sqlsem.values.errors import ConfigurationError, LockLost, Timeout
 from sqlsem.values.rates import RateStatus
 

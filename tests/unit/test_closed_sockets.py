@@ -12,7 +12,7 @@ psycopg = pytest.importorskip("psycopg")
 
 def test_a_closed_socket_is_a_lost_connection():
     """Such a call is repeated on a new connection."""
-    from sqlsem.engines.postgresql.psycopg_connection import PsycopgConnection
+    from sqlsem.engines.postgresql.connection import PsycopgConnection
 
     def fileno():
         raise psycopg.OperationalError("the connection is lost")

@@ -16,7 +16,7 @@ import pytest
 
 import sqlsem.sql
 from sqlsem.engines.mssql.engine import SqlServerSession
-from sqlsem.engines.postgresql.psycopg_connection import PsycopgConnection
+from sqlsem.engines.postgresql.connection import PsycopgConnection
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "errors.md"
 SCRIPTS = Path(sqlsem.sql.__file__).parent

@@ -11,7 +11,8 @@ except ImportError as exc:
         "PostgreSQL needs psycopg 3, which is not installed; get it with: pip install 'sqlsem[postgres]'", code="driver"
     ) from exc
 
-from sqlsem.engines.postgresql.engine import PostgresEngine, PostgresSession
+from sqlsem.engines.postgresql.engine import PostgresEngine
+from sqlsem.engines.postgresql.session import PostgresSession
 
 __all__ = ["PostgresEngine", "PostgresSession", "engine"]
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import generators, waiting
 
+from sqlsem.engines.postgresql.connection import AsyncConnection, PsycopgConnection
 from sqlsem.engines.postgresql.database import PostgresDatabase
-from sqlsem.engines.postgresql.psycopg_connection import AsyncConnection, PsycopgConnection
 from sqlsem.engines.protocol import AsyncSession
 from sqlsem.values.locks import Ticket
 

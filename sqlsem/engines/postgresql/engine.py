@@ -1,4 +1,4 @@
-"""The PostgreSQL engine and its sessions, as `sqlsem.engines` loads them."""
+"""The PostgreSQL engine, as `sqlsem.engines` loads it."""
 
 from __future__ import annotations
 
@@ -7,31 +7,10 @@ from typing import Any
 
 import psycopg
 
-from sqlsem.engines import borrowed
 from sqlsem.engines.base import Session
 from sqlsem.engines.postgresql.aio import AsyncPostgresSession
 from sqlsem.engines.postgresql.database import PostgresDatabase
-from sqlsem.engines.postgresql.locks import PostgresLocks
-from sqlsem.engines.postgresql.tables import PostgresTables
-from sqlsem.engines.postgresql.tasks import PostgresTasks
-
-
-class PostgresSession(PostgresLocks, PostgresTasks, PostgresTables):
-    """One connection with all capabilities."""
-
-
-class BorrowedPostgresSession(PostgresSession):
-    """A session that runs its statements by the caller's cursor."""
-
-    putting = "put_tasks_once"
-
-    def __init__(self, engine: PostgresDatabase, cursor: Any) -> None:
-        self.queries = engine.queries()
-        self._cursor = cursor
-
-    def run(self, name: str, parameters: Any) -> list[tuple[Any, ...]]:
-        borrowed.execute(self._cursor, self.queries[name], parameters)
-        return [tuple(borrowed.values(row)) for row in self._cursor.fetchall()]
+from sqlsem.engines.postgresql.session import BorrowedPostgresSession, PostgresSession
 
 
 class PostgresEngine(PostgresDatabase):
