@@ -21,11 +21,6 @@ def execute(cursor: Any, text: str, parameters: Any) -> None:
         )
 
 
-def columns(cursor: Any) -> list[str]:
-    """Return the column names of the last statement's result; none if it has no result."""
-    return [column[0] for column in cursor.description or ()]
-
-
 def values(row: Any) -> Sequence[Any]:
     """Return the values of a row of any cursor: a sequence, a mapping, or the row's only value."""
     if isinstance(row, Mapping):

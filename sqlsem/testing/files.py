@@ -20,8 +20,9 @@ from typing import Any, cast
 
 from sqlsem.engines.base import Busy, Disconnected, Engine, Options
 from sqlsem.engines.sqlite.connection import is_busy
-from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
+from sqlsem.engines.sqlite.engine import SqliteEngine
 from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
+from sqlsem.engines.sqlite.session import SqliteSession
 from sqlsem.testing.calling import Calling
 from sqlsem.testing.fibers import Fibers
 from sqlsem.testing.real import OURS, Trouble

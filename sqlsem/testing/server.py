@@ -23,8 +23,9 @@ from sqlsem import sql
 from sqlsem.engines.base import Disconnected, Engine, Options
 from sqlsem.engines.protocol import Capability, LockSession
 from sqlsem.engines.sqlite.beacons import Beacons
-from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
+from sqlsem.engines.sqlite.engine import SqliteEngine
 from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
+from sqlsem.engines.sqlite.session import SqliteSession
 from sqlsem.engines.sqlite.shortcuts import ROUTINES
 from sqlsem.engines.statements.session import Probe
 from sqlsem.testing.calling import Calling

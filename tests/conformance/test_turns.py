@@ -13,7 +13,7 @@ from support import PATIENCE, cost_of_turns, until
 from support.queues import drain, work_until_killed
 
 import sqlsem
-from sqlsem.engines.sqlite.engine import SqliteSession
+from sqlsem.engines.sqlite.session import SqliteSession
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.tasks import Json, Worker
 from sqlsem.values.tasks import NewTask

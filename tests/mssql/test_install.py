@@ -6,7 +6,7 @@ import pytest
 from tdsserver import done, failure, result
 
 from sqlsem import sql
-from sqlsem.engines.mssql import tables
+from sqlsem.engines.mssql import session
 from sqlsem.values.errors import Unavailable
 
 LOCK_TIMEOUT = failure(1222, "Lock request time out period exceeded.")
@@ -22,8 +22,8 @@ SESSIONS = result(
 def later(monkeypatch):
     """Let this client bring a newer version than the tables', and make few attempts."""
     monkeypatch.setattr(sql, "LATEST", 2)
-    monkeypatch.setattr(tables, "INSTALL_SECONDS", 0.4)
-    monkeypatch.setattr(tables, "FIRST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(session, "INSTALL_SECONDS", 0.4)
+    monkeypatch.setattr(session, "FIRST_INSTALL_PAUSE_SECONDS", 0.05)
 
 
 def plan(installed):

@@ -13,7 +13,7 @@ import pytest
 from support import Database, MariaDBServer
 
 from sqlsem.engines.mysql import doctor
-from sqlsem.engines.mysql.database import MysqlDatabase
+from sqlsem.engines.mysql.engine import MysqlEngine
 from sqlsem.engines.protocol import Check
 
 pytestmark = pytest.mark.engines("mysql")
@@ -97,7 +97,7 @@ def test_a_replica_is_refused(place: Database) -> None:
 
 def test_probes_of_silent_connections_are_counted(place: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check(place, "keepalive").mend == "", "no host can vanish"
-    monkeypatch.setattr(MysqlDatabase, "is_local", False)
+    monkeypatch.setattr(MysqlEngine, "is_local", False)
     found = check(place, "keepalive")
     assert found.ok
     assert "tcp_keepalive_time = 10" in found.mend
@@ -137,16 +137,16 @@ def test_a_proxy_that_shares_connections_is_found(place: Database, monkeypatch: 
     assert check(place, "beacon").ok
     with contextlib.closing(place.session()) as session:
         shared = session.connection
-        real = MysqlDatabase.connect
+        real = MysqlEngine.connect
 
-        def connect(self: MysqlDatabase, purpose: str) -> Any:
+        def connect(self: MysqlEngine, purpose: str) -> Any:
             other = real(self, purpose)
             other.connection.close()
             other.connection = shared
             monkeypatch.setattr(other, "close", lambda: None)
             return other
 
-        monkeypatch.setattr(MysqlDatabase, "connect", connect)
+        monkeypatch.setattr(MysqlEngine, "connect", connect)
         found = doctor.MysqlDoctor(session).beacon()
     assert not found.ok
     assert "lease" in found.mend

@@ -7,7 +7,7 @@ import pymysql
 import pytest
 
 from sqlsem import sql
-from sqlsem.engines.mysql.database import for_driver
+from sqlsem.engines.mysql.connection import for_driver
 from sqlsem.engines.mysql.tables import statements_of
 
 pytestmark = pytest.mark.engines("mysql")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sqlsem.engines.sqlite.engine import SqliteSession
+from sqlsem.engines.sqlite.session import SqliteSession
 from sqlsem.engines.statements import locks
 from sqlsem.engines.statements.admission import LAST, Admission
 from sqlsem.engines.statements.handovers import HandoverStatements

@@ -417,9 +417,9 @@ def make_folder(folder: Path) -> None:
 
 @functools.cache
 def _connection_class() -> Any:
-    from sqlsem.engines.mysql import database
+    from sqlsem.engines.mysql.engine import Connection as OwnConnection
 
-    class Connection(database.Connection):
+    class Connection(OwnConnection):
         """PyMySQL's connection, with the shortcuts that the other drivers' connections have."""
 
         def execute(self, text: str, parameters: Any = None) -> Any:

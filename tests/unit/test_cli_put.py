@@ -12,7 +12,7 @@ from support import commands
 
 import sqlsem
 from sqlsem.cli import options
-from sqlsem.engines.sqlite.engine import SqliteSession
+from sqlsem.engines.sqlite.session import SqliteSession
 from sqlsem.values.errors import Unavailable
 
 

@@ -23,7 +23,7 @@ THEMSELVES = {
     "config/allowing.py": "writes a file that mkstemp has made",
     "util/sockets.py": "/dev/null",
     "engines/sqlite/beacons.py": "empty files beside the database, judged by their descriptors",
-    "engines/sqlite/database.py": "makes the database's file",
+    "engines/sqlite/engine.py": "makes the database's file",
     "engines/sqlite/files.py": "the database's files, to lock bytes of them; compared by their descriptors",
     "engines/sqlite/doctor.py": "/proc/self/mounts",
     "util/tree_killer.py": "/proc",

@@ -115,7 +115,7 @@ def test_derived_tables_have_names(engine):
 
 def test_parameters_are_written_for_pymysql():
     pytest.importorskip("pymysql")
-    from sqlsem.engines.mysql.database import for_driver
+    from sqlsem.engines.mysql.connection import for_driver
 
     text = """SELECT ':a', ?, x -- a comment: with ? and :c
     FROM "t:d" WHERE a = :a AND b LIKE 'rate:%' AND c % 2 = 0"""

@@ -35,7 +35,7 @@ MAY_BEGIN = {
     ("engines/failures.py", "timer"): "interrupts a session",
     ("engines/mssql/engine.py", "timer"): "shuts a socket",
     ("engines/mssql/session.py", "timer"): "interrupts a session",
-    ("engines/mysql/database.py", "timer"): "shuts a socket",
+    ("engines/mysql/engine.py", "timer"): "shuts a socket",
     ("util/tree_killer.py", "Thread"): "a process of its own, which loads nothing else; each ends one command",
     ("testing/fibers.py", "thread"): "virtual time",
     ("ops/dashboard/app.py", "run_in_threadpool"): "the web server's threads",

@@ -8,11 +8,10 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlsem.engines.answers import refusal_code
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.engines.mssql.database import SqlServerDatabase
 from sqlsem.engines.mssql.errors import (
     BUSY_NUMBERS,
     CONFIGURATION_NUMBERS,
@@ -37,6 +36,9 @@ from sqlsem.util import sockets
 from sqlsem.util.runtime import had_within
 from sqlsem.values.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
 
+if TYPE_CHECKING:
+    from sqlsem.engines.mssql.engine import SqlServerEngine
+
 #: The longest wait of one call in seconds: each wait occupies a worker thread of the server.
 LONGEST_WAIT_SECONDS = 15.0
 
@@ -53,9 +55,9 @@ abandoned: list[Any] = []
 class SqlServerConnection(RoutineSession):
     """One connection in autocommit mode: each routine begins its own transaction."""
 
-    engine: SqlServerDatabase
+    engine: SqlServerEngine
 
-    def __init__(self, engine: SqlServerDatabase, connection: Any, handle: Handle | None) -> None:
+    def __init__(self, engine: SqlServerEngine, connection: Any, handle: Handle | None) -> None:
         self.engine = engine
         self.options = engine.options
         self.gate_patience = (int(self.options.gate_timeout * 1000),)

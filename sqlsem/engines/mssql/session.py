@@ -18,7 +18,6 @@ from sqlsem.engines.answers import name_sessions
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.installed import setting_number
 from sqlsem.engines.mssql.connection import CANCEL_SECONDS, LONGEST_WAIT_SECONDS, SqlServerConnection
-from sqlsem.engines.mssql.database import SqlServerDatabase
 from sqlsem.engines.mssql.doctor import SqlServerDoctor
 from sqlsem.engines.mssql.odbc import with_nulls
 from sqlsem.engines.protocol import Check, Plan
@@ -31,6 +30,7 @@ from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest
 from sqlsem.values.tasks import Claimed, End, NewTask, QueueCounts, TaskEntry, TaskLock
 
 if TYPE_CHECKING:
+    from sqlsem.engines.mssql.engine import SqlServerEngine
     from sqlsem.insight.overview import Overview
 
 #: The first and the longest pause between two polls, as in `poll_pause`, where the database has no lock to wait for (a
@@ -332,7 +332,7 @@ def _lock(resource: str, position: int | None, access: str, limit: int | None, w
 class BorrowedSqlServerSession(SqlServerSession):
     """A session that runs its statements by the caller's cursor."""
 
-    def __init__(self, engine: SqlServerDatabase, cursor: Any) -> None:
+    def __init__(self, engine: SqlServerEngine, cursor: Any) -> None:
         self.queries = engine.queries()
         self._cursor = cursor
         # (In manual commit mode, the transaction begins with the first statement that reads a table.)

@@ -22,7 +22,8 @@ except ImportError as exc:
         code="driver",
     ) from exc
 
-from sqlsem.engines.mysql.engine import MysqlEngine, MysqlSession
+from sqlsem.engines.mysql.engine import MysqlEngine
+from sqlsem.engines.mysql.session import MysqlSession
 
 __all__ = ["MysqlEngine", "MysqlSession", "engine"]
 

@@ -6,10 +6,11 @@ import contextlib
 import functools
 import hashlib
 import math
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pymysql
 from pymysql import err
@@ -18,13 +19,15 @@ from pymysql.constants import CR, ER
 from sqlsem.engines import borrowed
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.failures import Conflict
-from sqlsem.engines.mysql.database import MysqlDatabase
 from sqlsem.engines.mysql.sleeper import LockSleeper
 from sqlsem.engines.statements.session import StatementSession
 from sqlsem.util import sockets
 from sqlsem.util.chunks import in_chunks
 from sqlsem.util.printable import first_line
 from sqlsem.values.errors import ConfigurationError, SchemaError, SqlsemError, Unavailable
+
+if TYPE_CHECKING:
+    from sqlsem.engines.mysql.engine import MysqlEngine
 
 #: Error codes that PyMySQL does not name: a message of a trigger; a CHECK, in MySQL and in MariaDB; a time limit of
 #: statements; a killed connection; a deadlock of locks by name; read-only servers; a full disk or table.
@@ -49,6 +52,8 @@ TEXT_SIZE = 200_000
 CLUSTER_MARGIN = 2.0
 #: The state of a node that has the writes of all nodes.
 SYNCED = "Synced"
+#: A parameter of a statement (as ``:name`` or ``?``), or text in which there is none, or a percent sign.
+_PART = re.compile(r"(?<![:\w]):(\w+)|(\?)|('[^']*'|\"[^\"]*\")|(--[^\n]*\n?)|(%)")
 
 
 class Row(tuple[Any, ...]):
@@ -88,10 +93,10 @@ class Answer:
 class MysqlConnection(StatementSession):
     """One connection. A statement waits for the lock of another session for `Options.gate_timeout`."""
 
-    engine: MysqlDatabase
+    engine: MysqlEngine
     sleeper: LockSleeper
 
-    def __init__(self, engine: MysqlDatabase, connection: Any) -> None:
+    def __init__(self, engine: MysqlEngine, connection: Any) -> None:
         super().__init__(engine)
         self.connection = connection
         self.server = f"{connection.host}:{connection.port}"
@@ -365,3 +370,17 @@ def _plain(value: Any) -> Any:
     if type(value) is Decimal:
         return int(value) if value == value.to_integral_value() and not value.as_tuple().exponent else float(value)
     return value
+
+
+def for_driver(text: str) -> str:
+    """Return a statement with the parameters that PyMySQL fills in, and without comments."""
+
+    def part(match: re.Match[str]) -> str:
+        name, mark, quoted, _comment, percent = match.groups()
+        if name:
+            return f"%({name})s"
+        if quoted:
+            return str(quoted).replace("%", "%%")
+        return "%s" if mark else "%%" if percent else "\n"
+
+    return _PART.sub(part, text).strip()

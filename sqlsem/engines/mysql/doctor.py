@@ -10,8 +10,7 @@ from typing import Any
 import pymysql
 
 from sqlsem.engines.doctor import Doctor, clocks, session_locks
-from sqlsem.engines.mysql.connection import CLUSTER_MARGIN, MysqlConnection
-from sqlsem.engines.mysql.database import for_driver
+from sqlsem.engines.mysql.connection import CLUSTER_MARGIN, MysqlConnection, for_driver
 from sqlsem.engines.protocol import Check
 from sqlsem.values.errors import SqlsemError
 

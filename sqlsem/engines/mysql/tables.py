@@ -11,8 +11,7 @@ import pymysql
 from pymysql.constants import ER
 
 from sqlsem.engines.base import Busy
-from sqlsem.engines.mysql.connection import MysqlConnection
-from sqlsem.engines.mysql.database import for_driver
+from sqlsem.engines.mysql.connection import MysqlConnection, for_driver
 from sqlsem.engines.mysql.doctor import MysqlDoctor
 from sqlsem.engines.protocol import Check, Plan
 from sqlsem.util.printable import first_line

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg import generators, waiting
 
 from sqlsem.engines.postgresql.connection import AsyncConnection, PsycopgConnection
-from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.protocol import AsyncSession
 from sqlsem.values.locks import Ticket
+
+if TYPE_CHECKING:
+    from sqlsem.engines.postgresql.engine import PostgresEngine
 
 T = TypeVar("T")
 
@@ -21,7 +23,7 @@ T = TypeVar("T")
 class AsyncPostgresSession(PsycopgConnection, AsyncSession):
     """One psycopg connection of an event loop, on which tasks wait."""
 
-    def __init__(self, engine: PostgresDatabase, connection: AsyncConnection) -> None:
+    def __init__(self, engine: PostgresEngine, connection: AsyncConnection) -> None:
         super().__init__(engine, connection)
         self.connection = connection
         connection.prepare_threshold = None  # (See `PostgresConnection`.)

@@ -6,14 +6,13 @@ import contextlib
 import itertools
 import re
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import errors, generators
 
 from sqlsem.engines.answers import refusal_code
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.engines.postgresql.database import LOCKS_FULL, LOCKS_SETTING, PostgresDatabase
 from sqlsem.engines.protocol import EngineConnection
 from sqlsem.engines.routines import RoutineSession
 from sqlsem.util import sockets
@@ -21,9 +20,18 @@ from sqlsem.util.printable import first_line
 from sqlsem.util.process import here
 from sqlsem.values.errors import ConfigurationError, SchemaError, Unavailable
 
+if TYPE_CHECKING:
+    from sqlsem.engines.postgresql.engine import PostgresEngine
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 
+#: The setting that the server's message names, in every language, if its lock table is full; and the remedy.
+LOCKS_SETTING = "max_locks_per_transaction"
+LOCKS_FULL = (
+    "its table of locks, which all its programs share, is full: end the session that has most of them (see pg_locks; "
+    f"sqlsem doctor tells how full it is), or raise {LOCKS_SETTING}"
+)
 #: PostgreSQL's type oids: bigint, smallint and integer; boolean; bigint[].
 _INTEGERS, _BOOLEAN, _NUMBERS = (20, 21, 23), 16, 1016
 #: The classes of SQLSTATE with which sqlsem's routines report a mistake of the caller: bad values, missing rights or
@@ -37,7 +45,7 @@ _numbers = itertools.count(1)
 class PsycopgConnection(EngineConnection):
     """A psycopg connection, either blocking or of an event loop."""
 
-    def __init__(self, engine: PostgresDatabase, connection: Connection | AsyncConnection) -> None:
+    def __init__(self, engine: PostgresEngine, connection: Connection | AsyncConnection) -> None:
         self.engine = engine
         self.options = engine.options
         self.queries = engine.queries()
@@ -187,9 +195,9 @@ def _is_closed(connection: Connection | AsyncConnection) -> bool:
 class PostgresConnection(PsycopgConnection, RoutineSession):
     """One psycopg connection in autocommit mode: every routine is a transaction of its own."""
 
-    engine: PostgresDatabase
+    engine: PostgresEngine
 
-    def __init__(self, engine: PostgresDatabase, connection: Connection) -> None:
+    def __init__(self, engine: PostgresEngine, connection: Connection) -> None:
         super().__init__(engine, connection)
         self.connection = connection
         self.cursor = connection.cursor()

@@ -19,7 +19,6 @@ from sqlsem.engines.answers import name_sessions
 from sqlsem.engines.base import Busy
 from sqlsem.engines.installed import setting_number
 from sqlsem.engines.postgresql.connection import Connection, PostgresConnection
-from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.postgresql.doctor import PostgresDoctor
 from sqlsem.engines.protocol import Check, Plan
 from sqlsem.util import late
@@ -33,6 +32,7 @@ from sqlsem.values.rates import RateAnswer, RateDemand, RateEntry, RateRequest
 from sqlsem.values.tasks import Claimed, End, NewTask, QueueCounts, TaskEntry, task_locks
 
 if TYPE_CHECKING:
+    from sqlsem.engines.postgresql.engine import PostgresEngine
     from sqlsem.insight.kept import KeptLock
     from sqlsem.insight.overview import Overview
 
@@ -59,7 +59,7 @@ class PostgresLocks(PostgresConnection):
 
     batches_rates = True
 
-    def __init__(self, engine: PostgresDatabase, connection: Connection) -> None:
+    def __init__(self, engine: PostgresEngine, connection: Connection) -> None:
         super().__init__(engine, connection)
         self._dropped: dict[int, int] = {}  # the member, by the position of its row
 
@@ -390,7 +390,7 @@ class BorrowedPostgresSession(PostgresSession):
 
     putting = "put_tasks_once"
 
-    def __init__(self, engine: PostgresDatabase, cursor: Any) -> None:
+    def __init__(self, engine: PostgresEngine, cursor: Any) -> None:
         self.queries = engine.queries()
         self._cursor = cursor
 

@@ -7,7 +7,8 @@ waiting for its grace. (A *missing* beacon file proves nothing: then the grace r
 
 from __future__ import annotations
 
-from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
+from sqlsem.engines.sqlite.engine import SqliteEngine
+from sqlsem.engines.sqlite.session import SqliteSession
 
 __all__ = ["SqliteEngine", "SqliteSession", "engine"]
 

@@ -7,17 +7,19 @@ import random
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.failures import Replaced
 from sqlsem.engines.sqlite import files, fork, wal
 from sqlsem.engines.sqlite.beacons import Beacon
-from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.notifier import UnixSocketNotifier
 from sqlsem.engines.statements.session import StatementSession
 from sqlsem.engines.statements.values import as_text
 from sqlsem.values.errors import ConfigurationError, SchemaError, SqlsemError, Unavailable
+
+if TYPE_CHECKING:
+    from sqlsem.engines.sqlite.engine import SqliteEngine
 
 FIRST_READ = "PRAGMA schema_version"
 WRITE_BACK = "PRAGMA wal_checkpoint(PASSIVE)"
@@ -33,10 +35,10 @@ class SqliteConnection(StatementSession):
     #: True if this session works for the member of another session, so both must have the same files open.
     is_second = False
 
-    engine: SqliteDatabase
+    engine: SqliteEngine
     sleeper: UnixSocketNotifier
 
-    def __init__(self, engine: SqliteDatabase) -> None:
+    def __init__(self, engine: SqliteEngine) -> None:
         super().__init__(engine)
         self._displaced: str | None = None  # why its open files are no longer those of the database
         self.connection: sqlite3.Connection | None = None
@@ -324,7 +326,7 @@ def _open_again(session: SqliteConnection) -> sqlite3.Connection:
     return cast("sqlite3.Connection", session.connection)
 
 
-def displace(engine: SqliteDatabase, exc: Replaced) -> None:
+def displace(engine: SqliteEngine, exc: Replaced) -> None:
     """Close all connections of this process to replaced files. (While one is open, SQLite gives each new connection
     the same ``-shm``.)
     """

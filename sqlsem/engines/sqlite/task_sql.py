@@ -8,11 +8,14 @@ import re
 import sqlite3
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from sqlsem.engines.sqlite import files, fork
 from sqlsem.engines.sqlite.connection import FIRST_READ, SqliteConnection, is_busy
-from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.values.errors import Unavailable
+
+if TYPE_CHECKING:
+    from sqlsem.engines.sqlite.engine import SqliteEngine
 
 #: Seconds for which the SQL of a task waits for the file's write lock.
 SQL_PATIENCE_SECONDS = 60.0
@@ -21,7 +24,7 @@ SQL_PATIENCE_SECONDS = 60.0
 class SqliteTaskSql(SqliteConnection):
     """Runs the SQL of a task."""
 
-    def __init__(self, engine: SqliteDatabase) -> None:
+    def __init__(self, engine: SqliteEngine) -> None:
         super().__init__(engine)
         self._working: sqlite3.Connection | None = None
         self._cancelled = threading.Event()

@@ -248,3 +248,14 @@ class StatementSession(TableSession):
 
     def sweep_beacons(self) -> None:
         """Remove the beacons of processes that died before they registered, or after their member was removed."""
+
+
+class BorrowedStatements(StatementSession):
+    """Statements by a caller's cursor, in the caller's transaction: a base class before that of the session."""
+
+    def transaction(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def run_many(self, name: str, parameters: Sequence[Any]) -> None:
+        for values in parameters:
+            self.run(name, values)

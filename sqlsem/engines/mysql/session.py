@@ -1,34 +1,40 @@
-"""The beacons of members on MariaDB and MySQL: locks by name of their main sessions."""
+"""The sessions of MariaDB and MySQL: the beacons of members are locks by name of their main sessions."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlsem.engines.mysql.connection import MysqlConnection
-from sqlsem.engines.mysql.database import MysqlDatabase
-from sqlsem.engines.statements.members import MemberStatements
-from sqlsem.engines.statements.session import Probe
+from sqlsem.engines import borrowed
+from sqlsem.engines.mysql.connection import Answer, rows_of
+from sqlsem.engines.mysql.tables import MysqlTables
+from sqlsem.engines.statements.all import AllStatements
+from sqlsem.engines.statements.session import BorrowedStatements, Probe
 from sqlsem.values.errors import Unavailable
 from sqlsem.values.locks import Heartbeat
+
+if TYPE_CHECKING:
+    from sqlsem.engines.mysql.engine import MysqlEngine
 
 #: The number of locks of rows that one heartbeat frees.
 FREED = 1000
 
 
-class MysqlMembers(MysqlConnection, MemberStatements):
-    """The beacon of this session's member, and the locks of its rows, on which the waiters behind them sleep."""
+class MysqlSession(MysqlTables, AllStatements):
+    """One connection with all capabilities: the beacon of its member, and the locks of its rows, on which the waiters
+    behind them sleep.
+    """
 
     writes_heartbeats = True
     _beacon: str | None = None
 
-    def __init__(self, engine: MysqlDatabase, connection: Any) -> None:
+    def __init__(self, engine: MysqlEngine, connection: Any) -> None:
         super().__init__(engine, connection)
         #: The positions of the rows whose locks this session may keep.
         self._kept: set[int] = set()
 
     @property
-    def beacons(self) -> MysqlMembers:
+    def beacons(self) -> MysqlSession:
         return self
 
     def probe(self, name: object) -> Probe:
@@ -100,3 +106,35 @@ class MysqlMembers(MysqlConnection, MemberStatements):
         _begin, _gate, _history, deleted, *_ = self.run_alone("leave_alone", {**values, "lock": lock}).rowcounts
         self._kept.discard(values["position"])
         return deleted == 1
+
+
+class _NewerTask(Exception):
+    """Another task has the key of a task that was put."""
+
+
+class BorrowedMysqlSession(BorrowedStatements, MysqlSession):
+    """A session that runs its statements by the caller's cursor."""
+
+    def __init__(self, engine: MysqlEngine, cursor: Any) -> None:
+        self.engine, self.options, self.queries = engine, engine.options, engine.queries()
+        self._cursor = cursor
+        self.login_name = str(self.row("facts")[0])
+
+    def execute_text(self, text: str, parameters: Any = ()) -> Answer:
+        """Run one statement. (The caller's connection may not take several.)"""
+        borrowed.execute(self._cursor, text if parameters else text % (), parameters)
+        return Answer(rows_of(self._cursor), [self._cursor.rowcount], self._cursor.lastrowid)
+
+    def run(self, name: str, parameters: Any = ()) -> Answer:
+        answer = super().run(name, parameters)
+        if name == "put_task" and answer.rowcount > 1:  # it updated a row instead
+            raise _NewerTask
+        return answer
+
+    def _put_with_key(self, values: dict[str, Any], before: dict[str, Any], replace: bool) -> int:
+        try:
+            return super()._put_with_key(values, before, replace)
+        except _NewerTask:
+            # The task with this key is newer than the snapshot of the caller's transaction, which sees it from here on.
+            self.run("disown_task", {"uid": values["uid"]})
+            return super()._put_with_key(values, before, replace)
