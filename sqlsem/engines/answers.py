@@ -65,32 +65,29 @@ def not_adopted(
     """
     lock = f"the lock on {resource!r} (position {position})"
     ago = f"{seconds or 0.0:.1f} s ago"
+    kind: type[SqlsemError] = NotHeld
     if code == UNKNOWN:
-        return NotHeld(
+        text = (
             f"This token is not known in {where}: it is not a token, belongs to another database, or expired more than "
-            f"a day ago; have the lock handed over again",
-            code="handover",
+            f"a day ago; have the lock handed over again"
         )
-    if code == USED:
-        return NotHeld(
+    elif code == USED:
+        text = (
             f"This token was used {ago}: {who} adopted {lock}. A token can be used once; have the lock handed over "
-            f"again",
-            resource=resource,
-            code="handover",
+            f"again"
         )
-    if code == OTHER_LOGIN:
-        return ConfigurationError(
+    elif code == OTHER_LOGIN:
+        kind = ConfigurationError
+        text = (
             f"T{lock[1:]} was handed over to login {who}, which this is not; connect as that login, or have it "
-            f"handed over with to= this one",
-            resource=resource,
-            code="handover",
+            f"handed over with to= this one"
         )
-    return NotHeld(
-        f"Too late to adopt {lock}, which was handed over {ago}: no client did in time, or an operator revoked it; "
-        f"acquire it, or have it handed over again, for longer (ttl=)",
-        resource=resource,
-        code="handover",
-    )
+    else:
+        text = (
+            f"Too late to adopt {lock}, which was handed over {ago}: no client did in time, or an operator revoked it; "
+            f"acquire it, or have it handed over again, for longer (ttl=)"
+        )
+    return kind(text, resource=resource, code="handover")
 
 
 def adopted(rows: Sequence[Sequence[Any]], requesting_id: str, where: str) -> list[tuple[Request, Ticket]]:

@@ -126,7 +126,7 @@ class Engine(abc.ABC):
     @property
     def schema_label(self) -> str:
         """The location of the tables in the database, for messages."""
-        return f"schema {self.options.schema}"
+        return f"schema {self.options.schema}" if self.has_schemas else f"prefix {self.options.schema}_"
 
     @property
     def local_file(self) -> Path | None:

@@ -14,6 +14,8 @@ starves.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from typing import Any
 
 from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError
@@ -90,18 +92,11 @@ class PriorityAnswer:
     ahead: int = 0
 
     @classmethod
-    def of(
-        cls,
-        request: Request,
-        requesting_id: str,
-        position: int | None,
-        granted: bool,
-        before: int | None,
-        ahead: int | None,
-    ) -> PriorityAnswer:
-        """Return the answer from a row of the server's routine. ``position``: that of the granted row or of the
-        entry.
+    def of_row(cls, request: Request, requesting_id: str, row: Sequence[Any]) -> PriorityAnswer:
+        """Return the answer from a row of the server's routine: the position of the granted row or of the entry, True
+        if it is granted, ``before`` and ``ahead``.
         """
+        position, granted, before, ahead = row
         if position is None:
             return cls(None, False)
         resource = request.resource if granted else priority_queue(request.resource)

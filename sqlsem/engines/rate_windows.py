@@ -75,6 +75,8 @@ class RateState:
 
     def __init__(self, windows: dict[int, WindowState] | None = None) -> None:
         self.windows = windows or {}
+        #: As they were read from the database.
+        self.stored = {ms: known.copy() for ms, known in self.windows.items()}
 
     def counted(self, window_ms: int, now_ms: int) -> dict[int, Slot]:
         """Return the slots of a window that count now, by number, in order."""

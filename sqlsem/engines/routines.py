@@ -143,7 +143,7 @@ class RoutineLocks(RoutineConnection):
         fields = (request.resource, request.access, request.limit, request.weight, request.note, request.priority)
         common = (member_id, requesting_id, owner, uid, only_if_free)
         row = self.row("acquire_by_priority", *common, *fields, place and place.position, *self.gate_patience)
-        return PriorityAnswer.of(request, requesting_id, *row)
+        return PriorityAnswer.of_row(request, requesting_id, row)
 
     def priorities(self) -> dict[str, float]:
         return {resource: float(ageing) for resource, ageing in self.rows("priorities")}

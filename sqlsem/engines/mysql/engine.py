@@ -81,14 +81,6 @@ class MysqlEngine(StatementEngine):
         return f"MySQL database {self._parameters['database']} on {self._parameters.get('unix_socket') or servers}"
 
     @property
-    def schema_label(self) -> str:
-        return f"prefix {self.options.schema}_"
-
-    @property
-    def writable(self) -> bool:
-        return True
-
-    @property
     def tls_options(self) -> Mapping[str, Any]:
         """The options of the URL for TLS."""
         return {name: value for name, value in self._parameters.items() if name.startswith("ssl_")}

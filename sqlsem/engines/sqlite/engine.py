@@ -77,10 +77,6 @@ class SqliteEngine(StatementEngine):
         return self.path
 
     @property
-    def schema_label(self) -> str:
-        return f"prefix {self.options.schema}_"
-
-    @property
     def writable(self) -> bool:
         """True if the file is opened for writing and this user can write it."""
         return self._mode != "ro" and os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)

@@ -137,7 +137,6 @@ class FairQueueingStatements(RateUsageStatements):
             rate_name = hashlib.sha256(f"{queue}\x1f{rate['task_key']}".encode()).hexdigest()
             state = self.rate_state(TASKS_PREFIX + rate_name)
             now_us = self.now_us(state)
-            before = {ms: known.copy() for ms, known in state.windows.items()}
             wait_ms = state.take(
                 RateRequest(rate_name, (Window(rate["ms"], rate["maximum"]),), 1 + ahead), now_us, declares=False
             )
@@ -145,7 +144,7 @@ class FairQueueingStatements(RateUsageStatements):
                 if start:
                     self.run("put_queue_wait", {**waits, "since": now_us // 1000, "free": now_us // 1000 + wait_ms})
                 return False
-            used.append((TASKS_PREFIX + rate_name, before, state))
+            used.append((TASKS_PREFIX + rate_name, state))
         if start:
             for rate_use in used:
                 self.write_rate(*rate_use)

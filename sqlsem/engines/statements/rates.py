@@ -46,8 +46,9 @@ class RateUsageStatements(MemberStatements):
         """Return the windows of these rates for displays."""
         return [entry for name in resources for entry in self.rate_state(name).entries(name, now_ms)]
 
-    def write_rate(self, resource: str, before: dict[int, WindowState], state: RateState) -> None:
-        """Write the differences from ``before``, in the transaction that read it."""
+    def write_rate(self, resource: str, state: RateState) -> None:
+        """Write the changes of a rate, in the transaction that read it."""
+        before = state.stored
         for ms in before.keys() - state.windows.keys():
             for slot in before[ms].slots:
                 self.run("drop_rate_slot", {"resource": resource, "window": ms, "slot": slot})
@@ -94,9 +95,8 @@ class RateStatements(LockStatements, RateUsageStatements):
             return RateAnswer(RateStatus.OTHERS_FIRST)
         state = self.rate_state(request.resource)
         now_us = self.now_us(state)
-        before = {ms: known.copy() for ms, known in state.windows.items()}
         wait_ms = state.take(request, now_us, waited=ticket is not None)
-        self.write_rate(request.resource, before, state)
+        self.write_rate(request.resource, state)
         if wait_ms:
             return RateAnswer(RateStatus.TOO_EARLY, seconds=wait_ms / 1000)
         return RateAnswer(RateStatus.TAKEN, times=(now_us // 1000,))
@@ -104,19 +104,17 @@ class RateStatements(LockStatements, RateUsageStatements):
     def reset_rate(self, resource: str) -> bool:
         with self.forks_blocked, self.transaction():
             state = self.rate_state(resource)
-            before = {ms: known.copy() for ms, known in state.windows.items()}
-            if before:
+            if state.windows:
                 used = state.reset()
-                self.write_rate(resource, before, state)
+                self.write_rate(resource, state)
                 self.note_operation("reset", resource=resource, old=str(used))
-        return bool(before)
+        return bool(state.windows)
 
     def set_rate(self, resource: str, window_ms: int, limit: int | None) -> bool:
         with self.forks_blocked, self.transaction():
             state = self.rate_state(resource)
-            before = {ms: known.copy() for ms, known in state.windows.items()}
             cap = state.set_cap(window_ms, limit, self.now_us(state) // 1000)
-            self.write_rate(resource, before, state)
+            self.write_rate(resource, state)
             if cap != limit:
                 old, new = (None if number is None else f"{number} in {window_ms} ms" for number in (cap, limit))
                 self.note_operation("rate_limit", resource=resource, old=old, new=new)
@@ -126,10 +124,9 @@ class RateStatements(LockStatements, RateUsageStatements):
         with self.forks_blocked, self.transaction():
             state = self.rate_state(resource)
             now_us = self.now_us(state)
-            before = {ms: known.copy() for ms, known in state.windows.items()}
             state.begin((), now_us // 1000)
             state.use(more, now_us, taken_ms)
-            self.write_rate(resource, before, state)
+            self.write_rate(resource, state)
 
     def rates(self, resource: str | None) -> list[RateEntry]:
         with self.forks_blocked, self.reading():
