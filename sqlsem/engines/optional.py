@@ -238,17 +238,9 @@ class TaskCalls(EngineConnection):
         """End several tasks as `end_task` does, and claim up to ``maximum`` of the first tasks. Only calls and SQL
         whose worker has never died are claimed together; any other task is claimed alone.
 
-        Idempotent. Engines that can do this in one round trip override it; this default claims one task.
+        Idempotent.
         """
-        if not maximum:
-            return [self.end_task(member_id, end) for end in ends], []
-        if not ends:
-            claimed = self.claim_task(member_id, queue, owner, uid, again)
-            return [], [] if claimed is None else [claimed]
-        *before, last = ends
-        statuses = [self.end_task(member_id, end) for end in before]
-        status, claimed = self.next_task(member_id, last, queue, owner, uid, again)
-        return [*statuses, status], [] if claimed is None else [claimed]
+        raise NotImplementedError
 
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:
         """Return to the queue the tasks of a claim whose answer was lost; return their number."""

@@ -47,8 +47,8 @@ class Capability(enum.Enum):
     RATES = "rates", "take_rate adjust_rate reset_rate set_rate rates"
     TASKS = (
         "work queues",
-        "put_tasks claim_task end_task next_task return_claim recover_tasks queue_state queue_counts list_tasks "
-        "task_attempts set_task cancel_task task_controls prune_tasks execute",
+        "put_tasks claim_task end_task next_task next_tasks return_claim recover_tasks queue_state queue_counts "
+        "list_tasks task_attempts set_task cancel_task task_controls prune_tasks execute",
     )
     BLOCKED_TASKS = "tasks with locks", "claim_blocked"
     QUEUE_LIMITS = "limits of work queues", "queue_limits queue_waits set_queue"
@@ -182,6 +182,7 @@ class LockSession(EngineConnection):
         None if its row was removed. Another thread sets ``wakeup`` when a poll may succeed.
         """
 
+    @abc.abstractmethod
     def poll(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
         """Poll for several waiters of this member at once, on the main session. Return by position: True (granted, now
         or before) or None (row removed, revoked or another member's). Waiters that still wait are left out.
@@ -189,12 +190,7 @@ class LockSession(EngineConnection):
         For each ticket this does what `wait` with timeout 0 does: it writes grants and renews the lease (`Disconnected`
         if the member was removed), and checks the head of the queue if a waiter still waits. It is one statement or
         transaction for all tickets, in any order and of any resources; it waits only for a gate (`Busy`). Idempotent.
-
-        This default polls for one ticket after the other.
         """
-        never = threading.Event()
-        answers = {ticket.position: self.wait(ticket, 0.0, never) for ticket in tickets}
-        return {position: answer for position, answer in answers.items() if answer is not False}
 
     # -- wakeup locks (main session) ----------------------------------------------------------------------------
 

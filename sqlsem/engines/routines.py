@@ -335,31 +335,15 @@ class RoutineAdmin(RoutineConnection):
     def entries(self, resource: str | None) -> list[Entry]:
         return [Entry(*row) for row in self.rows("entries", resource)]
 
-    def history(
-        self,
-        resource: str | None,
-        maximum: int,
-        *,
-        since: float | None = None,
-        until: float | None = None,
-        outcome: str | None = None,
-        who: str | None = None,
-    ) -> list[Past]:
-        rows = self.rows("past", resource, maximum, self.age(since), self.age(until), outcome, who)
-        return [Past(*row) for row in rows]
+    def history(self, resource: str | None, maximum: int, **criteria: Any) -> list[Past]:
+        return [Past(*row) for row in self.rows("past", resource, maximum, *self._criteria("outcome", **criteria))]
 
-    def operations(
-        self,
-        name: str | None,
-        maximum: int,
-        *,
-        since: float | None = None,
-        until: float | None = None,
-        action: str | None = None,
-        who: str | None = None,
-    ) -> list[Operation]:
-        rows = self.rows("operations", name, maximum, self.age(since), self.age(until), action, who)
+    def operations(self, name: str | None, maximum: int, **criteria: Any) -> list[Operation]:
+        rows = self.rows("operations", name, maximum, *self._criteria("action", **criteria))
         return [Operation(*row) for row in rows]
+
+    def _criteria(self, kind: str, *, since: Any = None, until: Any = None, who: Any = None, **kinds: Any) -> list[Any]:
+        return [self.age(since), self.age(until), kinds.get(kind), who]
 
     def resources(self) -> list[Resource]:
         settings = {row[0]: row for row in self.rows("resource_settings")} if self.has_feature("operate") else {}

@@ -38,7 +38,6 @@ class MysqlSession(MysqlTables, AllStatements):
         return self
 
     def probe(self, name: object) -> Probe:
-        """Test a beacon: see `sqlsem.engines.statements.session.Beacons`."""
         if not isinstance(name, str):
             return Probe(None)
         owner = self.row("beacon_owner", (f"{self.lock_prefix}{name}",))[0]

@@ -234,7 +234,6 @@ class Beacons:
     # -- all beacons
 
     def probe(self, name: object) -> Probe:
-        """Test a beacon. ``name`` is from the table, so any participant may have written it."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             return Probe(None)
         try:

@@ -164,13 +164,9 @@ class SqliteConnection(StatementSession):
         return rows
 
     def run(self, name: str, parameters: Any = ()) -> sqlite3.Cursor:
-        """Run a statement of client.sql."""
         return self.run_text(self.queries[name], parameters)
 
     def run_many(self, name: str, parameters: Sequence[Any]) -> None:
-        """Run a statement of client.sql once with each of these parameters. Needs an open writing transaction, so that
-        no other session can delay it.
-        """
         try:
             with fork.forks_blocked:
                 self.open_connection().executemany(self.queries[name], parameters)
@@ -178,7 +174,6 @@ class SqliteConnection(StatementSession):
             raise self.translate(exc) from exc
 
     def rows(self, name: str, parameters: Any = ()) -> list[Any]:
-        """Return the rows of a statement of client.sql."""
         return self.rows_of_text(self.queries[name], parameters)
 
     def row(self, name: str, parameters: Any = ()) -> Any:

@@ -69,7 +69,7 @@ class SqliteEngine(StatementEngine):
 
     @property
     def idle_heartbeat(self) -> float:
-        """Shorter than that of a server, so that a deleted file is noticed soon (`SqliteSchema.install`)."""
+        """Shorter than that of a server, so that a deleted file is noticed soon (`SqliteSession.install`)."""
         return self.options.timing.idle_file_heartbeat
 
     @property

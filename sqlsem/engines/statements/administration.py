@@ -17,22 +17,13 @@ from sqlsem.values.locks import Operation, Past
 class AdministrationStatements(BatchStatements):
     """History, settings of resources, and the removal of dead members."""
 
-    def history(
-        self,
-        resource: str | None,
-        maximum: int,
-        *,
-        since: float | None = None,
-        until: float | None = None,
-        outcome: str | None = None,
-        who: str | None = None,
-    ) -> list[Past]:
+    def history(self, resource: str | None, maximum: int, *, outcome: str | None = None, **criteria: Any) -> list[Past]:
         # (The indexes begin with the outcome. So read the newest rows of each outcome, and merge them.)
         outcomes = [row["outcome"] for row in self.rows("outcomes")] if outcome is None else [outcome]
         name = "past" if resource is None else "past_of_resource"
-        criteria = {"maximum": maximum, "since": since, "until": until, "who": who}
-        criteria |= {} if resource is None else {"resource": resource}
-        pages = [self.rows(name, criteria | {"outcome": outcome}) for outcome in outcomes]
+        values = {"since": None, "until": None, "who": None, **criteria, "maximum": maximum}
+        values |= {} if resource is None else {"resource": resource}
+        pages = [self.rows(name, values | {"outcome": outcome}) for outcome in outcomes]
         newest = heapq.merge(*pages, key=_when_ended, reverse=True)
         return [shown(Past, row) for row in itertools.islice(newest, maximum)]
 
@@ -129,18 +120,9 @@ class AdministrationStatements(BatchStatements):
                 self.note_operation("reap", new=str(gone))
         return gone
 
-    def operations(
-        self,
-        name: str | None,
-        maximum: int,
-        *,
-        since: float | None = None,
-        until: float | None = None,
-        action: str | None = None,
-        who: str | None = None,
-    ) -> list[Operation]:
-        criteria = {"name": name, "maximum": maximum, "since": since, "until": until, "action": action, "who": who}
-        return [shown(Operation, row) for row in self.rows("operations", criteria)]
+    def operations(self, name: str | None, maximum: int, **criteria: Any) -> list[Operation]:
+        values = {**dict.fromkeys(("since", "until", "action", "who")), **criteria, "name": name, "maximum": maximum}
+        return [shown(Operation, row) for row in self.rows("operations", values)]
 
     def _positions(self) -> set[tuple[str, int]]:
         return {(row["resource_id"], row["queue_position"]) for row in self.rows("all_rows")}

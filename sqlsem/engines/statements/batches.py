@@ -46,11 +46,8 @@ class BatchStatements(MemberStatements):
             batch_id, opened = (0, now) if latest is None else (latest["batch_id"], latest["opened_at"])
             known_parts = {row["part"]: row for row in self.rows("batch_parts", (batch_id,))}
             old = known_parts.get(part)
-            repeated = old is not None and (old["start_uid"], old["status"], old["member_id"]) == (
-                uid,
-                "running",
-                member_id,
-            )
+            mine = (uid, "running", member_id)
+            repeated = old is not None and (old["start_uid"], old["status"], old["member_id"]) == mine
             attempt, started = (old["attempt"], old["started_at"]) if old is not None else (0, None)
             if not repeated:  # (A repeated call follows a lost answer.)
                 same = set(known_parts) == set(parts)
@@ -62,10 +59,8 @@ class BatchStatements(MemberStatements):
                 if code == "expired":
                     self.run("expire_batch", {"now": now, "batch": batch_id})
                 if code == "joins":
-                    if (
-                        now == opened
-                    ):  # (The clock counts milliseconds, but only the first part may begin with its batch.)
-                        now += 1e-6
+                    # (The clock counts milliseconds, but only the first part may begin with its batch.)
+                    now += 1e-6 if now == opened else 0.0
                     self.run("reopen_batch", {"batch": batch_id, "window": round(window * 1000)})
                 else:
                     values = {"name": name, "window": round(requested_window * 1000), "now": now}

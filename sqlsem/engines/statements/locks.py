@@ -426,7 +426,6 @@ class LockStatements(AdmissionStatements):
         return with_settings(resources, {row[0]: row for row in self.settings_of_resources()}, self.priorities())
 
     def priorities(self) -> dict[str, float]:
-        """See `OptionalSession.priorities`."""
         return {name: float(ageing) for name, ageing in self.rows("priorities")}
 
     def settings_of_resources(self) -> list[list[Any]]:
