@@ -191,15 +191,13 @@ class RoutineTasks(RoutineConnection):
         return _claimed(self.call("claim_task", member_id, queue, owner, uid, again))
 
     def end_task(self, member_id: int, end: End) -> str | None:
-        ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
-        status: str | None = self.call("end_task", *ended)[0]
+        status: str | None = self.call("end_task", member_id, *end[:5])[0]
         return status
 
     def next_task(
         self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
     ) -> tuple[str | None, Claimed | None]:
-        ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
-        status, *claimed = self.call("next_task", *ended, queue, owner, uid, again)
+        status, *claimed = self.call("next_task", member_id, *end[:5], queue, owner, uid, again)
         return status, _claimed(claimed)
 
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:

@@ -165,7 +165,7 @@ class Beacons:
             self._make_folder()
             for _ in range(3):  # (Another user that reads the folder may lock the file first.)
                 name = os.urandom(16).hex()
-                lock = self._create_by_path(name) if self._by_path else self._create(name)
+                lock = self._lock_by_path(name) if self._by_path else self._create(name)
                 if lock is not None:
                     return Beacon(self, name, lock)
         except OSError as exc:
@@ -195,7 +195,8 @@ class Beacons:
                 raise
             return fd
 
-    def _create_by_path(self, name: str) -> filelock.BaseFileLock | None:
+    def _lock_by_path(self, name: str) -> filelock.BaseFileLock | None:
+        """Lock the file of a beacon, created if it is missing; return None if another process has the lock."""
         with late.importing:
             import filelock  # for systems without descriptors of folders; it loads asyncio
         lock = filelock.FileLock(self.folder / name, thread_local=False)
@@ -277,19 +278,10 @@ class Beacons:
 
     def _probe_by_path(self, name: str) -> Probe:
         path = self.folder / name
-        if not stat.S_ISDIR(os.lstat(self.folder).st_mode):
+        if not stat.S_ISDIR(os.lstat(self.folder).st_mode) or not _is_beacon(status := os.lstat(path)):
             return Probe(None)
-        status = os.lstat(path)
-        if not _is_beacon(status):
-            return Probe(None)
-        with late.importing:
-            import filelock  # for systems without descriptors of folders; it loads asyncio
-        lock = filelock.FileLock(path, thread_local=False)
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            return Probe(True, status.st_mtime)
-        return _FreeByPath(path, lock, status)
+        lock = self._lock_by_path(name)
+        return Probe(True, status.st_mtime) if lock is None else _FreeByPath(path, lock, status)
 
     def held(self) -> list[str]:
         """Return the names of all held beacons, including those that are not in the table."""

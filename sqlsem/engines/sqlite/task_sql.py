@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Seconds for which the SQL of a task waits for the file's write lock.
 SQL_PATIENCE_SECONDS = 60.0
+#: SQL that begins so manages transactions itself, or cannot run in one.
+WITHOUT_TRANSACTION = ("BEGIN", "PRAGMA", "VACUUM", "ATTACH", "DETACH")
 
 
 class SqliteTaskSql(SqliteConnection):
@@ -51,15 +53,8 @@ class SqliteTaskSql(SqliteConnection):
             statements += 1
             return sqlite3.SQLITE_DENY if self._cancelled.is_set() else sqlite3.SQLITE_OK
 
-        # SQL that manages transactions itself, or cannot run in one, runs without a transaction.
         first = re.match(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*(\w*)", text, re.DOTALL)
-        without_transaction = first is not None and first[1].upper() in (
-            "BEGIN",
-            "PRAGMA",
-            "VACUUM",
-            "ATTACH",
-            "DETACH",
-        )
+        without_transaction = first is not None and first[1].upper() in WITHOUT_TRANSACTION
         timeout = f"PRAGMA busy_timeout = {SQL_PATIENCE_SECONDS * 1000:.0f};"
         script = f"{timeout}\n{text}" if without_transaction else f"BEGIN IMMEDIATE;\n{timeout}\n{text}\n;"
         deadline = time.monotonic() + SQL_PATIENCE_SECONDS

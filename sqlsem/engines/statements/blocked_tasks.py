@@ -45,19 +45,10 @@ class BlockedTaskStatements(LockStatements, FairQueueingStatements):
             task_id = self._next_blocked_task(queue)
             if task_id is None or not self.may_start(queue, self.row("key_of", (task_id,))["task_key"], start=True):
                 return None
+            mine = {"member": member_id, "requesting_id": requesting_id, "owner": row_owner, "anew": True}
             for number, lock in enumerate(self.rows("locks_of", (task_id,)), 1):
-                self.run(
-                    "move_row",
-                    {
-                        "resource": lock["resource"],
-                        "position": lock["position"],
-                        "member": member_id,
-                        "requesting_id": requesting_id,
-                        "owner": row_owner,
-                        "uid": f"{uid}.{number}",
-                        "anew": True,
-                    },
-                )
+                key = {"resource": lock["resource"], "position": lock["position"]}
+                self.run("move_row", {**key, **mine, "uid": f"{uid}.{number}"})
             self.run("claim_task", {"task": task_id, "member": member_id, "owner": owner, "uid": uid})
             return self._blocked_task_claim(task_id)
 

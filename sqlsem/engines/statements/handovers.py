@@ -32,17 +32,9 @@ class HandoverStatements(ConversionStatements):
                 key = {"resource": ticket.resource, "position": ticket.position}
                 owner = self.row("owner", key)["owner"]
                 self.run("keep_one", {**key, "requesting_id": None, "outcome": "handed_over", "login": None})
-                self.run(
-                    "move_row",
-                    {
-                        **key,
-                        "member": transit,
-                        "requesting_id": f"in transit {transit}",
-                        "owner": f"handed over by {owner or ticket.requesting_id}"[:255],
-                        "uid": f"in transit {transit}.{ticket.position}",
-                        "anew": True,
-                    },
-                )
+                giver = f"handed over by {owner or ticket.requesting_id}"[:255]
+                moved = {"requesting_id": f"in transit {transit}", "uid": f"in transit {transit}.{ticket.position}"}
+                self.run("move_row", {**key, **moved, "member": transit, "owner": giver, "anew": True})
             first = min(tickets, key=lambda ticket: ticket.position)
             values = {"hash": digest, "member": transit, "count": len(tickets), "resource": first.resource}
             self.run("add_handover", {**values, "position": first.position, "by": me, "to": to or me, "ttl": ttl_ms})
@@ -72,19 +64,10 @@ class HandoverStatements(ConversionStatements):
                 if transit is None or transit["lease_until"] < transit["now"] or len(rows) != given["row_count"]:
                     raise refusal(TOO_LATE)
                 self.run("deregister_member", (given["member_id"],))
+                mine = {"member": member_id, "requesting_id": requesting_id, "owner": owner, "anew": False}
                 for number, row in enumerate(rows, 1):
-                    self.run(
-                        "move_row",
-                        {
-                            "resource": row["resource"],
-                            "position": row["position"],
-                            "member": member_id,
-                            "requesting_id": requesting_id,
-                            "owner": owner,
-                            "uid": uid if len(rows) == 1 else f"{uid}.{number}",
-                            "anew": False,
-                        },
-                    )
+                    key = {"resource": row["resource"], "position": row["position"]}
+                    self.run("move_row", {**key, **mine, "uid": uid if len(rows) == 1 else f"{uid}.{number}"})
                 self.run("note_adoption", {"member": member_id, "uid": uid, "hash": digest})
             rows = self.rows("adopted_rows", {"member": member_id, "uid": uid})
         return [

@@ -236,13 +236,9 @@ class TaskStatements(FairQueueingStatements):
         return [shown(QueueCounts, row, lost=lost[row["queue"]]) for row in self.rows("queue_counts", {"queue": queue})]
 
     def list_tasks(self, queue: str | None, status: str | None, maximum: int, skip: int = 0) -> list[TaskEntry]:
-        criteria: dict[str, Any] = {
-            "queue": queue,
-            "status": "running" if status == "lost" else status,
-            "maximum": skip + maximum,
-        }
-        if status in ("running", "lost"):
-            criteria["maximum"] = LAST  # (Only after the read is it known which members are dead.)
+        # (Only after the read is it known which members are dead.)
+        read = LAST if status in ("running", "lost") else skip + maximum
+        criteria = {"queue": queue, "status": "running" if status == "lost" else status, "maximum": read}
         entries = []
         for row in self.rows("page_tasks", criteria):
             entry = shown(TaskEntry, row, locks=task_locks(row["locks"], numbered=True))
@@ -286,11 +282,8 @@ class TaskStatements(FairQueueingStatements):
     def cancel_task(self, task_id: int) -> int:
         while (code := self.set_task(task_id, "cancel")) == 1:
             with self.forks_blocked, self.transaction():
-                found = self.row("task_status", (task_id,))
-                if (
-                    found is not None
-                    and self.run("ask_to_cancel", {"task": task_id, "login": self.login()}).rowcount == 1
-                ):
+                found, ask = self.row("task_status", (task_id,)), {"task": task_id, "login": self.login()}
+                if found is not None and self.run("ask_to_cancel", ask).rowcount == 1:
                     self.note_operation("cancel", queue=found["queue_name"], task=task_id, old="running")
                     break
         return code
