@@ -12,23 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlsem.engines.answers import refusal_code
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.engines.mssql.errors import (
-    BUSY_NUMBERS,
-    CONFIGURATION_NUMBERS,
-    DENIED_NUMBERS,
-    LOST_NUMBERS,
-    LOST_STATES,
-    MISSING_NUMBERS,
-    OUR_WORDS,
-    OURS,
-    OWNER_NUMBERS,
-    READ_ONLY_NUMBERS,
-    ROLE_NUMBERS,
-    VAGUE,
-    details,
-    drain,
-    sounds_lost,
-)
+from sqlsem.engines.mssql import errors
 from sqlsem.engines.mssql.odbc import declared_size, is_microsofts, with_nulls
 from sqlsem.engines.mssql.sockets import Handle
 from sqlsem.engines.routines import RoutineSession
@@ -100,7 +84,6 @@ class SqlServerConnection(RoutineSession):
             if cursor is None:
                 cursor = self._cursors[key] = self.connection.cursor()
             self.running = self.latest = cursor
-            complete = False
             try:
                 if parameters:
                     if self._sized:
@@ -114,16 +97,15 @@ class SqlServerConnection(RoutineSession):
                         rows += [tuple(row) for row in cursor.fetchall()]
                     if not cursor.nextset():
                         break
-                complete = True
                 return rows
-            except Exception:
-                complete = True  # the driver reported an error: the connection is usable, or known to be lost
+            except Exception:  # the driver reported an error: the connection is usable, or known to be lost
                 self._cursors.pop(key, None)
+                raise
+            except BaseException:  # an exception of a signal handler: the answer is still pending
+                self.lost = True
                 raise
             finally:
                 self.running = None
-                if not complete:  # an exception of a signal handler: the answer is still pending
-                    self.lost = True
 
     def rows(self, name: str, *parameters: Any) -> list[list[Any]]:
         return [_aware(row) for row in self.ask(name, self.queries[name], [_plain(value) for value in parameters])]
@@ -161,10 +143,10 @@ class SqlServerConnection(RoutineSession):
         where, schema = self.engine.label, self.options.schema
         text = self.engine.clean(text)
         low = text.lower()
-        if number in VAGUE:
-            number = next((known for known, start in OUR_WORDS if re.match(start, text)), number)
+        if number in errors.VAGUE:
+            number = next((known for known, start in errors.OUR_WORDS if re.match(start, text)), number)
         # Numbers decide before texts: the texts repeat names, which may contain any words.
-        if number in OURS:
+        if number in errors.OURS:
             if number == 50002:
                 return Busy(f"{where}: another session keeps a lock in an open transaction: {text}")
             if number == 50005:
@@ -175,21 +157,25 @@ class SqlServerConnection(RoutineSession):
                 return Disconnected(f"{where}: {text}")
             # (50000 is also the number of any RAISERROR with a text, as in a task's SQL. Without a SQLSTATE only the
             # number is known.)
-            if number in CONFIGURATION_NUMBERS or (number == 50000 and (text.startswith("sqlsem: ") or not state)):
+            is_ours = number == 50000 and (text.startswith("sqlsem: ") or not state)
+            if is_ours or number in errors.CONFIGURATION_NUMBERS:
                 return ConfigurationError(f"{where}: {text}", code=refusal_code(number, text))
             return Unavailable(f"{where}: {text}")
-        vague = number in VAGUE
-        if self.lost or state in LOST_STATES or number in LOST_NUMBERS or (vague and sounds_lost(low)):
+
+        def sounds(*words: str) -> bool:
+            return number in errors.VAGUE and any(word in low for word in words)
+
+        if self.lost or state in errors.LOST_STATES or number in errors.LOST_NUMBERS or sounds(*errors.LOST_WORDS):
             self.lost = True
             return Disconnected(f"Lost the connection to {where}: {text}")
-        if number in (1205, 1204) or state == "40001" or (vague and "deadlock" in low):
+        if number in (1205, 1204) or state == "40001" or sounds("deadlock"):
             # A deadlock on rows of the tables, not between sqlsem's locks (see find_deadlock): it ends at once.
             return Busy(f"{where} undid this statement to let others go on: {text}")
-        if number in BUSY_NUMBERS or (vague and ("lock timeout" in low or "lock request time out" in low)):
+        if number in errors.BUSY_NUMBERS or sounds("lock timeout", "lock request time out"):
             return Busy(
                 f"{where}: another session keeps a lock in an open transaction, or the server is overloaded: {text}"
             )
-        if number in ROLE_NUMBERS or (vague and "user is not a member" in low):
+        if number in errors.ROLE_NUMBERS or sounds("user is not a member"):
             login = self.engine.login or "…"
             return ConfigurationError(
                 f"{where}: {text}; the login has rights to the routines, but is not in role {schema}_locks, which the "
@@ -197,22 +183,21 @@ class SqlServerConnection(RoutineSession):
                 f"the role that it is in)",
                 code="rights",
             )
-        missing = "does not exist" in low or "could not find stored" in low or "invalid object name" in low
-        if number in MISSING_NUMBERS or (vague and missing):
+        if number in errors.MISSING_NUMBERS or sounds("does not exist", "could not find stored", "invalid object name"):
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
-        if number in DENIED_NUMBERS or (vague and ("permission denied" in low or "permission was denied" in low)):
+        if number in errors.DENIED_NUMBERS or sounds("permission denied", "permission was denied"):
             return ConfigurationError(
                 f"{where}: {text}; an administrator can add this user to {schema}_user (or {schema}_operator, for what "
                 f"operators do): ALTER ROLE {schema}_user ADD MEMBER … (see: sqlsem sql mssql permissions)",
                 code="rights",
             )
-        if number in OWNER_NUMBERS:
+        if number in errors.OWNER_NUMBERS:
             return ConfigurationError(
                 f"{where}: {text}; this takes a login that may create schemas, tables, procedures and roles in this "
                 f"database (db_owner); a DBA can run what this prints: sqlsem sql mssql",
                 code="rights",
             )
-        if number in READ_ONLY_NUMBERS or (vague and "read-only" in low):
+        if number in errors.READ_ONLY_NUMBERS or sounds("read-only"):
             self.lost = True  # the primary may answer at the same address in a moment
             return Disconnected(
                 f"{where} is read-only (a secondary replica?): {text}; connect to the primary, or: "
@@ -227,19 +212,19 @@ class SqlServerConnection(RoutineSession):
         Behind a warning pyodbc omits it: pyodbc reports only the first of several messages, and SQL Server sends
         warnings as they occur. mssql-python reports no numbers.
         """
-        state, number, text = details(exc)
-        warned = state.startswith("01") and state not in LOST_STATES
-        silent = not number and type(exc).__module__.startswith("mssql_python") and not sounds_lost(text.lower())
+        state, number, text = errors.details(exc)
+        warned = state.startswith("01") and state not in errors.LOST_STATES
+        silent = not number and type(exc).__module__.startswith("mssql_python") and not errors.sounds_lost(text.lower())
         if self.lost or not (warned or silent):
             return state, number, text
-        drain(self.latest)
+        errors.drain(self.latest)
         try:
             cursor = self.running = self.connection.cursor()
             cursor.execute(self.queries["last_error"])
             last = int(cursor.fetchone()[0])
             cursor.close()
         except Exception as more:
-            return details(more) if warned else (state, number, text)
+            return errors.details(more) if warned else (state, number, text)
         finally:
             self.running = None
         if warned and last:

@@ -11,19 +11,7 @@ from collections.abc import Generator
 from typing import Any
 
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options, Session
-from sqlsem.engines.mssql import sockets
-from sqlsem.engines.mssql.errors import (
-    BARRED_NUMBERS,
-    DENIED_NUMBERS,
-    LOGIN_NUMBERS,
-    LOST_NUMBERS,
-    OWNER_NUMBERS,
-    STARTING_WORDS,
-    TLS_WORDS,
-    VAGUE,
-    details,
-    numbers_of,
-)
+from sqlsem.engines.mssql import errors, sockets
 from sqlsem.engines.mssql.odbc import choose_driver, join, load_driver, words_of_odbc, words_of_url
 from sqlsem.engines.mssql.session import BorrowedSqlServerSession, SqlServerSession
 from sqlsem.util import runtime
@@ -153,10 +141,10 @@ class SqlServerEngine(Engine):
 
     def refused(self, exc: Exception) -> Exception:
         """Return the error for a failed connection attempt, without secrets."""
-        state, number, text = details(exc)
+        state, number, text = errors.details(exc)
         text, low = self.clean(text), text.lower()
-        numbers = {number, *numbers_of(exc)}  # Windows reports several numbers, and always that the login failed
-        if "ssl provider" in low and any(words in low for words in TLS_WORDS):
+        numbers = {number, *errors.numbers_of(exc)}  # Windows reports several numbers, and always that the login failed
+        if "ssl provider" in low and any(words in low for words in errors.TLS_WORDS):
             return ConfigurationError(
                 f"No encrypted connection to {self.label}: {text}; give this computer the certificate of who signed "
                 f"the server's, or, on a network that you trust, write TrustServerCertificate=yes",
@@ -168,12 +156,13 @@ class SqlServerEngine(Engine):
                 f"or, on a network that you trust, write Encrypt=no",
                 code="tls",
             )
-        if numbers & LOST_NUMBERS or (numbers <= VAGUE and any(words in low for words in STARTING_WORDS)):
+        vague = numbers <= errors.VAGUE
+        if numbers & errors.LOST_NUMBERS or (vague and any(words in low for words in errors.STARTING_WORDS)):
             return Disconnected(f"Cannot reach {self.label}: {text}", code="full")
-        if numbers & BARRED_NUMBERS:
+        if numbers & errors.BARRED_NUMBERS:
             return ConfigurationError(f"{self.label} does not let this computer in: {text}", code="unreachable")
-        if numbers & LOGIN_NUMBERS or state == "28000" or (numbers <= VAGUE and "login failed" in low):
-            if self._let_in and not numbers & (LOGIN_NUMBERS - {18456}):
+        if numbers & errors.LOGIN_NUMBERS or state == "28000" or (vague and "login failed" in low):
+            if self._let_in and not numbers & (errors.LOGIN_NUMBERS - {18456}):
                 # The same login succeeded before: the server is starting, or has just become the primary.
                 return Disconnected(f"{self.label} refuses a login that it took before: {text}")
             return ConfigurationError(
@@ -189,12 +178,12 @@ class SqlServerEngine(Engine):
 
     def is_permission_error(self, exc: BaseException) -> bool:
         cause = exc.__cause__
-        numbers = numbers_of(cause) if isinstance(cause, Exception) else []
-        return bool({*numbers} & (DENIED_NUMBERS | OWNER_NUMBERS))
+        numbers = errors.numbers_of(cause) if isinstance(cause, Exception) else []
+        return bool({*numbers} & (errors.DENIED_NUMBERS | errors.OWNER_NUMBERS))
 
     def database_message(self, exc: BaseException) -> str:
         cause = exc.__cause__
-        return self.clean(details(cause)[2]) if isinstance(cause, Exception) else ""
+        return self.clean(errors.details(cause)[2]) if isinstance(cause, Exception) else ""
 
     def clean(self, text: str) -> str:
         """Return a driver's text without secrets."""

@@ -98,7 +98,8 @@ def drain(cursor: Any) -> None:
                 return
 
 
-_LOST_WORDS: tuple[str, ...] = (
+#: Texts of errors without a number: the connection is lost.
+LOST_WORDS = (
     "communication link failure",
     "tcp provider",
     "connection is closed",
@@ -117,4 +118,4 @@ _LOST_WORDS: tuple[str, ...] = (
 
 def sounds_lost(text: str) -> bool:
     """Return True if a lower-case text says that the connection is lost."""
-    return any(words in text for words in _LOST_WORDS)
+    return any(words in text for words in LOST_WORDS)
