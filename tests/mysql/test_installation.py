@@ -8,7 +8,7 @@ from support import Database, random_name
 
 import sqlsem
 from sqlsem.engines.base import KEEP_FEATURES, Busy
-from sqlsem.engines.mysql.tables import statements_of
+from sqlsem.engines.mysql.session import statements_of
 
 pytestmark = pytest.mark.engines("mysql")
 

@@ -8,7 +8,7 @@ import pytest
 
 from sqlsem import sql
 from sqlsem.engines.mysql.connection import for_driver
-from sqlsem.engines.mysql.tables import statements_of
+from sqlsem.engines.mysql.session import statements_of
 
 pytestmark = pytest.mark.engines("mysql")
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlsem
 from sqlsem import sql
-from sqlsem.engines.mysql.tables import statements_of
+from sqlsem.engines.mysql.session import statements_of
 from support.databases import Database, random_name
 from support.mariadb import MariaDBServer
 from support.postgres import PostgresServer
