@@ -8,6 +8,7 @@ import pytest
 from psycopg import errors, sql
 from support import Database, random_name, shuffling, until
 from support.callers import Caller
+from support.databases import name_of_database
 
 
 @pytest.fixture(scope=shuffling.scope_of_databases)
@@ -42,8 +43,7 @@ def login(database):
             logins.append(name)
             if role is not None:
                 connection.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(name)))
-            parts = psycopg.conninfo.conninfo_to_dict(database.url)
-            url = database.server.url(parts["dbname"], user=name)
+            url = database.server.url(name_of_database(database), user=name)
             return Database("postgresql", url, database.options, database.server)
 
         yield login
@@ -73,7 +73,7 @@ def session(database):
     callers = []
 
     def session(**options):
-        callers.append(Caller(database.url, **options))
+        callers.append(Caller(database, **options))
         return callers[-1]
 
     yield session

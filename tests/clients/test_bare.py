@@ -53,7 +53,7 @@ def test_try_and_timeout_wait_for_uncommitted_bare_row(database, two, session, n
 
 def test_bare_row_waits_behind_routine_and_python_holders(connect, database, two, name):
     _, quick = two
-    with contextlib.closing(Caller(database.url)) as caller:
+    with contextlib.closing(Caller(database)) as caller:
         code, position, _ = caller.acquire(name, concurrency_limit=3)
         assert code == 0
         with connect().limit(name, 3) as grant:
@@ -74,7 +74,7 @@ def test_bare_row_waits_behind_routine_and_python_holders(connect, database, two
 
 def call_worker(database, resource, rounds, seed, recorder):
     chance = random.Random(seed)
-    with contextlib.closing(Caller(database.url)) as caller:
+    with contextlib.closing(Caller(database)) as caller:
         for _ in range(rounds):
             code, position, _ = caller.acquire(resource, timeout_ms=60_000)
             entered = time.monotonic()

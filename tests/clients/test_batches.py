@@ -5,6 +5,7 @@ import re
 import psycopg
 import pytest
 from psycopg import errors
+from support.databases import name_of_login
 
 import sqlsem
 from sqlsem import batches
@@ -209,14 +210,10 @@ def login_of(login, database):
     def login_of(roles):
         new_login = login(roles[0])
         for role in roles[1:]:
-            database.rows(f"GRANT {role} TO {name_of(new_login)}")
+            database.rows(f"GRANT {role} TO {name_of_login(new_login)}")
         return new_login
 
     return login_of
-
-
-def name_of(login):
-    return psycopg.conninfo.conninfo_to_dict(login.url)["user"]
 
 
 def leave_pending(database, name, kind, body):
@@ -243,8 +240,8 @@ def test_callback_is_run_and_read_by_entitled_logins(login_of, name, kind, roles
     (entry,) = session.list_batches(name, None, 1)
     assert (entry.callback_status, entry.callback_kept_by, entry.callback_login) == (
         "pending",
-        name_of(keeper),
-        name_of(keeper),
+        name_of_login(keeper),
+        name_of_login(keeper),
     )
     assert entry.callback_body == (body if may_read else None)
     which = (None, number) if by_number else (name, None)
@@ -254,7 +251,7 @@ def test_callback_is_run_and_read_by_entitled_logins(login_of, name, kind, roles
         if claimed is not None:
             assert claimed.body == body
             (entry,) = session.list_batches(name, None, 1)
-            assert (entry.callback_status, entry.callback_login) == ("running", name_of(stranger))
+            assert (entry.callback_status, entry.callback_login) == ("running", name_of_login(stranger))
             assert session.return_callback(member, f"{name}{own}")
     session.deregister_member(member)
     session.close()
@@ -284,7 +281,7 @@ def test_participant_runs_function_of_another_login(login_of, name):
     with batch.part("b"):
         pass
     assert ran == [1]
-    assert batch.entry().callback_login == name_of(other)
+    assert batch.entry().callback_login == name_of_login(other)
 
 
 @pytest.mark.parametrize("declares", [False, True])
@@ -303,7 +300,7 @@ def test_last_part_leaves_kept_callback_to_entitled_login(login_of, connect, nam
     with plain_batch.part("b") as last:
         pass
     assert last.is_last
-    assert [f"login {name_of(keeper)} keeps it" in str(alarm) for alarm in alarms] == [True]
+    assert [f"login {name_of_login(keeper)} keeps it" in str(alarm) for alarm in alarms] == [True]
     entry = plain_batch.entry()
     assert (entry.status, entry.callback_status, entry.callback_body) == ("succeeded", "pending", None)
     with pytest.raises(sqlsem.ConfigurationError, match="only that login, putters and operators"):
@@ -323,7 +320,7 @@ def test_session_leaves_kept_callback_to_entitled_login(login_of, session, name)
     ask.connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
     start(ask, name, "b")
     assert done(ask, name, "b") == (0, "succeeded")
-    assert [f"its callback is pending: login {name_of(keeper)} kept it" in text for text in notices] == [True]
+    assert [f"its callback is pending: login {name_of_login(keeper)} kept it" in text for text in notices] == [True]
     with pytest.raises(psycopg.Error, match="no callback"):
         ask("SELECT sqlsem.batch_callback_ended(%s)", name)
 

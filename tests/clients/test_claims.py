@@ -19,6 +19,7 @@ import re
 import psycopg
 import pytest
 from psycopg import errors, sql
+from support.databases import name_of_login
 
 import sqlsem
 import sqlsem.sql
@@ -303,7 +304,7 @@ class Party:
         self.login, self.owner, self.role = login, owner, role
         self.connection = login.raw()
         self.name = name
-        self.user = psycopg.conninfo.conninfo_to_dict(login.url)["user"]
+        self.user = name_of_login(login)
         self.queue, self.resource = f"{name}-q", f"{name}-r"
         self.member = self.position = self.waits = self.task = self.batch_id = 0
         self.begin()

@@ -1,7 +1,7 @@
 """Sessions of PostgreSQL that wait for each other, where it differs (``routines`` has the rest)."""
 
 import pytest
-from support import remains, until
+from support import PATIENCE, remains, until
 from support.callers import Caller
 
 pytestmark = pytest.mark.engines("postgresql")
@@ -11,13 +11,11 @@ class Waiter(Caller):
     """A session whose `start` returns when its request is in the queue."""
 
     def __init__(self, database, looking=None, **options):
-        super().__init__(database.url, **options)
+        super().__init__(database, **options)
         self.database = looking or database
 
     def start(self, resource, **named):
-        before = len(self.database.queue(resource))
-        super().start(resource, **named)
-        until(lambda: self.done.is_set() or len(self.database.queue(resource)) > before, "the request in the queue")
+        self.future = self.waiting(resource, **named)
         return self
 
 
@@ -41,10 +39,10 @@ def test_the_youngest_though_the_server_would_take_another(caller, name):
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
     second.start(name("a"))
-    assert second.result()[0] == -3
+    assert second.future.result(PATIENCE)[0] == -3
     assert first.waits(0)
     assert second.release(name("b")) == 0
-    assert first.result()[0] == 1
+    assert first.future.result(PATIENCE)[0] == 1
 
 
 def test_servers_own_deadlock_search_is_handled(caller, database, name):
@@ -53,13 +51,13 @@ def test_servers_own_deadlock_search_is_handled(caller, database, name):
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
     second.start(name("a"))
-    until(lambda: first.done.is_set() or second.done.is_set(), "the deadlock found")
-    victim, other = (first, second) if first.done.is_set() else (second, first)
-    assert victim.result() == (-3, None, None)
-    (text,) = victim.notices
+    until(lambda: first.future.done() or second.future.done(), "the deadlock found")
+    victim, other = (first, second) if first.future.done() else (second, first)
+    assert victim.future.result(PATIENCE) == (-3, None, None)
+    (text,) = victim.told
     assert "eadlock" in text or "blocked by process" in text
     victim.release(name("a" if victim is first else "b"))
-    assert other.result()[0] == 1
+    assert other.future.result(PATIENCE)[0] == 1
 
 
 def test_a_timeout_comes_first(caller, name):
@@ -67,10 +65,10 @@ def test_a_timeout_comes_first(caller, name):
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"), timeout_ms=50)
     second.start(name("a"))
-    assert first.result()[0] == -1
+    assert first.future.result(PATIENCE)[0] == -1
     assert first.release(name("a")) == 0
-    assert second.result()[0] == 1
-    assert second.notices == []
+    assert second.future.result(PATIENCE)[0] == 1
+    assert second.told == []
 
 
 def test_a_lease_is_never_waited_with(caller, database, name):
@@ -83,7 +81,7 @@ def test_a_lease_is_never_waited_with(caller, database, name):
     remains(lambda: first.waits(0) and second.waits(0), 2.5, "both wait")
     for resource in (name("a"), name("b")):
         database.rows("SELECT sqlsem.release(?, NULL, ?)", resource, name)
-    assert first.result()[0] == second.result()[0] == 1
+    assert first.future.result(PATIENCE)[0] == second.future.result(PATIENCE)[0] == 1
 
 
 def test_only_its_own_login_may_ask(caller, login, database, name):
@@ -97,7 +95,7 @@ def test_only_its_own_login_may_ask(caller, login, database, name):
     )[0][0]
     rows = other.connection.execute("SELECT * FROM sqlsem.find_deadlock(%s)", (member,)).fetchall()
     assert rows == []
-    assert second.result()[0] == -3
+    assert second.future.result(PATIENCE)[0] == -3
     other.connection.close()
 
 
@@ -108,8 +106,8 @@ def test_user_role_may_search_deadlocks(database, login, name):
     assert first.acquire(name("a"))[0] == second.acquire(name("b"))[0] == 0
     first.start(name("b"))
     second.start(name("a"))
-    assert second.result()[0] == -3
+    assert second.future.result(PATIENCE)[0] == -3
     assert second.release(name("b")) == 0
-    assert first.result()[0] == 1
+    assert first.future.result(PATIENCE)[0] == 1
     first.connection.close()
     second.connection.close()

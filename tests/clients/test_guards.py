@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 from support import until
+from support.databases import name_of_login
 
 import sqlsem
 from sqlsem.client.effects import run_generator
@@ -347,7 +348,7 @@ def test_guarding_needs_owner_and_user_role(database, user, login, name):
     stranger = login()
     schema = f"s{name}"
     with database.raw() as owner:
-        owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of(user)}")
+        owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of_login(user)}")
     with user.raw() as owners, stranger.raw() as strangers, contextlib.closing(user.coordinator()) as coordinator:
         owners.execute(f"CREATE TABLE {schema}.ledger (a integer)")
         owners.execute(f"GRANT USAGE ON SCHEMA {schema} TO PUBLIC")
@@ -368,15 +369,11 @@ def test_guarding_needs_owner_and_user_role(database, user, login, name):
                 no_users.admin.guard_table(f"{schema}.ledger", name)
 
 
-def name_of(login):
-    return psycopg.conninfo.conninfo_to_dict(login.url)["user"]
-
-
 def test_guard_trigger_ignores_the_writers_search_path(database, connect, guarded, user, name):
     """The trigger's names mean the system's objects under any search_path of the writer."""
     schema = f"s{name}"
     with database.raw() as owner:
-        owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of(user)}")
+        owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of_login(user)}")
         owner.execute(f"GRANT ALL ON {guarded} TO PUBLIC")
     with user.raw() as connection:
         connection.execute(f"SET search_path = {schema}, pg_catalog")

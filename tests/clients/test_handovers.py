@@ -2,18 +2,14 @@
 
 import contextlib
 
-import psycopg
 import pytest
 from psycopg import errors
+from support.databases import name_of_login
 
 from sqlsem.engines.answers import hash_of
 from sqlsem.values.errors import ConfigurationError, NotHeld
 
 pytestmark = pytest.mark.engines("postgresql")
-
-
-def name_of(login):
-    return psycopg.conninfo.conninfo_to_dict(login.url)["user"]
 
 
 @pytest.fixture
@@ -26,9 +22,9 @@ def three(user, login):
 def test_token_is_valid_for_a_single_login(three, name):
     giver, meant, other = three
     with giver.mutex(name) as grant:
-        token = grant.hand_over(to=name_of(meant))
+        token = grant.hand_over(to=name_of_login(meant))
     with contextlib.closing(other.coordinator()) as stranger:
-        with pytest.raises(ConfigurationError, match=f"handed over to login {name_of(meant)}"):
+        with pytest.raises(ConfigurationError, match=f"handed over to login {name_of_login(meant)}"):
             stranger.adopt(token)
         with pytest.raises(NotHeld):
             stranger.adopt(token[:-1] + "x")
@@ -41,8 +37,8 @@ def test_token_is_valid_for_a_single_login(three, name):
         adopted.release()
         assert [past.outcome for past in taker.admin.history(name)] == ["released", "handed_over"]
         last, first = (past.login for past in taker.admin.history(name))
-        assert last == name_of(meant)
-        assert first not in (name_of(meant), None)
+        assert last == name_of_login(meant)
+        assert first not in (name_of_login(meant), None)
 
 
 def test_left_out_it_is_for_the_givers_own(three, name):
@@ -66,7 +62,7 @@ def test_tables_do_not_reveal_tokens(three, login, name):
     """The displays show the hash of a token, and no token."""
     giver, _, other = three
     with giver.mutex(name) as grant:
-        token = grant.hand_over(to=name_of(other))
+        token = grant.hand_over(to=name_of_login(other))
     with login("sqlsem_reader").raw() as connection:
         (stored,) = connection.execute(
             "SELECT token_hash FROM sqlsem.handover WHERE queue_position = %s", (grant.position,)
@@ -137,7 +133,7 @@ def test_row_in_transit_needs_its_token(three, database, name):
     """Not even the login that may adopt it can use it before: it can neither acquire, nor release, nor renew it."""
     giver, meant, _ = three
     with giver.mutex(name) as grant:
-        token = grant.hand_over(to=name_of(meant), ttl=30)
+        token = grant.hand_over(to=name_of_login(meant), ttl=30)
     member, transit = database.rows(
         "SELECT member_id, requesting_id FROM sqlsem.ProcessControl WHERE resource_id = ?", str(name)
     )[0]

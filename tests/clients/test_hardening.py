@@ -4,19 +4,14 @@ import contextlib
 import subprocess
 import sys
 
-import psycopg
 import pytest
 from psycopg import errors
 from support import Database, random_name, until
-from support.databases import empty_database, name_of_database, through
+from support.databases import empty_database, name_of_database, name_of_login, through
 
 import sqlsem
 
 pytestmark = pytest.mark.engines("postgresql")
-
-
-def name_of(login):
-    return psycopg.conninfo.conninfo_to_dict(login.url)["user"]
 
 
 def enrol(connection, grace=0, lease=None):
@@ -56,7 +51,7 @@ def test_pin_needs_ownership_of_the_row(user, login, database, name):
         other_connection.rollback()
         with operator.raw() as connection:
             assert connection.execute(pin, (name, position)).fetchone() == (True,)
-        owner.execute(f"GRANT {name_of(user)} TO {name_of(other)}")
+        owner.execute(f"GRANT {name_of_login(user)} TO {name_of_login(other)}")
         assert other_connection.execute(pin, (name, position)).fetchone() == (True,)
         # The refused client's error names the session that keeps the lock.
         with operator.raw() as connection:
@@ -64,7 +59,7 @@ def test_pin_needs_ownership_of_the_row(user, login, database, name):
             with pytest.raises(errors.LockNotAvailable) as caught:
                 connection.execute("SELECT sqlsem.revoke(%s, true)", (position,))
             expected = f"kept (assert_holding) by an open transaction: session {other_connection.info.backend_pid} "
-            assert f"{expected}(login {name_of(other)})" in str(caught.value)
+            assert f"{expected}(login {name_of_login(other)})" in str(caught.value)
         other_connection.rollback()
         assert user_connection.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position)).fetchone() == (0,)
 
@@ -77,7 +72,7 @@ def test_history_is_not_writable_by_users(user, database, name, outcome):
             connection.execute("SELECT sqlsem.release(%s, %s, 'me', %s)", (name, position, outcome))
         assert connection.execute("SELECT sqlsem.release(%s, %s, 'me', 'revoked')", (name, position)).fetchone() == (0,)
     assert database.rows("SELECT outcome, host, pid, program, login, ended_by FROM sqlsem.past(?, 10)", name) == [
-        ("lost", "h", 7, "p", name_of(user), None)
+        ("lost", "h", 7, "p", name_of_login(user), None)
     ]
 
 
@@ -248,11 +243,11 @@ def test_schema_of_another_owner_is_refused(empty):
 def test_foreign_objects_in_the_schema_are_refused(empty, definition):
     villain = villain_of(empty)
     empty.rows("CREATE SCHEMA sqlsem")
-    empty.rows(f"GRANT USAGE, CREATE ON SCHEMA sqlsem TO {name_of(villain)}")
+    empty.rows(f"GRANT USAGE, CREATE ON SCHEMA sqlsem TO {name_of_login(villain)}")
     with pytest.raises(sqlsem.ConfigurationError, match=r"_villain may create objects in schema sqlsem"):
         empty.install()
     villain.rows(f"CREATE {definition}")
-    empty.rows(f"REVOKE CREATE ON SCHEMA sqlsem FROM {name_of(villain)}")
+    empty.rows(f"REVOKE CREATE ON SCHEMA sqlsem FROM {name_of_login(villain)}")
     with pytest.raises(sqlsem.ConfigurationError, match=r"belongs to \w+_villain, and not to the owner"):
         empty.install()
 
@@ -260,7 +255,7 @@ def test_foreign_objects_in_the_schema_are_refused(empty, definition):
 def test_init_without_rights_names_the_missing_right(empty, login):
     stranger = login()
     strangers_view = Database(
-        "postgresql", empty.server.url(name_of_database(empty), user=name_of(stranger)), {}, empty.server
+        "postgresql", empty.server.url(name_of_database(empty), user=name_of_login(stranger)), {}, empty.server
     )
     with pytest.raises(sqlsem.ConfigurationError, match="GRANT CREATE ON DATABASE") as caught:
         strangers_view.install()
@@ -354,7 +349,7 @@ def test_the_first_try_after_the_grace_gets_in(orphan, login, user, database, na
     ended_rows = database.rows(
         "SELECT outcome, held < 0.3, host, pid, ended_by, queue_position FROM sqlsem.past(?, 1, 60, 0, 'reaped')", name
     )
-    assert ended_rows == [("reaped", True, "h", 7, name_of(user), position)]
+    assert ended_rows == [("reaped", True, "h", 7, name_of_login(user), position)]
     assert database.rows("SELECT count(*) FROM sqlsem.past(?, 9, NULL, 3600)", name) == [(0,)]
 
 

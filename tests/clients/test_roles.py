@@ -2,10 +2,10 @@
 
 import contextlib
 
-import psycopg
 import pytest
 from psycopg import errors
 from support import until
+from support.databases import name_of_login
 
 import sqlsem
 from sqlsem.cli import nights
@@ -23,10 +23,6 @@ OPERATORS = (
     "revoke(1, true)",
     "set_resource('x', 'cap', 1)",
 )
-
-
-def name_of(login):
-    return psycopg.conninfo.conninfo_to_dict(login.url)["user"]
 
 
 def test_a_user_can_use_all_that_it_should(user, name):
@@ -230,7 +226,7 @@ def test_functions_of_the_callers_own_do_not_stand_in(database, user, name):
     """A routine with its owner's rights ignores the search_path of its caller."""
     with database.raw() as owner:
         schema = f"s{name}"
-        owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of(user)}")
+        owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of_login(user)}")
     try:
         with user.raw() as connection:
             connection.execute(f"SET search_path = {schema}, pg_catalog")
@@ -280,12 +276,12 @@ def test_bare_participants_need_three_rights_and_no_more(database, login, name, 
     with bare.raw() as connection, database.raw() as owner:
         with pytest.raises(errors.InsufficientPrivilege):
             bare_round(connection, name)
-        owner.execute(f"GRANT USAGE ON SCHEMA sqlsem TO {name_of(bare)}")
+        owner.execute(f"GRANT USAGE ON SCHEMA sqlsem TO {name_of_login(bare)}")
         with pytest.raises(errors.InsufficientPrivilege):
             bare_round(connection, name)
         rights = (insert, "SELECT", "DELETE")
         for right in rights:
-            owner.execute(f"GRANT {right} ON sqlsem.ProcessControl TO {name_of(bare)}")
+            owner.execute(f"GRANT {right} ON sqlsem.ProcessControl TO {name_of_login(bare)}")
             if right != rights[-1]:
                 with pytest.raises(errors.InsufficientPrivilege):
                     bare_round(connection, name)
@@ -310,7 +306,7 @@ def test_a_user_is_no_bare_participant(user, name):
 def test_after_set_role_the_login_counts(database, login, name):
     group = login("sqlsem_user")
     with database.raw() as owner:
-        owner.execute(f"SET ROLE {name_of(group)}")
+        owner.execute(f"SET ROLE {name_of_login(group)}")
         with pytest.raises(errors.InvalidParameterValue, match="may not see when this session began"):
             owner.execute("CALL sqlsem.acquire(%s)", (name,))
         position = owner.execute("CALL sqlsem.acquire(%s, requesting_id => 'me')", (name,)).fetchone()[1]

@@ -9,7 +9,7 @@ import time
 import psycopg
 import pytest
 from psycopg import errors
-from support import Recorder, Stay, check_history, overlap, slack, until
+from support import PATIENCE, Recorder, Stay, check_history, overlap, slack, until
 from support.callers import Caller
 
 pytestmark = pytest.mark.engines("postgresql")
@@ -52,7 +52,7 @@ def outcomes(database, name):
 
 def test_by_position_of_the_parameters(session, name):
     connection = session()
-    code, position, _ = connection.call("acquire", name, 3, "write", 2, 0, "a note", "me", 60.0)
+    code, position, _ = connection.acquire(name, 3, "write", 2, 0, "a note", "me", 60.0)
     assert code == 0
     rows = connection.connection.execute(
         "SELECT queue_position, concurrency_limit, access_type, weight, note, requesting_id, state "
@@ -91,8 +91,7 @@ def test_a_wait_of_many_slices(session, name):
     second.start(name)
     three.start(name, timeout_ms=6500)
     assert second.waits(7)
-    until(lambda: three.answer is not None, "its time is up")
-    assert three.answer == (-1, None, None)
+    assert three.future.result(PATIENCE) == (-1, None, None)
     connection.release(name)
     second.granted()
 
@@ -144,11 +143,11 @@ def test_refused_in_an_open_transaction(database, session, name, routine, writte
     connection = session(autocommit=False)
     connection.connection.execute(f"CREATE TEMP TABLE t{name[1:]} (x int)" if written else "SELECT 1")
     with pytest.raises(errors.ActiveSqlTransaction, match=rf"sqlsem: {routine} .*open transaction.*nothing was done"):
-        connection.call(routine, name)
+        connection.acquire(name, routine=routine)
     connection.connection.rollback()
     assert rows(database, name) == []
     connection.connection.autocommit = True
-    assert connection.call(routine, name)[0] == 0
+    assert connection.acquire(name, routine=routine)[0] == 0
 
 
 def test_refused_in_the_first_statement_of_a_transaction(session, name):
@@ -241,11 +240,11 @@ def test_bad_arguments(database, session, name, named, words):
     connection = session()
     before = database.rows("SELECT count(*) FROM sqlsem.member")
     with pytest.raises(errors.InvalidParameterValue, match=words.replace("NAME", name)) as caught:
-        connection.call("acquire", **{"resource": name, **named})
+        connection.acquire(**{"resource": name, **named})
     assert str(caught.value).startswith("sqlsem: ")
     if "timeout_ms" not in named:
         with pytest.raises(errors.InvalidParameterValue, match=words.replace("NAME", name)):
-            connection.call("try", **{"resource": name, **named})
+            connection.acquire(routine="try", **{"resource": name, **named})
     assert rows(database, name) == []
     if "concurrency_limit" not in named or named["concurrency_limit"] is not None:  # (the registration reports that)
         assert database.rows("SELECT count(*) FROM sqlsem.member") == before, "nothing was done"
@@ -340,7 +339,7 @@ def test_assert_holding(database, session, name):
     connection, second, three = session(), session(), session()
     position = connection.acquire(name)[1]
     with connection.connection.transaction():
-        connection.call("assert_holding", name, position)
+        connection.run("assert_holding", name, position)
         # Even after a revocation by force, no other request is granted before this ends.
         second.value("set_config('lock_timeout', '300', false)")
         with pytest.raises(errors.LockNotAvailable):
@@ -351,7 +350,7 @@ def test_assert_holding(database, session, name):
         with pytest.raises(
             errors.ObjectNotInPrerequisiteState, match=f"position {position} on '{name}' is not held"
         ) as caught:
-            connection.call("assert_holding", name, position)
+            connection.run("assert_holding", name, position)
         assert "ROLLBACK" in caught.value.diag.message_hint
 
 
@@ -359,7 +358,7 @@ def test_assert_holding_needs_a_transaction(session, name):
     connection = session()
     position = connection.acquire(name)[1]
     with pytest.raises(errors.ActiveSqlTransaction, match="needs an open transaction"):
-        connection.call("assert_holding", name, position)
+        connection.run("assert_holding", name, position)
     connection.connection.execute(f"DO $$ BEGIN CALL sqlsem.assert_holding('{name}', {position}); END $$")
     connection.connection.execute(
         f"CREATE FUNCTION pg_temp.f() RETURNS void LANGUAGE plpgsql AS "
@@ -370,7 +369,7 @@ def test_assert_holding_needs_a_transaction(session, name):
         cursor.execute(f"BEGIN; CALL sqlsem.assert_holding('{name}', {position}); COMMIT")
     for bad in (None, position + 1):
         with connection.connection.transaction(force_rollback=True), pytest.raises(errors.ObjectNotInPrerequisiteState):
-            connection.call("assert_holding", name, bad)
+            connection.run("assert_holding", name, bad)
 
 
 # -- operators ------------------------------------------------------------------------------------------------------
@@ -382,9 +381,9 @@ def test_assert_holding_needs_a_transaction(session, name):
 KINDS = ["write", "read", "stage:1", "limit", "limit"]
 
 
-def worker(url, resource, rounds, seed, recorder):
+def worker(database, resource, rounds, seed, recorder):
     chance = random.Random(seed)
-    with contextlib.closing(Caller(url)) as caller:
+    with contextlib.closing(Caller(database)) as caller:
         for number in range(rounds):
             kind = chance.choice(KINDS)
             limit = 3 if kind == "limit" else 1
@@ -421,7 +420,7 @@ def test_all_kinds_beside_python_under_load(connect, database, name, threads):
     coordinator = connect()
     for attempt in range(1, 11):
         for seed in range(4):
-            threads.start(worker, database.url, str(name), rounds, 10 * attempt + seed, recorder)
+            threads.start(worker, database, str(name), rounds, 10 * attempt + seed, recorder)
         for seed in range(4, 7):
             threads.start(python_worker, coordinator, str(name), rounds, 10 * attempt + seed, recorder)
         threads.join()

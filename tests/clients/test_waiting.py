@@ -4,7 +4,7 @@ import time
 
 import pytest
 from psycopg import errors
-from support import slack, until
+from support import PATIENCE, slack, until
 
 pytestmark = pytest.mark.engines("postgresql")
 
@@ -37,7 +37,7 @@ def test_waiting_session_sleeps_for_many_slices(database, session, name):
     assert len(late) > 20
     # (Briefly, after the server stood still.)
     assert sum(late) <= len(late) // 10, "the waiter's lease had expired: another client could have removed its row"
-    assert waiter.result() == (-1, None, None)
+    assert waiter.future.result(PATIENCE) == (-1, None, None)
     assert 7 <= time.monotonic() - started < slack(20)
 
 

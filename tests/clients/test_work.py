@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from psycopg import errors
 from support import PATIENCE, until
+from support.databases import name_of_login
 
 import sqlsem
 from sqlsem.tasks import Worker
@@ -509,7 +510,7 @@ def test_roles_for_putting_and_running(login, user, connect, name):
     assert results == [(0, 1)]
     (failed,) = queue.tasks("failed")
     assert failed.error.startswith("42501: permission denied for table task\nCONTEXT: ")
-    assert failed.login == psycopg.conninfo.conninfo_to_dict(worker.url)["user"]
+    assert failed.login == name_of_login(worker)
 
 
 def test_roles_that_see_task_bodies(login, user, connect, name):
@@ -520,7 +521,7 @@ def test_roles_that_see_task_bodies(login, user, connect, name):
         "SELECT task_id, body, put_by FROM sqlsem.list_tasks(?)",
         "SELECT * FROM sqlsem.task_attempts(?)",
     )
-    expected = [(number, "SELECT 1", psycopg.conninfo.conninfo_to_dict(putter.url)["user"])]
+    expected = [(number, "SELECT 1", name_of_login(putter))]
     for sees in (putter, login("sqlsem_worker"), login("sqlsem_operator"), login("sqlsem_reader")):
         assert sees.rows(listing, name) == expected
         sees.rows(attempts, number)

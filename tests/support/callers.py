@@ -1,87 +1,50 @@
-"""Sessions of PostgreSQL that call the routines."""
+"""Sessions of PostgreSQL that call the routines, and wait in the background."""
 
-import threading
-import time
+from __future__ import annotations
+
+import concurrent.futures
+from typing import Any
 
 import psycopg
 
+from support.databases import Database
 from support.patience import PATIENCE
+from support.sql_sessions import Answer, SqlSession
 
 
-class Caller:
-    """A session that uses plain SQL."""
+class Caller(SqlSession):
+    """A session with at most one call that waits."""
 
-    def __init__(self, url, **options):
-        self.connection = psycopg.connect(url, **{"autocommit": True, **options})
-        self.pid = self.connection.info.backend_pid
-        self.notices = []
-        self.connection.add_notice_handler(lambda notice: self.notices.append(notice.message_primary))
-        self.done = threading.Event()
-        self.answer = self.error = self.entered = self.thread = None
+    future: concurrent.futures.Future[Answer]
 
-    def call(self, routine, *positional, **named):
-        """(code, queue_position, fence)"""
-        marks = [*("%s" for _ in positional), *(f"{name} => %({name})s" for name in named)]
-        parameters = named or positional
-        assert not (positional and named)
-        cursor = self.connection.execute(f"CALL sqlsem.{routine}({', '.join(marks)})", parameters)
-        return cursor.fetchone() if cursor.description else None
+    def __init__(self, database: Database, **options: Any) -> None:
+        super().__init__(database, psycopg.connect(database.url, **{"autocommit": True, **options}))
 
-    def acquire(self, resource, **named):
-        return self.call("acquire", resource=resource, **named)
+    def value(self, text: str, *parameters: Any) -> Any:
+        return self.rows(f"SELECT {text}", *parameters)[0][0]
 
-    def try_(self, resource, **named):
-        return self.call("try", resource=resource, **named)
+    def try_(self, resource: str, **named: Any) -> Answer:
+        return self.acquire(resource, routine="try", **named)
 
-    def value(self, text, *parameters):
-        return self.connection.execute(f"SELECT {text}", parameters).fetchone()[0]
+    def renew(self, *parameters: Any) -> Any:
+        return self.call("renew", *parameters)
 
-    def release(self, resource, position=None, requesting_id=None):
-        return self.value("sqlsem.release(%s, %s, %s)", resource, position, requesting_id)
-
-    def renew(self, resource, position, requesting_id=None, lease=None):
-        return self.value("sqlsem.renew(%s, %s, %s, %s)", resource, position, requesting_id, lease)
-
-    def start(self, resource, **named):
+    def start(self, resource: str, **named: Any) -> Caller:
         """Start acquire in a thread."""
-
-        def run():
-            try:
-                self.answer = self.acquire(resource, **named)
-                self.entered = time.monotonic()
-            except psycopg.Error as exc:
-                self.error = exc
-            self.done.set()
-
-        self.done.clear()
-        self.answer = self.error = self.entered = None
-        self.thread = threading.Thread(target=run, daemon=True, name="caller")
-        self.thread.start()
+        self.future = self.later(self.acquire, resource, **named)
         return self
 
-    def waits(self, seconds=0.2):
-        return not self.done.wait(seconds)
+    def waits(self, seconds: float = 0.2) -> bool:
+        return not concurrent.futures.wait([self.future], seconds).done
 
-    def result(self, timeout=PATIENCE):
-        """Return the answer to `start`."""
-        assert self.done.wait(timeout), "it still waits"
-        if self.error is not None:
-            raise self.error
-        return self.answer
-
-    def granted(self, timeout=PATIENCE):
-        code, position, fence = self.result(timeout)
+    def granted(self, timeout: float = PATIENCE) -> int:
+        code, position, fence = self.future.result(timeout)
         assert code in (0, 1), code
+        assert position is not None
         assert fence == position
         return position
 
-    def failed(self, timeout=PATIENCE):
-        assert self.done.wait(timeout)
-        assert self.error is not None, self.answer
-        return self.error
-
-    def close(self):
-        if self.thread is not None and self.thread.is_alive():
-            self.connection.cancel()
-            self.thread.join(PATIENCE)
-        self.connection.close()
+    def failed(self, timeout: float = PATIENCE) -> BaseException:
+        error = self.future.exception(timeout)
+        assert error is not None, self.future.result()
+        return error

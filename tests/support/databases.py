@@ -256,6 +256,13 @@ def name_of_database(database: Database) -> str:
     return str(conninfo.conninfo_to_dict(database.url)["dbname"])
 
 
+def name_of_login(database: Database) -> str:
+    """Return the login through which a PostgreSQL database is seen."""
+    from psycopg import conninfo
+
+    return str(conninfo.conninfo_to_dict(database.url)["user"])
+
+
 def through(database: Database, login: str) -> Database:
     """Return an `empty_database` as its login sees it."""
     assert database.server is not None

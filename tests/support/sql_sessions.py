@@ -34,9 +34,9 @@ class SqlSession:
         told: The messages of the routines.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, connection: Any = None) -> None:
         self.database = database
-        self.connection = database.raw()
+        self.connection = database.raw() if connection is None else connection
         self.told: list[str] = []
         self.dead = False
         self.tsql = database.engine == "mssql"
@@ -146,6 +146,9 @@ class SqlSession:
 
     def close(self) -> None:
         self.dead = True
+        if not self.tsql and any(thread.is_alive() for thread in self._threads):
+            self.connection.cancel()
+            self.settle()
         self.connection.close()
 
     def die(self) -> None:
@@ -180,8 +183,6 @@ def lend_sessions(database: Database, name: str) -> Iterator[Callable[[], SqlSes
         if borrowed.dead:
             continue
         if not borrowed.tsql:
-            borrowed.connection.cancel()
-            borrowed.settle()
             borrowed.close()
             continue
         borrowed.settle()
