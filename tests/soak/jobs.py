@@ -102,6 +102,16 @@ class Jobs:
             with contextlib.suppress(Exception):
                 connection.close()
 
+    @contextlib.contextmanager
+    def using_line(self) -> Iterator[None]:
+        """Drop this thread's connection after any error in the body, and suppress the driver's own errors."""
+        try:
+            yield
+        except BaseException as exc:
+            self.drop_line()
+            if not isinstance(exc, self.errors):
+                raise
+
     @property
     def errors(self) -> tuple[type[Exception], ...]:
         """The errors of the driver; only for jobs that use a connection of their own."""
@@ -317,7 +327,7 @@ class Jobs:
         """Work in a transaction that asserts the lock. ``pinned``: the position of the row that must stay until its
         end.
         """
-        try:
+        with self.using_line():
             cursor = self.line().cursor()
             if self.database.engine == "sqlite":
                 cursor.execute("BEGIN IMMEDIATE")
@@ -332,11 +342,6 @@ class Jobs:
                 if cursor.fetchone()[0] != 1:
                     self.wrong(f"the row at {pinned} went, though a transaction that is still open has asserted it")
             self.line().commit()
-        except self.errors:
-            self.drop_line()
-        except BaseException:
-            self.drop_line()
-            raise
 
     # -- guarded tables, and transactions
 
@@ -347,7 +352,8 @@ class Jobs:
         resource = f"{self.name}-guarded"
         zombie = False
         lock = self.coordinator.mutex(resource, timeout=PATIENCE)
-        try:
+        # (ConfigurationError: the connection broke inside a transaction.)
+        with contextlib.suppress(sqlsem.ConfigurationError), self.using_line():
             with lock as grant, grant.session(self.line()):
                 for _ in range(self.rng.randrange(1, 4)):
                     cursor = self.line().cursor()
@@ -360,13 +366,6 @@ class Jobs:
                         with contextlib.suppress(sqlsem.NotHeld):  # it is lost already
                             self.coordinator.admin.revoke(grant.position, force=True)
                         zombie = True
-        except self.errors:
-            self.drop_line()
-        except sqlsem.ConfigurationError:  # the connection broke inside a transaction
-            self.drop_line()
-        except BaseException:
-            self.drop_line()
-            raise
 
     def departure(self) -> None:
         """Use a lock that goes with a transaction, which is committed or not."""
@@ -378,20 +377,14 @@ class Jobs:
             self.book.note(what="told", resource=resource, position=grant.position, at=time.monotonic())
 
         try:
-            with self.coordinator.mutex(resource, timeout=PATIENCE, on_lost=told) as grant:
+            with self.using_line(), self.coordinator.mutex(resource, timeout=PATIENCE, on_lost=told) as grant:
                 try:
                     self._depart(grant, resource, requested, commits)
                 except BaseException:
                     self._note_releasing(grant.position)  # by leaving the block
                     raise
         except sqlsem.NotHeld as exc:
-            self.drop_line()
             self.wrong(f"a lock went though its transaction was rolled back: {exc}")
-        except self.errors:
-            self.drop_line()
-        except BaseException:
-            self.drop_line()
-            raise
 
     def _depart(self, grant: sqlsem.Grant, resource: str, requested: float, commits: bool) -> None:
         position = grant.position
@@ -431,42 +424,32 @@ class Jobs:
     def routine(self) -> None:
         """Use a session that calls the routines of the database."""
         resource = self.resource("sql")
-        postgres = self.database.engine == "postgresql"
+        postgres, schema = self.database.engine == "postgresql", self.database.schema
         requested = time.monotonic()
-        try:
+        with self.using_line():  # a bare session learns no more about its lock than that the session has ended
             line = self.line()
             line.autocommit = True
             cursor = line.cursor()
             if postgres:
-                schema = self.database.schema
-                cursor.execute(f"CALL {schema}.acquire(%s, timeout_ms => 2000)", (resource,))
-                code, position, _ = cursor.fetchone()
+                text = f"CALL {schema}.acquire(%s, timeout_ms => 2000)"
             else:
-                schema = self.database.schema
-                cursor.execute(
+                text = (
                     "DECLARE @code int, @position bigint; "
                     f"EXEC @code = {schema}.acquire @resource = ?, @timeout_ms = 2000, @position = @position OUTPUT; "
-                    "SELECT @code, @position",
-                    (resource,),
+                    "SELECT @code, @position"
                 )
-                code, position = cursor.fetchone()
+            cursor.execute(text, (resource,))
+            code, position, *_ = cursor.fetchone()
             if code not in (0, 1):
                 return
             entered = time.monotonic()
             with self.kernel_locks.enter(resource):
                 time.sleep(self.rng.uniform(0, self.pace.stay))
             left_at = time.monotonic()
-            if postgres:
-                cursor.execute(f"SELECT {schema}.release(%s)", (resource,))
-                was_held = cursor.fetchone()[0] == 0
-            else:
-                cursor.execute(
-                    f"DECLARE @code int; EXEC @code = {schema}.release @resource = ?; SELECT @code", (resource,)
-                )
-                was_held = cursor.fetchone()[0] == 0
+            release = f"DECLARE @code int; EXEC @code = {schema}.release @resource = ?; SELECT @code"
+            cursor.execute(f"SELECT {schema}.release(%s)" if postgres else release, (resource,))
+            was_held = cursor.fetchone()[0] == 0
             self._foreign(resource, position, requested, entered, left_at, held=was_held)
-        except self.errors:  # a bare session learns no more about its lock than that the session has ended
-            self.drop_line()
 
     def bare(self) -> None:
         """Use three statements: insert a row in the queue, poll, delete the row. (The poll and the delete can be

@@ -343,6 +343,11 @@ class MariaDBServer(ServerAddress):
                 return process
         return None
 
+    def _running(self) -> psutil.Process:
+        process = self._process()
+        assert process is not None, "the MariaDB server does not run"
+        return process
+
     def runs(self) -> bool:
         """Return True if its process runs. (It may not accept connections yet.)"""
         return self._process() is not None
@@ -352,8 +357,7 @@ class MariaDBServer(ServerAddress):
         if mode == "immediate":
             self.kill()
             return
-        process = self._process()
-        assert process is not None, "the MariaDB server does not run"
+        process = self._running()
         process.terminate()
         until(lambda: not self.runs(), "the MariaDB server has stopped")
         self._end_guard()
@@ -365,8 +369,7 @@ class MariaDBServer(ServerAddress):
 
     def kill(self) -> float:
         """Send it SIGKILL, and wait for its end; return the time of the kill."""
-        process = self._process()
-        assert process is not None, "the MariaDB server does not run"
+        process = self._running()
         process.kill()
         killed = time.monotonic()
         until(lambda: not self.runs(), "the MariaDB server has ended")
@@ -375,16 +378,13 @@ class MariaDBServer(ServerAddress):
 
     def pause(self) -> None:
         """Send it SIGSTOP, and wait until it has stopped."""
-        process = self._process()
-        assert process is not None, "the MariaDB server does not run"
+        process = self._running()
         process.send_signal(signal.SIGSTOP)
         until(lambda: process.status() == psutil.STATUS_STOPPED, "the MariaDB server is paused")
 
     def resume(self) -> None:
         """Let it run on after `pause`."""
-        process = self._process()
-        assert process is not None, "the MariaDB server does not run"
-        process.send_signal(signal.SIGCONT)
+        self._running().send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """End it, in whatever state it is, with all that it has started."""
