@@ -2,8 +2,8 @@
 
 agents     ``agents(3, grace=1)``: so many `agent.Agent`, ready; ``agents(1, on=database)`` on another database
 waiting    ``waiting(name, 3)`` waits until that many rows are in the queue; ``on=database`` as above
-queued     ``queued(holder, waiter)``: the first agent acquires the test's mutex, and the second one waits for it; gives
-           the reply to the latter, and takes ``on=database``, too
+queued     ``queued(holder, waiter, other)``: the first agent acquires the test's mutex, and the others wait for it in
+           their order; gives the replies to the latter, and takes ``on=database``, too
 proxy      a `proxy.Proxy` before the shared PostgreSQL server, or before MariaDB's where the test runs on that engine
 proxied    the database as seen through it
 own_server a server of the test's own, of the test's engine (PostgreSQL or MariaDB), that may be restarted and killed
@@ -82,12 +82,14 @@ def waiting(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 
 @pytest.fixture
-def queued(waiting: Callable[..., None], name: str) -> Callable[..., Reply]:
-    def queue(holder: Agent, waiter: Agent, **place: support.Database) -> Reply:
+def queued(waiting: Callable[..., None], name: str) -> Callable[..., list[Reply]]:
+    def queue(holder: Agent, *waiters: Agent, **place: support.Database) -> list[Reply]:
         holder.hold("mutex", name)
-        reply = waiter.ask("mutex", name)
-        waiting(name, 2, **place)
-        return reply
+        replies = []
+        for number, waiter in enumerate(waiters, 2):
+            replies.append(waiter.ask("mutex", name))
+            waiting(name, number, **place)
+        return replies
 
     return queue
 

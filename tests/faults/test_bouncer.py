@@ -41,7 +41,7 @@ def test_a_beacon_is_refused_at_once_and_in_words(bouncer, database, name, mode)
 def test_sessions_that_are_lent_for_good_have_beacons(bouncer, database, agents, name, queued):
     behind = bouncer("session").before(database)
     holder, waiter = agents(2, on=behind, grace=2)
-    entry = queued(holder, waiter)
+    (entry,) = queued(holder, waiter)
     remains(lambda: not entry.ready, 1, "it waits")
     holder.kill()  # the pooler resets the session: the beacon goes
     entry.get()
@@ -56,7 +56,7 @@ def test_leases_work_and_leave_nothing_in_sessions_of_others(bouncer, database, 
     behind = pooler.before(database)
     holder, waiter, reader = agents(3, on=behind, lease=20)
     # More clients than server connections.
-    entry = queued(holder, waiter)
+    (entry,) = queued(holder, waiter)
     shared = [reader.ask("limit", name("limit"), 3, thread=f"t{number}") for number in range(3)]
     for number, pending in enumerate(shared):
         pending.get()
@@ -98,7 +98,7 @@ def left_behind(connection):
 def test_a_restart_of_the_pooler_costs_nothing(bouncer, database, agents, name, queued, mode, kind):
     pooler = bouncer(mode)
     holder, waiter = agents(2, on=pooler.before(database), retry=20, **kind)
-    entry = queued(holder, waiter)
+    (entry,) = queued(holder, waiter)
     before = database.queue(name)
     for _ in range(2):
         pooler.restart()

@@ -18,15 +18,11 @@ def held(pair, agent):
 
 
 @pytest.mark.parametrize("lease", [None, pytest.param(30, marks=pytest.mark.soak)])
-def test_a_failover_shorter_than_the_grace_costs_nothing(start_pair, agents, name, waiting, lease):
+def test_a_failover_shorter_than_the_grace_costs_nothing(start_pair, agents, name, lease, queued):
     pair = start_pair(synchronous=True)
     database = pair.database
     holder, first, second = agents(3, on=database, grace=30, lease=lease, retry=30)
-    holder.hold("mutex", name)
-    entries = []
-    for number, waiter in enumerate((first, second), 2):
-        entries.append(waiter.ask("mutex", name))
-        waiting(name, number, on=database)
+    entries = queued(holder, first, second, on=database)
     before = database.queue(name)
     pair.kill()
     pair.promote()

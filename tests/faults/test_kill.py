@@ -17,7 +17,7 @@ CHECK = 20.0
 def test_a_killed_holder_makes_way(agents, database, name, queued):
     holder, waiter = agents(2, grace=GRACE)
     requested = time.monotonic()
-    entry = queued(holder, waiter)
+    (entry,) = queued(holder, waiter)
     killed = holder.kill()
     got = entry.get()["got"]
     assert got < killed + GRACE + CHECK
@@ -32,7 +32,7 @@ def test_a_killed_holder_makes_way(agents, database, name, queued):
 def test_grace_counts_from_the_owner_not_the_waiter(agents, database, name, queued):
     patient, hasty = agents(1, grace=2)[0], agents(1, grace=0)[0]
     requested = time.monotonic()
-    entry = queued(patient, hasty)
+    (entry,) = queued(patient, hasty)
     killed = patient.kill()
     got = entry.get()["got"]
     if database.engine != "sqlite":
@@ -43,20 +43,16 @@ def test_grace_counts_from_the_owner_not_the_waiter(agents, database, name, queu
 
 def test_without_grace_a_killed_holder_is_gone_at_once(agents, database, name, queued):
     holder, waiter = agents(2, grace=0)
-    entry = queued(holder, waiter)
+    (entry,) = queued(holder, waiter)
     killed = holder.kill()
     assert entry.get()["got"] < killed + CHECK
     waiter.release()
     assert database.queue(name) == []
 
 
-def test_killed_waiter_does_not_block_later_waiters(agents, database, name, waiting):
+def test_killed_waiter_does_not_block_later_waiters(agents, database, name, queued):
     holder, *waiters = agents(4, grace=GRACE)
-    holder.hold("mutex", name)
-    entries = []
-    for number, waiter in enumerate(waiters, 2):
-        entries.append(waiter.ask("mutex", name))
-        waiting(name, number)
+    entries = queued(holder, *waiters)
     waiters[1].kill()
     left_at = holder.release()["leaving"]
     assert entries[0].get()["got"] >= left_at
@@ -67,13 +63,9 @@ def test_killed_waiter_does_not_block_later_waiters(agents, database, name, wait
     assert database.queue(name) == []
 
 
-def test_a_killed_holder_and_killed_waiters(agents, database, name, waiting):
+def test_a_killed_holder_and_killed_waiters(agents, database, name, queued):
     holder, *waiters = agents(6, grace=GRACE)
-    holder.hold("mutex", name)
-    entries = []
-    for number, waiter in enumerate(waiters, 2):
-        entries.append(waiter.ask("mutex", name))
-        waiting(name, number)
+    entries = queued(holder, *waiters)
     killed = time.monotonic()
     for agent in (holder, waiters[0], waiters[1], waiters[3]):
         agent.kill()
@@ -134,7 +126,7 @@ def test_newcomer_finds_dead_members(agents, database, name, waiting):
     assert database.queue(name) == []
 
 
-def test_a_try_gets_past_the_dead(agents, database, name, waiting, connect):
+def test_a_try_gets_past_the_dead(agents, database, name, connect):
     (holder,) = agents(1, grace=0)
     holder.hold("mutex", name)
     holder.kill()
@@ -159,7 +151,7 @@ def test_an_operator_clears_up_after_the_dead(agents, database, name, waiting, c
 
 
 @pytest.mark.engines("sqlite")
-def test_the_beacon_files_of_the_dead_are_cleared_away(agents, database, name, waiting, connect):
+def test_the_beacon_files_of_the_dead_are_cleared_away(agents, database, name, connect):
     holders = agents(3, grace=1)
     for number, holder in enumerate(holders):
         holder.hold("mutex", name(number))

@@ -14,16 +14,13 @@ pytestmark = pytest.mark.engines("postgresql")
 
 
 @pytest.fixture
-def pair(agents, database, proxied, name, waiting):
+def pair(agents, proxied, queued):
     """Return a holder behind the proxy, and a waiter with a good connection."""
 
     def start(**settings):
         (holder,) = agents(1, on=proxied, **settings)
         (waiter,) = agents(1, grace=60)
-        position = holder.hold("mutex", name)["position"]
-        entry = waiter.ask("mutex", name)
-        waiting(name, 2)
-        assert database.queue(name)[0][0] == position
+        (entry,) = queued(holder, waiter)
         return holder, waiter, entry
 
     return start
@@ -49,12 +46,10 @@ def test_a_cut_that_heals_within_the_grace_costs_nothing(pair, proxy, database, 
     assert database.queue(name) == []
 
 
-def test_a_cut_of_a_waiter_costs_nothing(agents, proxied, proxy, database, name, waiting, queued):
+def test_a_cut_of_a_waiter_costs_nothing(agents, proxied, proxy, database, name, queued):
     holder, last = agents(2, grace=60)
     (waiter,) = agents(1, on=proxied, **AMPLE)
-    entry = queued(holder, waiter)
-    later = last.ask("mutex", name)
-    waiting(name, 3)
+    entry, later = queued(holder, waiter, last)
     before = database.queue(name)
     for _ in range(3):
         accepted = proxy.accepted
@@ -190,7 +185,7 @@ def test_the_first_acquire_into_a_black_hole_ends(agents, proxied, proxy, name):
 def test_a_waiter_in_a_black_hole_comes_back(agents, proxied, proxy, database, name, queued):
     (holder,) = agents(1, grace=60)
     (waiter,) = agents(1, on=proxied, grace=2, retry=10)
-    entry = queued(holder, waiter)
+    (entry,) = queued(holder, waiter)
     proxy.hole()
     proxy.forward()
     holder.release()

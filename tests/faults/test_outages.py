@@ -51,7 +51,7 @@ def ordinary(fresh, postgres_server):
 
 def test_read_only_for_some_seconds(own_postgres_server, restarted, agents, name, queued):
     holder, waiter, asker = agents(3, on=restarted, **AMPLE)
-    entry = queued(holder, waiter, on=restarted)
+    (entry,) = queued(holder, waiter, on=restarted)
     admin(restarted, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
     until(lambda: restarted.rows("SHOW default_transaction_read_only") == [("on",)], "it is read-only")
     other = asker.ask("mutex", name("other"))
@@ -83,7 +83,7 @@ def test_timeouts_of_the_role_end_nothing(ordinary, fresh, agents, name, queued,
     timeouts += [row[0] for row in fresh.rows("SELECT name FROM pg_settings WHERE name = 'transaction_timeout'")]
     admin(fresh, *[f"ALTER ROLE {login} SET {timeout} = '500ms'" for timeout in timeouts])
     holder, waiter = agents(2, on=database, **kind)
-    entry = queued(holder, waiter, on=fresh)
+    (entry,) = queued(holder, waiter, on=fresh)
 
     def sessions():
         rows = fresh.rows("SELECT pid FROM pg_stat_activity WHERE usename = ? ORDER BY pid", login)
@@ -231,7 +231,7 @@ def test_dropped_tables_take_the_locks_with_them(fresh, agents, name, kind):
 def test_idle_connections_are_dropped_on_the_way(agents, proxied, proxy, database, name, queued, kind):
     """A quiet holder sends a heartbeat every four seconds; a proxy with a shorter timeout drops it every time."""
     holder, waiter = agents(2, on=proxied, **kind)
-    entry = queued(holder, waiter)
+    (entry,) = queued(holder, waiter)
     proxy.drop_idle(1.0)
     until(lambda: proxy.dropped >= 6, "both were dropped again and again")
     assert not entry.ready
@@ -272,7 +272,7 @@ def test_a_full_disk_under_the_log_of_writes(small_disk, start_postgres, make_da
     log.symlink_to(small_disk / "pg_wal")
     server.start()
     holder, waiter, asker = agents(3, on=database, grace=40, retry=60)
-    entry = queued(holder, waiter, on=database)
+    (entry,) = queued(holder, waiter, on=database)
 
     filler = small_disk / "filler"
     with filler.open("wb") as file, contextlib.suppress(OSError):

@@ -9,11 +9,10 @@ GRACE = 1.0
 LONG = 3 * GRACE
 
 
-def test_a_stopped_holder_is_not_reaped(agents, database, name, waiting):
+def test_a_stopped_holder_is_not_reaped(agents, database, name, queued):
     holder, waiter = agents(2, grace=GRACE)
-    position = holder.hold("mutex", name)["position"]
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    (entry,) = queued(holder, waiter)
+    position = database.queue(name)[0][0]
     holder.stop()
     remains(lambda: not entry.ready, LONG, "no request is granted while the holder is stopped")
     holder.resume()
@@ -29,7 +28,7 @@ def test_a_stopped_holder_is_not_reaped(agents, database, name, waiting):
 
 def test_a_stopped_holder_may_leave_without_a_look(agents, database, name, queued):
     holder, waiter = agents(2, grace=GRACE)
-    entry = queued(holder, waiter)
+    (entry,) = queued(holder, waiter)
     holder.stop()
     time.sleep(3 * GRACE)
     leaving = holder.call("release")  # its first check after it wakes
@@ -38,11 +37,9 @@ def test_a_stopped_holder_may_leave_without_a_look(agents, database, name, queue
     waiter.release()
 
 
-def test_a_stopped_waiter_keeps_its_place(agents, database, name, waiting, queued):
+def test_a_stopped_waiter_keeps_its_place(agents, database, name, queued):
     holder, waiter, last = agents(3, grace=GRACE)
-    entry = queued(holder, waiter)
-    later = last.ask("mutex", name)
-    waiting(name, 3)
+    entry, later = queued(holder, waiter, last)
     waiter.stop()
     holder.release()
     remains(lambda: not later.ready, LONG, "no request overtakes the stopped waiter")
@@ -57,7 +54,7 @@ def test_a_stopped_waiter_keeps_its_place(agents, database, name, waiting, queue
 
 def test_a_stopped_holder_that_dies_makes_way(agents, database, name, queued):
     holder, waiter = agents(2, grace=GRACE)
-    entry = queued(holder, waiter)
+    (entry,) = queued(holder, waiter)
     holder.stop()
     remains(lambda: not entry.ready, 2 * GRACE, "no request is granted while the holder is stopped")
     killed = holder.kill()
@@ -69,7 +66,7 @@ def test_a_stopped_holder_that_dies_makes_way(agents, database, name, queued):
 def test_a_lease_ends_while_its_holder_sleeps(agents, database, name, queued):
     """A lease runs by the server's clock: only here a pause costs the lock, and the holder knows that first."""
     holder, waiter = agents(1, lease=1.0)[0], agents(1, grace=GRACE)[0]
-    entry = queued(holder, waiter)
+    (entry,) = queued(holder, waiter)
     holder.stop()
     entry.get()
     holder.resume()
@@ -78,12 +75,11 @@ def test_a_lease_ends_while_its_holder_sleeps(agents, database, name, queued):
     waiter.release()
 
 
-def test_stopped_holder_learns_of_revoke_at_once(agents, database, name, waiting, connect):
+def test_stopped_holder_learns_of_revoke_at_once(agents, database, name, connect, queued):
     """Others are granted after its grace, and its memory does not show that."""
     holder, waiter = agents(2, grace=GRACE)
-    position = holder.hold("mutex", name)["position"]
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    (entry,) = queued(holder, waiter)
+    position = database.queue(name)[0][0]
     holder.stop()
     reply = holder.call("lost")  # its first check after it wakes
     connect().admin.revoke(position)

@@ -14,20 +14,15 @@ pytestmark = pytest.mark.engines("postgresql", "mysql")
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_restart_shorter_than_the_grace_costs_nothing(own_server, restarted, agents, name, waiting, mode):
+def test_a_restart_shorter_than_the_grace_costs_nothing(own_server, restarted, agents, name, mode, queued):
     holder, first, second = agents(3, on=restarted, **AMPLE)
-    position = holder.hold("mutex", name)["position"]
-    entries = []
-    for number, waiter in enumerate((first, second), 2):
-        entries.append(waiter.ask("mutex", name))
-        waiting(name, number, on=restarted)
+    entries = queued(holder, first, second, on=restarted)
     before = restarted.queue(name)
     own_server.restart(mode)
 
     assert restarted.queue(name) == before
     holder.check()
     assert not holder.lost()
-    assert before[0][0] == position
     remains(lambda: not any(entry.ready for entry in entries), 0.5, "the waiters wait")
     left_at = holder.release()["leaving"]
     answer = entries[0].get()
@@ -48,7 +43,7 @@ def test_a_restart_shorter_than_the_grace_costs_nothing(own_server, restarted, a
 
 def test_released_while_the_server_is_away(own_server, restarted, agents, name, queued):
     holder, waiter = agents(2, on=restarted, **AMPLE)
-    entry = queued(holder, waiter, on=restarted)
+    (entry,) = queued(holder, waiter, on=restarted)
     own_server.stop("immediate")
     leaving = holder.call("release")
     remains(lambda: not leaving.ready, 0.5, "the release is tried again")
@@ -73,7 +68,7 @@ def test_a_crash_that_undoes_a_release_is_mended(own_server, restarted, agents, 
 
 def test_outage_beyond_grace_is_noticed_before_next_grant(own_server, restarted, agents, name, queued):
     holder, waiter = agents(1, on=restarted, grace=2, retry=2)[0], agents(1, on=restarted, grace=60, retry=60)[0]
-    entry = queued(holder, waiter, on=restarted)
+    (entry,) = queued(holder, waiter, on=restarted)
     down = time.monotonic()
     own_server.stop("fast")
     lost = holder.event("lost")
@@ -112,7 +107,7 @@ def test_process_that_lost_its_lock_continues(own_server, restarted, agents, nam
 
 def test_calls_during_an_outage_name_the_attempt(own_server, restarted, agents, name, queued):
     idle, holder, waiter = agents(3, on=restarted, grace=90, retry=1)
-    entry = queued(holder, waiter, on=restarted)
+    (entry,) = queued(holder, waiter, on=restarted)
     own_server.stop("immediate")
     host, port = own_server.address
     for reply in (

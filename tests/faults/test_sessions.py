@@ -58,11 +58,10 @@ def main_session(database, agent):
 
 
 @pytest.mark.engines("postgresql", "mysql")
-def test_holder_with_ended_session_reconnects(agents, database, name, waiting):
+def test_holder_with_ended_session_reconnects(agents, database, name, queued):
     holder, waiter = agents(2, **AMPLE)
-    position = holder.hold("mutex", name)["position"]
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    (entry,) = queued(holder, waiter)
+    position = database.queue(name)[0][0]
     for _ in range(3):
         session = main_session(database, holder)
         end_session(database, session)
@@ -79,11 +78,9 @@ def test_holder_with_ended_session_reconnects(agents, database, name, waiting):
 
 
 @pytest.mark.engines("postgresql", "mysql")
-def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waiting, queued):
+def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, queued):
     holder, waiter, last = agents(3, **AMPLE)
-    entry = queued(holder, waiter)
-    later = last.ask("mutex", name)
-    waiting(name, 3)
+    entry, later = queued(holder, waiter, last)
     before = database.queue(name)
     for _ in range(3):
         until(
@@ -106,7 +103,7 @@ def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waitin
 @pytest.mark.engines("postgresql", "mysql")
 def test_waiter_with_ended_session_keeps_its_position(agents, database, name, queued):
     holder, waiter = agents(2, grace=20)
-    entry = queued(holder, waiter)
+    (entry,) = queued(holder, waiter)
     before = database.queue(name)
     session = main_session(database, waiter)
     end_session(database, session)
@@ -128,13 +125,9 @@ def test_without_grace_the_session_is_the_lock(agents, database, name):
 
 
 @pytest.mark.engines("postgresql", "mysql")
-def test_every_session_of_everybody_is_ended_again_and_again(agents, database, name, waiting):
+def test_every_session_of_everybody_is_ended_again_and_again(agents, database, name, queued):
     holder, *waiters = agents(4, **AMPLE)
-    holder.hold("mutex", name)
-    entries = []
-    for number, waiter in enumerate(waiters, 2):
-        entries.append(waiter.ask("mutex", name))
-        waiting(name, number)
+    entries = queued(holder, *waiters)
     before = database.queue(name)
     for _ in range(5):
         end_all_sessions(database)
@@ -153,11 +146,10 @@ def test_every_session_of_everybody_is_ended_again_and_again(agents, database, n
 
 @pytest.mark.engines("sqlite")
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_a_beacon_that_is_cleaned_away_is_lit_again(agents, database, connect, name, waiting, what):
+def test_a_beacon_that_is_cleaned_away_is_lit_again(agents, database, connect, name, waiting, what, queued):
     holder, waiter = agents(2, grace=2)
-    position = holder.hold("mutex", name)["position"]
-    entry = waiter.ask("mutex", name)
-    waiting(name, 2)
+    (entry,) = queued(holder, waiter)
+    position = database.queue(name)[0][0]
     folder = connect().engine.beacons.folder
 
     def beacons():
@@ -217,7 +209,7 @@ def test_a_bare_row_that_was_not_committed_is_no_row(spawn, agents, database, na
     assert database.queue(name) == []
 
 
-def test_a_bare_participant_gets_past_a_dead_member(agents, connect, database, name, waiting):
+def test_a_bare_participant_gets_past_a_dead_member(agents, connect, database, name):
     """A poll of an operator, or of any waiting member, finds the dead member."""
     (holder,) = agents(1, grace=0)
     holder.hold("mutex", name)
