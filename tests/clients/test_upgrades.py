@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 
-import psycopg
 import pytest
 from support import PATIENCE, Attempt, Database, next_version, random_name, until
+from support.databases import empty_database
 from support.next_version import NEXT, THIS
 
 import sqlsem
@@ -26,19 +26,8 @@ pytestmark = pytest.mark.engines("postgresql")
 @pytest.fixture
 def new_empty(postgres_server):
     """Make empty databases."""
-    databases = []
-
-    def new():
-        name = random_name()
-        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        databases.append(name)
-        return Database("postgresql", postgres_server.url(name), {}, postgres_server)
-
-    yield new
-    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
-        for name in databases:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(empty_database(postgres_server))
 
 
 @pytest.fixture

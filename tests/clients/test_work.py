@@ -32,8 +32,9 @@ END $$
 def work(database, name, idle=0.3, results=None):
     with database.raw() as connection:
         row = connection.execute("CALL sqlsem.work(%s, %s)", (name, idle)).fetchone()
-        if results is not None:
-            results.append(row)
+    if results is not None:
+        results.append(row)
+    return row
 
 
 def cancel_asleep(database, pid):
@@ -175,23 +176,19 @@ def test_killed_sessions_task_is_returned(database, connect, name):
     assert [run.outcome for run in queue.log(first)] == ["lost", "finished"]
 
 
-def test_an_error_ends_neither_the_session_nor_the_queue(database, connect, name):
-    table = f"made_by_{name}"
-    database.rows(f"CREATE TABLE {table} (n integer)")
+def test_an_error_ends_neither_the_session_nor_the_queue(database, connect, name, table):
+    made = table()
     queue = connect().queue(name, on_failure="continue")
-    bad = queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (1); SELECT 1 / 0"), max_attempts=2, backoff=0.1)
+    bad = queue.put(sqlsem.Sql(f"INSERT INTO {made} VALUES (1); SELECT 1 / 0"), max_attempts=2, backoff=0.1)
     other = queue.put(sqlsem.Shell("true"))
-    good = queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (2); INSERT INTO {table} VALUES (3)"))
-    results = []
-    work(database, name, 1, results)
-    assert results == [(1, 3)]
-    assert sorted(database.rows(f"SELECT n FROM {table}")) == [(2,), (3,)], "what failed left nothing"
+    good = queue.put(sqlsem.Sql(f"INSERT INTO {made} VALUES (2); INSERT INTO {made} VALUES (3)"))
+    assert work(database, name, 1) == (1, 3)
+    assert sorted(database.rows(f"SELECT a FROM {made}")) == [(2,), (3,)], "what failed left nothing"
     entries = {entry.task_id: entry for entry in queue.tasks()}
     assert entries[bad].error.splitlines()[0] == "22012: division by zero"
     assert [run.outcome for run in queue.log(bad)] == ["failed", "failed"]
     assert "use sqlsem work" in entries[other].error
     assert entries[good].status == "finished"
-    database.rows(f"DROP TABLE {table}")
 
 
 def test_a_call_that_is_broken_off_leaves_nothing_running(database, connect, name):
@@ -256,13 +253,20 @@ def test_idle_session_is_cancelled(database, connect, name, threads):
     assert [run.outcome for run in queue.log(done)] == ["finished"]
 
 
+@contextlib.contextmanager
+def granted_to_owner(database, role):
+    """Give the role that installed the tables another role for the block."""
+    owner = f"{database.rows('SELECT current_database()')[0][0]}_owner"
+    database.rows(f"GRANT {role} TO {owner}")
+    yield
+    database.rows(f"REVOKE {role} FROM {owner}")
+
+
 @pytest.fixture
 def may_signal(database):
     """True if the installing role may cancel sessions of others, except superusers."""
-    owner = f"{database.rows('SELECT current_database()')[0][0]}_owner"
-    database.rows(f"GRANT pg_signal_backend TO {owner}")
-    yield
-    database.rows(f"REVOKE pg_signal_backend FROM {owner}")
+    with granted_to_owner(database, "pg_signal_backend"):
+        yield
 
 
 @pytest.mark.usefixtures("may_signal")
@@ -361,10 +365,8 @@ def test_an_end_that_is_cancelled_too_is_told_all_the_same(database, connect, na
 @pytest.fixture
 def may_see(database):
     """True if the installing role sees the statements of other sessions."""
-    owner = f"{database.rows('SELECT current_database()')[0][0]}_owner"
-    database.rows(f"GRANT pg_read_all_stats TO {owner}")
-    yield
-    database.rows(f"REVOKE pg_read_all_stats FROM {owner}")
+    with granted_to_owner(database, "pg_read_all_stats"):
+        yield
 
 
 @pytest.mark.usefixtures("may_signal", "may_see")
@@ -406,28 +408,24 @@ def test_time_is_counted_from_the_claim(database, connect, name, threads):
     assert queue.log(slow)[0].error == "It ran for longer than its time limit of 600 s, and was ended"
 
 
-def test_deferred_error_fails_the_task(database, connect, name):
-    table = f"made_by_{name}"
-    database.rows(f"CREATE TABLE {table} (n integer UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+def test_deferred_error_fails_the_task(database, connect, name, table):
+    made = table()
+    database.rows(f"ALTER TABLE {made} ADD UNIQUE (a) DEFERRABLE INITIALLY DEFERRED")
     queue = connect().queue(name, on_failure="continue")
-    queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (1), (1)"))
+    queue.put(sqlsem.Sql(f"INSERT INTO {made} VALUES (1), (1)"))
     queue.put(sqlsem.Sql("SET ROLE pg_read_all_data"))
-    queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (2)"))
-    results = []
-    work(database, name, 0, results)
-    assert results == [(1, 2)]
+    queue.put(sqlsem.Sql(f"INSERT INTO {made} VALUES (2)"))
+    assert work(database, name, 0) == (1, 2)
     assert sorted(entry.error.partition(":")[0] for entry in queue.tasks("failed")) == ["23505", "42501"]
-    assert database.rows(f"SELECT n FROM {table}") == [(2,)]
-    database.rows(f"DROP TABLE {table}")
+    assert database.rows(f"SELECT a FROM {made}") == [(2,)]
 
 
-def test_work_of_an_expired_session_is_rolled_back(database, connect, name, threads):
+def test_work_of_an_expired_session_is_rolled_back(database, connect, name, threads, table):
     """Its body frees the session's locks, so that the session looks dead."""
-    table = f"made_by_{name}"
-    database.rows(f"CREATE TABLE {table} (n integer)")
+    made = table()
     queue = connect().queue(name)
     number = queue.put(
-        sqlsem.Sql(f"INSERT INTO {table} VALUES (1); SELECT pg_advisory_unlock_all(); SELECT pg_sleep(3)")
+        sqlsem.Sql(f"INSERT INTO {made} VALUES (1); SELECT pg_advisory_unlock_all(); SELECT pg_sleep(3)")
     )
     results = []
     threads.start(work, database, name, 0, results)
@@ -438,9 +436,8 @@ def test_work_of_an_expired_session_is_rolled_back(database, connect, name, thre
         break
     threads.join()
     assert results == [(0, 1)]
-    assert database.rows(f"SELECT n FROM {table}") == []
+    assert database.rows(f"SELECT a FROM {made}") == []
     assert [run.outcome for run in queue.log(number)] == ["lost", "finished"]
-    database.rows(f"DROP TABLE {table}")
 
 
 def test_put_belongs_to_the_callers_transaction(database, connect, name):
@@ -505,9 +502,7 @@ def test_roles_for_putting_and_running(login, user, connect, name):
     # It runs the code with the worker's rights.
     queue = connect().queue(name("b"))
     queue.put(sqlsem.Sql("SELECT * FROM sqlsem.task"))
-    results = []
-    work(worker, name("b"), 0, results)
-    assert results == [(0, 1)]
+    assert work(worker, name("b"), 0) == (0, 1)
     (failed,) = queue.tasks("failed")
     assert failed.error.startswith("42501: permission denied for table task\nCONTEXT: ")
     assert failed.login == name_of_login(worker)

@@ -2,6 +2,7 @@
 
 import _thread
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -17,55 +18,51 @@ GRACE = 1.5
 CHECK = 20.0
 
 
-def say(channel, event):
-    return lambda term: channel.tell(event, at=time.monotonic(), fence=term.fence)
+def callbacks(channel):
+    def say(event):
+        return lambda term: channel.tell(event, at=time.monotonic(), fence=term.fence)
+
+    return {"on_started": say("started"), "on_stopped": say("stopped")}
 
 
-def lead(channel, url, options, name, own=None, settings=None):
-    """Take part until told to end; ``own``: with the program's own handler of SIGTERM."""
+@contextlib.contextmanager
+def taking_part(channel, url, options, own, settings):
+    """Yield a coordinator, and then raise SIGTERM; ``own``: with the program's own handler of SIGTERM."""
     struck = []
     if own:
         signal.signal(signal.SIGTERM, lambda number, frame: struck.append(number))
     coordinator = sqlsem.connect(url, **options, **(settings or {"grace": GRACE}))
-    leader = coordinator.leader(
-        name, f"pid {os.getpid()}", on_started=say(channel, "started"), on_stopped=say(channel, "stopped")
-    )
     channel.tell("asks")
-    with leader as term:
-        while not term.ending.wait(60):
-            pass
+    yield coordinator
     channel.tell("left", struck=struck)
     signal.raise_signal(signal.SIGTERM)  # the program's own again
     channel.tell("after", struck=struck)
 
 
-def lead_awaiting(channel, url, options, name, own=None, settings=None):
-    struck = []
-    if own:
-        signal.signal(signal.SIGTERM, lambda number, frame: struck.append(number))
+def lead(channel, url, options, name, own=None, settings=None):
+    """Take part until told to end."""
+    with taking_part(channel, url, options, own, settings) as coordinator:
+        with coordinator.leader(name, f"pid {os.getpid()}", **callbacks(channel)) as term:
+            while not term.ending.wait(60):
+                pass
 
+
+def lead_awaiting(channel, url, options, name, own=None, settings=None):
     async def main():
-        coordinator = sqlsem.connect(url, **options, **(settings or {"grace": GRACE}))
-        leader = coordinator.aio.leader(
-            name, f"pid {os.getpid()}", on_started=say(channel, "started"), on_stopped=say(channel, "stopped")
-        )
-        channel.tell("asks")
-        async with leader as term:
+        async with coordinator.aio.leader(name, f"pid {os.getpid()}", **callbacks(channel)) as term:
             if own:
                 await term.ending.wait()
             else:
                 await asyncio.sleep(600)
 
-    asyncio.run(main())
-    channel.tell("left", struck=struck)
-    signal.raise_signal(signal.SIGTERM)  # the program's own again
-    channel.tell("after", struck=struck)
+    with taking_part(channel, url, options, own, settings) as coordinator:
+        asyncio.run(main())
 
 
 def lead_again(channel, url, options, name, settings):
     """Take part again and again."""
     coordinator = sqlsem.connect(url, **options, **settings)
-    leader = coordinator.leader(name, on_started=say(channel, "started"), on_stopped=say(channel, "stopped"))
+    leader = coordinator.leader(name, **callbacks(channel))
     channel.tell("asks")
     leader.run(lambda term: term.ending.wait())
 

@@ -232,19 +232,21 @@ def random_name() -> str:
 
 
 @contextlib.contextmanager
-def empty_database(server: PostgresServer, login: str) -> Iterator[Database]:
+def empty_database(server: PostgresServer, login: str | None = None) -> Iterator[Database]:
     """Yield an empty PostgreSQL database; `through` it is seen by a new login without rights."""
     import psycopg
 
     name = random_name()
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
-        connection.execute(f"CREATE ROLE {name}_{login} LOGIN")
+        if login is not None:
+            connection.execute(f"CREATE ROLE {name}_{login} LOGIN")
     yield Database("postgresql", server.url(name), {}, server)
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        connection.execute(f"DROP ROLE {name}_{login}")
+        if login is not None:
+            connection.execute(f"DROP ROLE {name}_{login}")
 
 
 def name_of_database(database: Database) -> str:

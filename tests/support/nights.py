@@ -77,10 +77,14 @@ class Ask:
     patience: int | None = None
 
 
+def request_of(row: Ask | Past) -> Request:
+    return Request(row.resource, row.access, row.limit, row.weight)
+
+
 def lived(asks: Sequence[Ask]) -> list[Past]:
     """Return the history of the requests: the rule is applied to each of them in each second. Newest end first."""
     asks = sorted(asks, key=lambda ask: ask.at)
-    requests = [Request(ask.resource, ask.access, ask.limit, ask.weight) for ask in asks]
+    requests = [request_of(ask) for ask in asks]
     granted: dict[int, int] = {}
     ended: dict[int, int] = {}
     now = 0
@@ -138,11 +142,11 @@ def broken(rows: Sequence[Past]) -> set[int]:
         if row.granted_at is None:
             continue
         ahead = [
-            Request(other.resource, other.access, other.limit, other.weight)
+            request_of(other)
             for other in rows
             if other.resource == row.resource and other.position < row.position and other.ended_at > row.granted_at
         ]
-        if not Request(row.resource, row.access, row.limit, row.weight).fits(ahead, None):
+        if not request_of(row).fits(ahead, None):
             positions.add(row.position)
     return positions
 
@@ -155,14 +159,8 @@ def handed_over(rows: Sequence[Past]) -> float:
             continue
         ahead = [other for other in rows if other.resource == row.resource and other.position < row.position]
         for moment in sorted([row.requested_at, *(other.ended_at for other in ahead)]):
-            remaining = [
-                Request(other.resource, other.access, other.limit, other.weight)
-                for other in ahead
-                if other.ended_at > moment
-            ]
-            if moment >= row.requested_at and Request(row.resource, row.access, row.limit, row.weight).fits(
-                remaining, None
-            ):
+            remaining = [request_of(other) for other in ahead if other.ended_at > moment]
+            if moment >= row.requested_at and request_of(row).fits(remaining, None):
                 total += max(0.0, (row.granted_at - moment).total_seconds())
                 break
     return total
