@@ -30,13 +30,12 @@ from sqlsem.client.held.registry import BaseGrant
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.util import shutdown
 from sqlsem.util.permits import Permit
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import monotonic
 
 __all__ = ["Driver", "Signal", "awaited", "call_in_thread", "run_generator", "this_caller", "this_task"]
 
-log = safe_logger
 S = TypeVar("S")
 T = TypeVar("T")
 

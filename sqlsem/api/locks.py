@@ -24,7 +24,7 @@ from sqlsem.client.operations.acquire_by_priority import acquisition_class
 from sqlsem.client.operations.acquire_rate import RateAcquisition, RateGroupAcquisition, split
 from sqlsem.client.operations.handover import Adoption
 from sqlsem.util import late, runtime
-from sqlsem.util.threads import safe_logger as log
+from sqlsem.util.threads import log
 from sqlsem.values.errors import ConfigurationError, NotHeld
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from sqlsem.util.threads import (
     call_and_log,
     call_uninterrupted,
     flush_log,
-    safe_logger,
+    log,
     spawn,
     spawn_in_handler,
     when_all,
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DatabaseClient", "open_clients"]
 
-log = safe_logger
 T = TypeVar("T")
 
 #: A failover may lose commits that the server confirmed within this many seconds before.

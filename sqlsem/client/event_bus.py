@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast, overload
 
 from sqlsem.util import shutdown
-from sqlsem.util.threads import ShouldContinue, SupervisedThread, call_and_log, safe_logger
+from sqlsem.util.threads import ShouldContinue, SupervisedThread, call_and_log, log
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.events import EVENTS, Deadlocked, Event, Granted, Lost, Released, TimedOut, Waiting
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EventBus", "Subscriber", "Subscription", "TraceContext", "Tracer", "drain", "global_bus"]
 
-log = safe_logger
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from sqlsem.client.operations.handover import TTL_SECONDS, handing_over
 from sqlsem.client.operations.rate_grants import adjusting, rate_of
 from sqlsem.client.operations.release_on_commit import pinning, releasing_on_commit
 from sqlsem.util import runtime
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from sqlsem.values.locks import Duration
 
 __all__ = ["Grant", "asserting", "checking"]
-
-log = safe_logger
 
 
 def checking(client: DatabaseClient, state: GrantState) -> Effects[None]:

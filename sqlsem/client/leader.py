@@ -22,7 +22,7 @@ from sqlsem.client.operations import terms
 from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.client.operations.terms import Terms
 from sqlsem.util.record import AsDict, record
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.errors import LockLost, SqlsemError, Unavailable
 from sqlsem.values.locks import WRITE, Duration, Entry, check_call, check_name
 from sqlsem.values.names import RESERVED
@@ -38,7 +38,6 @@ __all__ = [
     "watch_sigterm",
 ]
 
-log = safe_logger
 #: The exit code of a process that SIGTERM has ended, as shells report it.
 TERMINATED = 128 + signal.SIGTERM
 #: The longest pause between two attempts to take part in an election.

@@ -45,8 +45,8 @@ __all__ = [
     "call_uninterrupted",
     "flush_log",
     "is_vital",
+    "log",
     "restart_ended",
-    "safe_logger",
     "spawn",
     "spawn_in_handler",
     "when_all",
@@ -118,12 +118,12 @@ class SafeLogger(_LoggerAdapter):
 
 
 #: The logger of all modules with code that runs in vital threads.
-safe_logger = SafeLogger(logging.getLogger("sqlsem"))
+log = SafeLogger(logging.getLogger("sqlsem"))
 
 
 def flush_log(seconds: float) -> None:
     """Wait until the log records of vital threads are written, at most this long."""
-    safe_logger.flush(seconds)
+    log.flush(seconds)
 
 
 def call_quietly(call: Callable[..., object], *arguments: object) -> None:
@@ -135,7 +135,7 @@ def call_quietly(call: Callable[..., object], *arguments: object) -> None:
 def _report(template: str, *arguments: object, exc_info: bool = True) -> None:
     """Log at ERROR, and ignore any failure to do so."""
     shutdown.block_daemon_thread()
-    call_quietly(functools.partial(safe_logger.error, template, *arguments, exc_info=exc_info))
+    call_quietly(functools.partial(log.error, template, *arguments, exc_info=exc_info))
 
 
 def call_and_log(what: str, callback: Callable[..., object], *arguments: object) -> None:
@@ -498,7 +498,7 @@ def _run_call(future: Future[Any], call: Callable[[], Any]) -> None:
 def _reset_after_fork() -> None:
     """Discard the threads in a forked child: they run in its parent only."""
     global _all, _all_lock, _thread_state
-    safe_logger.discard()
+    log.discard()
     _all, _all_lock, _thread_state = weakref.WeakSet(), threading.Lock(), threading.local()
 
 

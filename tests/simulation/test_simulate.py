@@ -12,7 +12,7 @@ from sqlsem.client.grants import Grant
 from sqlsem.client.operations.acquire import Acquisition
 from sqlsem.testing import simulate as simulation
 from sqlsem.testing.simulate import FAULTS, SimulationFailed, converting, mixed, rated, simulate, travelling
-from sqlsem.util.threads import SupervisedThread, safe_logger
+from sqlsem.util.threads import SupervisedThread, log
 from sqlsem.values.locks import Request
 
 KINDS = {
@@ -224,7 +224,7 @@ def test_log_of_vital_threads_is_written_in_virtual_time(caplog):
     """Run at once: a thread would belong to one run, and other runs, or the end of the process, would wait for it."""
 
     def say():
-        thread = SupervisedThread("sqlsem-said", lambda _: safe_logger.warning("This was said"), vital=True)
+        thread = SupervisedThread("sqlsem-said", lambda _: log.warning("This was said"), vital=True)
         thread.begin()
         thread.join(1)
 
@@ -236,7 +236,7 @@ def test_log_of_vital_threads_is_written_in_virtual_time(caplog):
         with simulation.in_memory() as make:
             simulation._run(settings, make, 1, None, trace)
         assert sum("This was said" in line for line in trace) == 1
-    safe_logger.flush(PATIENCE)
+    log.flush(PATIENCE)
 
 
 def test_shared_state_is_empty_at_the_start_of_a_run():

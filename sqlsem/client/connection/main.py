@@ -24,7 +24,7 @@ from sqlsem.engines.failures import AdaptiveTimeout, Busy, Disconnected, Replace
 from sqlsem.util import runtime, shutdown
 from sqlsem.util.process import host_name, program_name
 from sqlsem.util.stacks import program_location
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.values.locks import Ticket
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MainConnection"]
 
-log = safe_logger
 T = TypeVar("T")
 
 #: A statement gets at least this many seconds, however short the grace: a slow server is not dead.

@@ -41,7 +41,7 @@ from sqlsem.client.effects import Call, Effects
 from sqlsem.engines.failures import Busy, Disconnected
 from sqlsem.util import runtime, shutdown
 from sqlsem.util.permits import Permit
-from sqlsem.util.threads import ShouldContinue, SupervisedThread, restart_ended, safe_logger, when_all
+from sqlsem.util.threads import ShouldContinue, SupervisedThread, log, restart_ended, when_all
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.locks import Ticket
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Membership", "MembershipOwner"]
 
-log = safe_logger
 T = TypeVar("T")
 
 #: Seconds to wait for the threads when a coordinator is closed.

@@ -7,13 +7,11 @@ import random
 from collections.abc import Callable
 
 from sqlsem.engines.failures import Busy, Conflict, Disconnected, Refused, Unanswered
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.errors import Unavailable
 from sqlsem.values.locks import monotonic
 
 __all__ = ["Retries"]
-
-log = safe_logger
 
 #: The longest first pause, and the longest pause. Each pause is a random part of its bound, which doubles.
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sqlsem.util.permits import Permit, PermitPool
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.locks import monotonic
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sqlsem.engines.base import EngineConnection, Session
 
 __all__ = ["MAX_BLOCKED_CONNECTIONS", "MAX_IDLE_CONNECTIONS", "WaitConnectionPool"]
-
-log = safe_logger
 
 #: Connections on which waiters may block at the same time. The remaining waiters are polled together.
 MAX_BLOCKED_CONNECTIONS = 8

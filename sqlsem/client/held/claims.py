@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from sqlsem.client.callers import Caller, this_thread
 from sqlsem.engines.base import Session
 from sqlsem.util import shutdown
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.errors import LockLost, NotHeld, SqlsemError
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "Claims", "Ending", "owner_name"]
 
-log = safe_logger
 T = TypeVar("T")
 
 #: A call that ends a claim. Its arguments are the session of the main connection and the number of our member.

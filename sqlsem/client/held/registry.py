@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from sqlsem.client.callers import Caller, ours
 from sqlsem.util.permits import Permit
-from sqlsem.util.threads import call_and_log, safe_logger
+from sqlsem.util.threads import call_and_log
 from sqlsem.values.errors import Deadlock, LockLost, NotHeld
 from sqlsem.values.events import Behind, Granted, Lost, Released, meets
 from sqlsem.values.locks import READ, WRITE, Request, Ticket, monotonic
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from sqlsem.client.waiters.queues import Waiter
 
 __all__ = ["BaseGrant", "GrantRegistry", "GrantState", "HeldGrant", "LostCallback", "ReleaseToken", "release_later"]
-
-log = safe_logger
 
 #: At most this many grants of this process are examined to find the grants that block another of its requests.
 MAX_AHEAD = 64

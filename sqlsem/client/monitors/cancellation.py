@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sqlsem.client.held.claims import Claim, Claims
 from sqlsem.util import runtime
-from sqlsem.util.threads import ShouldContinue, SupervisedThread, safe_logger, spawn
+from sqlsem.util.threads import ShouldContinue, SupervisedThread, log, spawn
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.locks import monotonic
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from sqlsem.client.connection.membership import Membership
 
 __all__ = ["Cancellable", "CancellationMonitor"]
-
-log = safe_logger
 
 #: Seconds that closing a coordinator waits for the thread.
 CLOSE_SECONDS = 2.0

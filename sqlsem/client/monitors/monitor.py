@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, ClassVar
 
-from sqlsem.util.threads import ShouldContinue, SupervisedThread, safe_logger
+from sqlsem.util.threads import ShouldContinue, SupervisedThread, log
 from sqlsem.values.errors import SqlsemError
 
 if TYPE_CHECKING:
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from sqlsem.engines.base import Session
 
 __all__ = ["Monitor"]
-
-log = safe_logger
 
 #: Seconds for which the thread waits for an answer.
 ANSWER_SECONDS = 15.0

@@ -13,15 +13,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sqlsem.util.permits import Permit, PermitPool
-from sqlsem.util.threads import ShouldContinue, SupervisedThread, safe_logger
+from sqlsem.util.threads import ShouldContinue, SupervisedThread, log
 from sqlsem.values.errors import SqlsemError
 
 if TYPE_CHECKING:
     from sqlsem.engines.base import Engine, Session
 
 __all__ = ["ChangeCounter", "NotificationListener"]
-
-log = safe_logger
 
 #: Seconds for which one call listens.
 LISTEN_SECONDS = 5.0

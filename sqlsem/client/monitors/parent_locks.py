@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from sqlsem.client.effects import Call, Effects
 from sqlsem.util.record import record
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values import deadlocks
 from sqlsem.values.deadlocks import Found, Row
 from sqlsem.values.errors import Deadlock, Unavailable
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from sqlsem.engines.base import Session
 
 __all__ = ["HELD", "Held", "ParentLocks", "environment_value", "find_deadlock", "inherited", "refuse"]
-
-log = safe_logger
 
 #: The environment variable with the locks of the parents, the innermost last.
 HELD = "SQLSEM_HELD"

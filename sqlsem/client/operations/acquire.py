@@ -21,7 +21,7 @@ from sqlsem.engines.failures import Busy
 from sqlsem.engines.priorities import is_priority_entry, priority_queue
 from sqlsem.insight.patterns import Patterns
 from sqlsem.util import runtime
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.errors import Deadlock, LockLost, SqlsemError
 from sqlsem.values.events import Behind, Deadlocked, Lost, TimedOut, Waiting
 from sqlsem.values.locks import MAX_NAME, Entry, Request, Resource, Ticket
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Acquisition", "locked"]
 
-log = safe_logger
 G = TypeVar("G", bound=BaseGrant)
 
 

@@ -21,7 +21,7 @@ from sqlsem.client.operations.waiting import row_removed
 from sqlsem.engines.failures import Busy, Disconnected
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import runtime
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.events import TimedOut
 from sqlsem.values.locks import Request, monotonic
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RateAcquisition", "RateGroupAcquisition", "split"]
 
-log = safe_logger
 G = TypeVar("G", bound=BaseGrant)
 R = TypeVar("R", bound=BaseRateGrant)
 

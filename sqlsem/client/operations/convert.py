@@ -20,7 +20,7 @@ from sqlsem.client.waiters.queues import Waiter
 from sqlsem.client.waiters.state import WaiterState
 from sqlsem.engines.failures import Busy
 from sqlsem.engines.protocol import Capability
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.errors import ConfigurationError, Deadlock, SqlsemError, Timeout
 from sqlsem.values.events import Behind, Deadlocked, Event, Granted, TimedOut, Waiting
 from sqlsem.values.locks import READ, UPGRADE, WRITE, Duration, Upgrading, check_duration
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from sqlsem.values import deadlocks
 
 __all__ = ["Upgrade", "downgrade"]
-
-log = safe_logger
 
 
 class Upgrade(WaitingOperation):

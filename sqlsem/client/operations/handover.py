@@ -16,7 +16,7 @@ from sqlsem.client.held.registry import BaseGrant, GrantState, LostCallback
 from sqlsem.engines.failures import Busy
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import runtime
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.errors import ConfigurationError, LockLost, SqlsemError
 from sqlsem.values.locks import Duration, Request, Ticket, check_duration, check_name, monotonic
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LONGEST_TOKEN", "TTL_SECONDS", "Adoption", "check_token", "handing_over"]
 
-log = safe_logger
 G = TypeVar("G", bound=BaseGrant)
 
 #: The default time for which a lock waits to be adopted.

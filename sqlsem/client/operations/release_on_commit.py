@@ -21,7 +21,7 @@ from sqlsem.client.operations.cursors import cursor_of, refuse_autocommit, refus
 from sqlsem.engines.failures import Replaced
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import runtime
-from sqlsem.util.threads import ShouldContinue, SupervisedThread, safe_logger
+from sqlsem.util.threads import ShouldContinue, SupervisedThread, log
 from sqlsem.values.errors import ConfigurationError, SqlsemError
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ __all__ = [
     "require_same_database",
     "require_same_database_steps",
 ]
-
-log = safe_logger
 
 #: Seconds between two checks for the commit: at first, and at most.
 FIRST_SECONDS, LONGEST_SECONDS = 0.005, 0.25

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sqlsem.client.effects import Call, Effects
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import late
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values.errors import Timeout
 from sqlsem.values.events import meets
 from sqlsem.values.locks import Entry, Request, Resource, Ticket, monotonic
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from sqlsem.values.tasks import TaskEntry
 
 __all__ = ["blockers_in_words", "read_blockers", "running_tasks", "timeout_error"]
-
-log = safe_logger
 
 #: For this time the entries of a queue are kept for other requests of this process that time out in the same queue. If
 #: a thousand of them time out at once, they must not keep the heartbeat from the main connection.

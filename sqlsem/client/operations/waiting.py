@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlsem.client.effects import NO_CONNECTION, Call, Effects, WaitFor
 from sqlsem.client.waiters.state import Facts, Step, next_step
 from sqlsem.engines.failures import Busy, Conflict, Disconnected
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.values import deadlocks
 from sqlsem.values.errors import Deadlock, LockLost, SqlsemError
 from sqlsem.values.locks import Entry, Ticket
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sqlsem.engines.base import Session
 
 __all__ = ["WaitingOperation", "row_removed"]
-
-log = safe_logger
 
 
 def row_removed(request: str, resource: str, when: str = "while it waited") -> LockLost:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from sqlsem.client.callers import ours
 from sqlsem.client.waiters.state import Facts, Step, WaiterState, next_step
-from sqlsem.util.threads import safe_logger
+from sqlsem.util.threads import log
 from sqlsem.util.timing import DEFAULT, Timing
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.events import Behind, meets
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from sqlsem.engines.base import Session
 
 __all__ = ["Waiter", "WaiterQueues"]
-
-log = safe_logger
 
 #: The first pause between polls. Each further pause is this share of the time since the first poll.
 FIRST_SECONDS, SHARE = 0.005, 0.05
