@@ -53,18 +53,9 @@ class Behind:
         if not entries:
             return None
         entry = entries[0]
-        return cls(
-            position=entry.position,
-            state=entry.state,
-            seconds=entry.seconds,
-            requesting_id=entry.requesting_id,
-            owner=entry.owner,
-            host=entry.host,
-            pid=entry.pid,
-            program=entry.program,
-            note=entry.note,
-            others=len(entries) - 1,
-        )
+        owner_fields = (entry.owner, entry.host, entry.pid, entry.program)
+        identity = (entry.position, entry.state, entry.seconds, entry.requesting_id)
+        return cls(*identity, *owner_fields, entry.note, others=len(entries) - 1)
 
     def __str__(self) -> str:
         client = self.requesting_id if self.host is None else f"{self.host}:{self.pid}"

@@ -109,13 +109,8 @@ class Terms:
                 f"<Lock {self}> is of a coordinator, whose URL may hold a password, and cannot be pickled; make the "
                 f"lock in the process that uses it, or choose the database there by sqlsem.configure or $SQLSEM_URL"
             )
-        options = {
-            "timeout": self.timeout,
-            "reentrant": self.reentrant,
-            "on_lost": self.on_lost,
-            "cancel_on_lost": self.cancel_on_lost,
-            "semaphore": self.semaphore,
-        }
+        names = ("timeout", "reentrant", "on_lost", "cancel_on_lost", "semaphore")
+        options = {name: getattr(self, name) for name in names}
         return _unpickled, (self.templates, options, self.client.engine.label)
 
     @property

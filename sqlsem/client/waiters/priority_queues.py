@@ -8,11 +8,9 @@ poll from time to time, and are notified when this process releases something.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
-if TYPE_CHECKING:
-    from sqlsem.client.waiters.queues import Waiter
+from sqlsem.client.waiters.queues import Waiter, wake_all
 
 __all__ = ["PriorityWaiters"]
 
@@ -41,7 +39,7 @@ class PriorityWaiters:
                 del self._behind[other]
             if not queue:
                 self.queues.pop(waiter.request.resource, None)
-        _wake(woken)
+        wake_all(woken)
 
     def is_behind_local(self, waiter: Waiter, position: int | None) -> bool:
         """Return True if the waiter right ahead, at ``position``, is ours and will notify this one.
@@ -78,18 +76,13 @@ class PriorityWaiters:
         with self._state_lock:
             queue = self.queues.get(resource, {})
             woken = [waiter for waiter in queue.values() if waiter not in self._behind]
-        _wake(woken)
+        wake_all(woken)
 
     def wake(self, positions: Collection[int] | None) -> None:
         """Wake the waiters at these positions (None: all)."""
-        _wake(waiter for waiter in self.waiters() if positions is None or waiter.position in positions)
+        wake_all(waiter for waiter in self.waiters() if positions is None or waiter.position in positions)
 
     def waiters(self) -> list[Waiter]:
         """Return all waiters."""
         with self._state_lock:
             return [waiter for queue in self.queues.values() for waiter in queue.values()]
-
-
-def _wake(waiters: Iterable[Waiter]) -> None:
-    for waiter in waiters:
-        waiter.event.set()

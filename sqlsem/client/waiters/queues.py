@@ -38,7 +38,7 @@ from sqlsem.values.locks import Request, Ticket, monotonic
 if TYPE_CHECKING:
     from sqlsem.engines.base import Session
 
-__all__ = ["Waiter", "WaiterQueues"]
+__all__ = ["Waiter", "WaiterQueues", "wake_all"]
 
 #: The first pause between polls. Each further pause is this share of the time since the first poll.
 FIRST_SECONDS, SHARE = 0.005, 0.05
@@ -219,14 +219,14 @@ class WaiterQueues:
                 if queue is not None and waiter in queue.granted:
                     queue.granted.remove(waiter)
         if woken:
-            _wake(woken)
+            wake_all(woken)
 
     def set_answer(self, waiter: Waiter, answer: bool | None) -> None:
         """Set the waiter's answer, unless it has one. Called by the waiter's own thread or task, which is awake."""
         with self._state_lock:
             woken = self._answer(waiter, answer)
         if len(woken) > 1:
-            _wake(other for other in woken if other is not waiter)
+            wake_all(other for other in woken if other is not waiter)
 
     def is_first(self, waiter: Waiter) -> bool:
         """Return True if the waiter is the first of its queue."""
@@ -255,7 +255,7 @@ class WaiterQueues:
             step = next_step(waiter.state, facts, now, timing)
             waiter.state = step.state
             woken = self._stop_polling(waiter) if step.state is WaiterState.ON_CONNECTION else []
-        _wake(woken)
+        wake_all(woken)
         return step
 
     def _is_held(self, queue: _WaiterQueue, waiter: Waiter, held: Iterable[Request]) -> bool:
@@ -293,12 +293,12 @@ class WaiterQueues:
             for waiter in candidates:
                 if waiter in self._polled:
                     self._polled[waiter] = -math.inf
-        _wake(candidates)
+        wake_all(candidates)
 
     def wake(self, positions: Iterable[int] | None) -> None:
         """Wake the waiters with these rows (None: all), so that they check their rows."""
         chosen = None if positions is None else set(positions)
-        _wake(waiter for waiter in self.waiters() if chosen is None or waiter.position in chosen)
+        wake_all(waiter for waiter in self.waiters() if chosen is None or waiter.position in chosen)
 
     def wake_missed(self) -> None:
         """Wake heads and the poll leader if an interrupt kept them from being notified."""
@@ -310,7 +310,7 @@ class WaiterQueues:
             woken = [
                 head for head in heads if late or not (head in self._polled or head.state is WaiterState.LOCAL_WAIT)
             ]
-        _wake(woken)
+        wake_all(woken)
 
     def _remove(self, waiter: Waiter) -> list[Waiter]:
         """Take one waiter out; return the waiters to wake."""
@@ -460,7 +460,7 @@ class WaiterQueues:
                     woken += self._answer(waiter, answer)
                 elif waiter in self._polled:
                     self._polled[waiter] = now + self._pause(waiter, now)
-        _wake(woken)
+        wake_all(woken)
 
     def end_poll(self) -> None:
         """Allow other waiters to poll."""
@@ -472,6 +472,7 @@ class WaiterQueues:
         return min(max(FIRST_SECONDS, (now - waiter.since) * SHARE), self._longest_poll)
 
 
-def _wake(waiters: Iterable[Waiter]) -> None:
+def wake_all(waiters: Iterable[Waiter]) -> None:
+    """Wake these waiters."""
     for waiter in waiters:
         waiter.event.set()
