@@ -21,15 +21,16 @@ import contextlib
 import functools
 import gc
 import importlib
+import multiprocessing
 import random
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 
 from sqlsem.ops.terminal import output
-from sqlsem.testing.beside import Part, search_beside
 from sqlsem.testing.faults import FAULTS
 from sqlsem.testing.fibers import Fibers
 from sqlsem.testing.files import FileServer, files
@@ -65,6 +66,8 @@ GARBAGE = 50_000
 SHORTEN_SECONDS = 20.0
 #: Show at most this many lines of a trace, the last ones.
 MAX_LINES = 60
+#: The result of a part: the numbers of schedules and steps, and the seed of the schedule that failed, if any did.
+Part = tuple[int, int, int | None]
 _TEXT = re.compile(r"seed=(\d+):\s*(.*)", re.DOTALL)
 
 
@@ -232,7 +235,7 @@ def _replay(settings: Settings, seed: int, choices: list[Choice]) -> Report:
 def _search(settings: Settings, seeds: range, seconds: float | None, jobs: int) -> Report:
     began = time.monotonic()
     search = functools.partial(_try, settings, None if seconds is None else began + seconds)
-    done, taken, failed = search(seeds) if jobs == 1 else search_beside(search, seeds, jobs)
+    done, taken, failed = search(seeds) if jobs == 1 else _search_beside(search, seeds, jobs)
     if failed is not None:
         with settings.databases() as make:
             world = _run(settings, make, failed)
@@ -254,6 +257,46 @@ def _try(settings: Settings, until: float | None, seeds: Sequence[int]) -> Part:
             if world.violation is not None:
                 return done, taken, seed
     return done, taken, None
+
+
+def _search_beside(search: Callable[[Sequence[int]], Part], seeds: range, jobs: int) -> Part:
+    """Search with these seeds in ``jobs`` processes, until all seeds are done or a schedule has failed. The processes
+    are forked, as a program may not be picklable; raises `ConfigurationError` if the system cannot fork.
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise ConfigurationError("jobs= needs fork(), which this system lacks; start several searches by hand")
+    context = multiprocessing.get_context("fork")
+    children = {}
+    for job in range(min(jobs, len(seeds))):
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_search_part, args=(search, seeds[job::jobs], sender), daemon=True)
+        child.start()
+        sender.close()
+        children[receiver] = child
+    done = steps = 0
+    failed: int | None = None
+    running = list(children)
+    try:
+        while running and failed is None:
+            for receiver in [connection for connection in running if connection in wait(running)]:
+                running.remove(receiver)
+                try:
+                    part = receiver.recv()
+                except EOFError:
+                    raise RuntimeError("A process of the search ended without a result; see its output") from None
+                done, steps, failed = done + part[0], steps + part[1], part[2] if failed is None else failed
+    finally:
+        for receiver, child in children.items():
+            if receiver in running:
+                child.terminate()
+            child.join()
+            receiver.close()
+    return done, steps, failed
+
+
+def _search_part(search: Callable[[Sequence[int]], Part], seeds: Sequence[int], sender: Connection) -> None:
+    sender.send(search(seeds))
+    sender.close()
 
 
 @contextlib.contextmanager

@@ -63,8 +63,7 @@ __all__ = [
 WRITE = "write"
 #: The access type that readers share.
 READ = "read"
-#: The access type of a reader that waits to become the writer. It excludes all new requests, and no request may name
-#: it.
+#: The access type of a reader that waits to become the writer. It excludes all new requests; none may name it.
 UPGRADE = "upgrade"
 
 

@@ -41,8 +41,7 @@ OVERDUE_SECONDS = 1.0
 #: Where another server can take over, a call may take this part of the time for which our locks are certain. So a
 #: heartbeat, which begins after a third of the lease, can be repeated on that server in time.
 SWITCH_SHARE = 1 / 3
-#: A call that counts as a heartbeat leaves the database's record alone if that is younger than this part of the grace,
-#: or of the lease.
+#: A call that counts as a heartbeat leaves a record alone that is younger than this part of the grace or lease.
 FRESH = 1 / 8
 
 
@@ -150,8 +149,7 @@ class MainConnection:
         if self.member_id is None:  # the member was removed, and an interrupt kept the connection from being discarded
             self._discard_connection()
             raise self.member_removed()
-        # While we have rows, the answer to another call is no proof that we still hold them: an operator may have
-        # revoked one.
+        # While we have rows, the answer to another call proves nothing: an operator may have revoked a row.
         had_any = self._member.has_any()
         is_proof = counts_as_heartbeat and not had_any
         began = self.call_began = self.clock()

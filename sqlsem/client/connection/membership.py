@@ -334,8 +334,7 @@ class Membership:
             raise failure
         with self.state_lock:
             gone = [position for position in self.tickets if position not in answer.positions]
-            # (Removed here, whatever fails below: an acquisition that ends now must not find the ticket of a revoked
-            # row.)
+            # (Removed here, whatever fails below: an acquisition that ends now must not find a revoked ticket.)
             revoked = [self.tickets.pop(position) for position in answer.revoked if position in self.tickets]
             for position in gone:
                 del self.tickets[position]
@@ -414,8 +413,7 @@ class Membership:
             late = -self._seconds_until_uncertain()
             if late < 0 or not self.trust or not any(self.held):
                 continue
-            # This thread woke late: the process was paused, and its locks may still be held. It woke on time: there was
-            # no heartbeat for too long.
+            # If this thread woke late, the process was paused, and may hold its locks yet. Else a heartbeat is overdue.
             if late > PAUSED_SECONDS:
                 self.verify()
             elif self._seconds_until_uncertain() <= 0:

@@ -22,8 +22,7 @@ class HeldGrants(list[HeldGrant[G]], Generic[G]):
 
     def __init__(self) -> None:
         super().__init__()
-        #: For each block of the lock that this thread or task is in: the number of acquisitions before the block, and
-        #: the acquisition of the block.
+        #: For each block that this thread or task is in: the number of acquisitions before it, and its acquisition.
         self.blocks: list[tuple[int, HeldGrant[G]]] = []
 
     def enter_block(self, depth: int) -> None:

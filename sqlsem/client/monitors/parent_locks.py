@@ -131,8 +131,7 @@ def refuse(held: Sequence[Held], requests: Iterable[Request], timeout: float | N
 def find_deadlock(session: Session, member: int) -> Found | None:
     """Return a deadlock through parents' rows whose victim is a request of this member, or None."""
     found = _search(session, member)
-    # The rows may change while they are read, so one search may find a false deadlock; two searches do not find the
-    # same one.
+    # The rows may change while they are read, but two searches do not find the same false deadlock.
     return found if found is not None and _search(session, member) == found else None
 
 

@@ -238,8 +238,7 @@ def _downgrade_later(client: DatabaseClient, state: GrantState) -> None:
     conversions = state.conversions
 
     def downgrade(session: Session, _: int) -> None:
-        # Do nothing if the grant was released since, or another conversion has begun. (Its calls use the main
-        # connection, as this one.)
+        # Not if the grant was released or converted since. (Those calls use the main connection, as this one.)
         if state.conversions == conversions and not state.released and state.why_lost is None:
             session.downgrade(state.tickets[0])
 

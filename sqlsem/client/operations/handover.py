@@ -105,8 +105,7 @@ def handing_over(client: DatabaseClient, grant: BaseGrant, ttl: Duration, to: st
     timer = runtime.current().timer(seconds / 2, give_up)
 
     try:
-        # This client must know that it no longer holds the lock before the lock is free. So no attempt begins after
-        # half of the time.
+        # No attempt begins after half of the time: this client must know of its loss before the lock is free.
         succeeded: bool = yield Call("hand_over", hand_over, min(client.retry, seconds / 2))
     except (ConfigurationError, Busy):
         if sent:

@@ -46,8 +46,7 @@ def adjusting(grant: BaseRateGrant, actual: int, retry_timeout: float | None = N
         with grant.adjust_lock:  # two concurrent calls must not both count the difference
             before, more = grant.cost, actual - grant.cost
             if more < 0:
-                # One attempt counts as done: if its answer is lost, a second attempt might return the use of other
-                # callers.
+                # One attempt counts as done: after a lost answer, a second one might return the use of others.
                 grant.cost = actual
             try:
                 if more:
