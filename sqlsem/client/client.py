@@ -43,7 +43,6 @@ from sqlsem.util.threads import (
     Pool,
     call_and_log,
     call_uninterrupted,
-    flush_log,
     log,
     spawn,
     spawn_in_handler,
@@ -513,6 +512,6 @@ def _at_exit() -> None:
     try:
         if clients := list(_clients):
             call_uninterrupted(functools.partial(_close_all, clients), "sqlsem-end")
-        flush_log(FLUSH_SECONDS)
+        log.flush(FLUSH_SECONDS)
     finally:
         shutdown.await_started()

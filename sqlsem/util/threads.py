@@ -43,7 +43,6 @@ __all__ = [
     "SupervisedThread",
     "call_and_log",
     "call_uninterrupted",
-    "flush_log",
     "is_vital",
     "log",
     "restart_ended",
@@ -111,7 +110,7 @@ class SafeLogger(_LoggerAdapter):
         self._pool = None
 
     def flush(self, seconds: float) -> None:
-        """Wait until all records are written, at most this long."""
+        """Wait until the records of vital threads are written, at most this long."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close(seconds)
@@ -119,11 +118,6 @@ class SafeLogger(_LoggerAdapter):
 
 #: The logger of all modules with code that runs in vital threads.
 log = SafeLogger(logging.getLogger("sqlsem"))
-
-
-def flush_log(seconds: float) -> None:
-    """Wait until the log records of vital threads are written, at most this long."""
-    log.flush(seconds)
 
 
 def call_quietly(call: Callable[..., object], *arguments: object) -> None:

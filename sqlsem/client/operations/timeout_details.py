@@ -7,8 +7,9 @@ connection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlsem.client.effects import Call, Effects
 from sqlsem.engines.protocol import Capability
@@ -16,7 +17,7 @@ from sqlsem.util import late
 from sqlsem.util.threads import log
 from sqlsem.values.errors import Timeout
 from sqlsem.values.events import meets
-from sqlsem.values.locks import Entry, Request, Resource, Ticket, monotonic
+from sqlsem.values.locks import Entry, Request, Ticket, monotonic
 from sqlsem.values.rates import RateRequest
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["blockers_in_words", "read_blockers", "running_tasks", "timeout_error"]
 
+T = TypeVar("T")
+
 #: For this time the entries of a queue are kept for other requests of this process that time out in the same queue. If
 #: a thousand of them time out at once, they must not keep the heartbeat from the main connection.
 FRESH_SECONDS = 0.25
@@ -40,10 +43,7 @@ MAX_CACHED = 64
 
 def read_blockers(session: Session, requests: Sequence[Request | RateRequest]) -> list[Blockers]:
     """Return the blockers of each of these requests."""
-    return [
-        _blockers(session, request.queue_request() if isinstance(request, RateRequest) else request)
-        for request in requests
-    ]
+    return [_blockers(session, request, session.entries) for request in requests]
 
 
 def timeout_error(
@@ -57,37 +57,19 @@ def timeout_error(
     request, as far as they can be read without delay. ``upgrades``: the row of a reader that asks to upgrade; all other
     holders block it.
     """
-    blocking = yield from _read_all(client, requests, client.requesting_id(caller), upgrades)
+    own = client.requesting_id(caller)
+
+    def read(session: Session, _: int) -> list[Blockers]:
+        entries = partial(_cached_entries, client.queue_cache, session)
+        return [_blockers(session, request, entries, own, upgrades) for request in requests]
+
+    blocking = yield from _read(client, read, "which requests block this one")
     words = blockers_in_words(blocking)
     return Timeout(
         f"{message}{f': {words}' if words else ''}; see the queue with: sqlsem ls",
         resource=requests[0].resource,
         holders=[holder for blocker in blocking for holder in blocker.holders],
     )
-
-
-def _read_all(
-    client: DatabaseClient, requests: Sequence[Request | RateRequest], own: str, upgrades: Ticket | None
-) -> Effects[list[Blockers]]:
-    def read(session: Session, _: int) -> list[Blockers]:
-        return [
-            _blockers(
-                _CachedReads(client, session),
-                request.queue_request() if isinstance(request, RateRequest) else request,
-                own,
-                upgrades,
-            )
-            for request in requests
-        ]
-
-    if client.closed or client.member.main.session is None:
-        return []
-    try:
-        blocking: list[Blockers] = yield Call("read", read, 0.0)
-    except Exception as exc:
-        log.info("Cannot read which requests block this one: %s", exc)
-        return []
-    return blocking
 
 
 def blockers_in_words(blocking: Sequence[Blockers]) -> str:
@@ -101,55 +83,48 @@ def blockers_in_words(blocking: Sequence[Blockers]) -> str:
 
 def running_tasks(client: DatabaseClient, queue: str) -> Effects[list[TaskEntry]]:
     """Return the running tasks of a queue, for a caller that waited in vain for their end; none after an error."""
+
+    def read(session: Session, _: int) -> list[TaskEntry]:
+        return session.list_tasks(queue, "running", MAX_TASKS, 0)
+
+    return (yield from _read(client, read, "the running tasks"))
+
+
+def _read(client: DatabaseClient, call: Callable[[Session, int], list[T]], what: str) -> Effects[list[T]]:
+    """Return what the call reads; an empty list after an error, or without a connection."""
     if client.closed or client.member.main.session is None:
         return []
     try:
-        tasks: list[TaskEntry] = yield Call(
-            "read", lambda session, _: session.list_tasks(queue, "running", MAX_TASKS, 0), 0.0
-        )
+        result: list[T] = yield Call("read", call, 0.0)
     except Exception as exc:
-        log.info("Cannot read the running tasks: %s", exc)
+        log.info("Cannot read %s: %s", what, exc)
         return []
-    return tasks
+    return result
 
 
-class _CachedReads:
-    """A session with a cache of entries. (It needs no lock: on the main connection one call follows the other.)"""
-
-    def __init__(self, client: DatabaseClient, session: Session) -> None:
-        self._cache = client.queue_cache
-        self._session = session
-
-    def entries(self, resource: str) -> list[Entry]:
-        """Return the entries of a resource, at most `FRESH_SECONDS` old."""
-        cached = self._cache.get(resource)
-        if cached is None or monotonic() - cached[0] > FRESH_SECONDS:
-            while len(self._cache) >= MAX_CACHED:
-                del self._cache[next(iter(self._cache))]
-            cached = self._cache[resource] = (monotonic(), self._session.entries(resource))
-        return cached[1]
-
-    def resources(self) -> list[Resource]:
-        """Return the resources that the session reads."""
-        return self._session.resources()
-
-    def kept_locks(self, resource: str) -> list[KeptLock]:
-        """Return the kept locks that the session reads; none if it cannot."""
-        return _kept_locks(self._session, resource)
-
-
-def _kept_locks(session: Session | _CachedReads, resource: str) -> list[KeptLock]:
-    if isinstance(session, _CachedReads) or (session.offers(Capability.KEPT_LOCKS) and session.has_feature("operate")):
-        return session.kept_locks(resource)
-    return []
+def _cached_entries(cache: dict[str, tuple[float, list[Entry]]], session: Session, resource: str) -> list[Entry]:
+    """Return the entries of a resource, at most `FRESH_SECONDS` old. (The cache needs no lock: on the main connection
+    one call follows the other.)
+    """
+    cached = cache.get(resource)
+    if cached is None or monotonic() - cached[0] > FRESH_SECONDS:
+        while len(cache) >= MAX_CACHED:
+            del cache[next(iter(cache))]
+        cached = cache[resource] = (monotonic(), session.entries(resource))
+    return cached[1]
 
 
 def _blockers(
-    session: Session | _CachedReads, request: Request, own: str | None = None, upgrades: Ticket | None = None
+    session: Session,
+    asked: Request | RateRequest,
+    read_entries: Callable[[str], list[Entry]],
+    own: str | None = None,
+    upgrades: Ticket | None = None,
 ) -> Blockers:
     with late.importing:
         from sqlsem.insight.blockers import Blockers
-    entries = session.entries(request.resource)
+    request = asked.queue_request() if isinstance(asked, RateRequest) else asked
+    entries = read_entries(request.resource)
     if upgrades is not None:
         others = [entry for entry in entries if entry.position != upgrades.position and entry.granted_at is not None]
         return Blockers(request.resource, tuple(others), ())
@@ -164,6 +139,6 @@ def _blockers(
             None,
         )
     kept: list[KeptLock] = []
-    if not (holders or waiters or setting):
-        kept = [lock for lock in _kept_locks(session, request.resource) if lock.keeps_out]
+    if not (holders or waiters or setting) and session.offers(Capability.KEPT_LOCKS) and session.has_feature("operate"):
+        kept = [lock for lock in session.kept_locks(request.resource) if lock.keeps_out]
     return Blockers(request.resource, holders, waiters, setting, tuple(kept))
