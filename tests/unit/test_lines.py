@@ -322,6 +322,21 @@ def test_failed_poll_is_repeated_silently(room):
     assert all(waiter.answer for waiter in several)
 
 
+def test_poll_takes_the_longest_due_waiter_first(room):
+    """A waiter that is due soon is polled too, after the others."""
+    old, new, soon, late = (room.waiter(number, f"r{number}") for number in range(4))
+    room.lines.poll_delay(old)
+    room.now += 100
+    room.lines.poll_call(room.lines.begin_poll(old))(room, 1)
+    room.lines.end_poll()
+    room.lines.poll_delay(new)
+    room.now += 4.997
+    room.lines.poll_delay(soon)
+    room.now += 0.003
+    room.lines.poll_delay(late)
+    assert room.lines.begin_poll(old) == [new, old, soon]
+
+
 class Locks:
     """A session that records the dropped and restored wakeup locks."""
 

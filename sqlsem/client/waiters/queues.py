@@ -425,14 +425,12 @@ class WaiterQueues:
                 return [waiter]
             if now < self._polling_until:
                 return []
-            due = sorted((at, number, other) for number, (other, at) in enumerate(self._polled.items()) if at <= now)
-            if not due:
+            if all(at > now for at in self._polled.values()):
                 return []
-            # Include waiters that are due soon: each at most half a pause too early.
+            # Include waiters that are due soon, after the others: each at most half a pause too early.
             chosen = [other for other, at in self._polled.items() if at <= now + self._pause(other, now) / 2]
-            chosen = [other for *_, other in due] + [other for other in chosen if self._polled[other] > now]
             self._polling_until = now + 2 * self._longest_poll
-            return chosen[:MAX_POLLED]
+            return sorted(chosen, key=lambda other: min(self._polled[other], now))[:MAX_POLLED]
 
     def poll_call(self, waiters: Sequence[Waiter]) -> Callable[[Session, int], None]:
         """Return the call that polls for these waiters and sets their answers."""
