@@ -401,7 +401,7 @@ def test_schedule_is_removed_without_a_look(database, connect, queue, name, monk
     queue.schedule("0 2 * * *", nothing, name=str(name))
     coordinator = connect()
     with monkeypatch.context() as patched:
-        module = f"sqlsem.engines.{'statements.schedules' if database.engine in ('sqlite', 'mysql') else 'routines'}"
+        module = f"sqlsem.engines.{'statements.tasks' if database.engine in ('sqlite', 'mysql') else 'routines'}"
         patched.setattr(f"{module}.read_options", lambda _: pytest.fail("it was listed"))
         coordinator.admin.pause_schedule(str(name))
         coordinator.admin.remove_schedule(str(name))
