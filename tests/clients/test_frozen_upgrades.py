@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "ac7be4975e2a4e2f604f7890ecc37872611927f045e2d1a429e7b871f8f96bf2"}
+DIGESTS = {"0.1.0": "1a2ad41198ba86f7cd125e0a1ec5eaf96d3a96b2352f7a777b4e6a54b5275197"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

@@ -28,12 +28,12 @@ NEVER_NULL = frozenset(
     }
     | {"held", "enters"}
     | {"w.seen_ms"}
+    | {"n", "f.n", "b.bound", "CAST(b.weight AS bigint)"}  # of @row in deadlocks.sql
 )
 #: `work` leaves a task the settings of its session; the routines that it calls set ROWCOUNT.
 WITHOUT_ROWCOUNT = frozenset({"work"})
 #: Table variables without a key that are joined all the same, with the reason why that is harmless.
 WITHOUT_KEY = {
-    "@edge": "a cycle of some requests, searched once",
     "@role": "the five roles",
     "@right": "an installation",
 }

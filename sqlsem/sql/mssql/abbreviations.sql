@@ -12,6 +12,7 @@
 -- procedure was called.
 -- end_try_done: of a block after the effect of the procedure is committed, without a transaction. If the block is busy, its
 -- work is left out: 50002 would say that nothing was done.
+-- waits_for: in deadlocks.sql, row w waits for row b.
 
 -- name: begin
 BEGIN
@@ -68,3 +69,7 @@ BEGIN CATCH
     IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
         THROW;
 END CATCH;
+-- name: waits_for
+b.place = w.place
+AND ((w.access_type = N'upgrade' AND b.granted = 1 AND b.n <> w.n)
+     OR (w.access_type <> N'upgrade' AND b.n < w.n AND (w.access_type = N'write' OR b.access_type <> w.access_type)))

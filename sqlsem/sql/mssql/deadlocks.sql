@@ -31,26 +31,23 @@ CREATE OR ALTER PROCEDURE {schema}.find_deadlock
                           OR (COUNT(*) > 1 AND MAX(CASE WHEN granted_at IS NULL THEN 1 ELSE 0 END) = 1))
         RETURN 0;
 
-    -- The rows of the search, by resource and position. idle: the row is not blocked (step 1); no stuck row waits
-    -- behind it (step 2).
-    DECLARE @row TABLE (n int NOT NULL PRIMARY KEY, who int NOT NULL, member_id bigint NOT NULL, owner nvarchar(255) NULL,
+    -- The rows of the search, by resource and position. bound: its own limit, for the rows behind; room: the limit for the
+    -- row itself, its own or the operator's. blocked: it cannot be granted, as far as known.
+    DECLARE @row TABLE (n int NOT NULL, who int NOT NULL, member_id bigint NOT NULL, owner nvarchar(255) NULL,
                         resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, place int NOT NULL,
                         position bigint NOT NULL, access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL,
-                        bound int NULL, cap int NULL, weight int NOT NULL, granted int NOT NULL, waits int NOT NULL,
-                        idle int NOT NULL, stuck int NOT NULL);
-    DECLARE @edge TABLE (source int NOT NULL, waiter bigint NOT NULL, target int NOT NULL, blocker bigint NOT NULL);
+                        bound int NOT NULL, room int NOT NULL, weight int NOT NULL, granted int NOT NULL,
+                        blocked int NOT NULL, PRIMARY KEY (place, n));
+    -- The owners for which a row waits, and the owners that wait for its owner; depth: in how many steps.
     DECLARE @down TABLE (who int NOT NULL PRIMARY KEY, depth int NOT NULL);
     DECLARE @up TABLE (who int NOT NULL PRIMARY KEY, depth int NOT NULL);
-    DECLARE @way TABLE (target int NOT NULL PRIMARY KEY, source int NOT NULL, waiter bigint NOT NULL,
-                        blocker bigint NOT NULL, depth int NOT NULL);
     DECLARE @cycle TABLE (step int NOT NULL PRIMARY KEY, waiter bigint NOT NULL, blocker bigint NOT NULL);
-    DECLARE @n int, @before bigint, @who int, @place int, @position bigint, @access nvarchar(64), @bound int, @cap int,
-            @weight int, @granted int, @sum bigint, @low int, @changed int, @depth int, @count int, @start int,
-            @current bigint, @blocker bigint, @waiter bigint, @size int, @step int, @text nvarchar(4000);
+    DECLARE @first int, @last int, @of bigint, @depth int, @count int, @current bigint, @who int, @next int, @step int,
+            @waiter bigint, @blocker bigint, @size int, @text nvarchar(4000);
 
-    -- Read the rows in one statement: of owners that wait and have two rows, and the rows that wait ahead of them.
-    -- Without these there is no cycle. Bare participants, which may leave at any time, and rows that are being removed
-    -- do not count. If a member does not name its owners, each of its rows counts as another owner's.
+    -- Read the rows in one statement: of owners that wait and have two rows (busy), and the rows that wait between these.
+    -- Without them there is no cycle. Bare participants, which may leave at any time, and rows that are being removed do
+    -- not count. If a member does not name its owners, each of its rows counts as another owner's.
     WITH q AS (
         SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight,
                CASE WHEN granted_at IS NULL THEN 0 ELSE 1 END AS granted,
@@ -71,190 +68,127 @@ CREATE OR ALTER PROCEDURE {schema}.find_deadlock
         FROM q
     ),
     l AS (
-        SELECT resource_id, MAX(queue_position) AS last_one FROM b WHERE busy = 1 AND waits = 1 GROUP BY resource_id
+        SELECT resource_id, MIN(queue_position) AS first_one,
+               MAX(CASE WHEN waits = 1 THEN queue_position ELSE 0 END) AS last_one
+        FROM b WHERE busy = 1 GROUP BY resource_id
     )
-    INSERT INTO @row (n, who, member_id, owner, resource_id, place, position, access_type, bound, cap, weight, granted,
-                      waits, idle, stuck)
+    INSERT INTO @row (n, who, member_id, owner, resource_id, place, position, access_type, bound, room, weight, granted,
+                      blocked)
     SELECT ROW_NUMBER() OVER (ORDER BY b.resource_id, b.queue_position),
            DENSE_RANK() OVER (ORDER BY b.member_id, b.owner, b.itself),
            b.member_id, b.owner, b.resource_id, DENSE_RANK() OVER (ORDER BY b.resource_id), b.queue_position,
-           b.access_type, b.concurrency_limit, o.cap, b.weight, b.granted, b.waits, 0, 0
-    FROM b LEFT JOIN l ON l.resource_id = b.resource_id
+           b.access_type, COALESCE(b.concurrency_limit, 2147483647),
+           CASE WHEN o.cap >= b.weight AND o.cap < COALESCE(b.concurrency_limit, 2147483647) THEN o.cap
+                ELSE COALESCE(b.concurrency_limit, 2147483647) END, b.weight, b.granted, b.waits
+    FROM b JOIN l ON l.resource_id = b.resource_id
     CROSS APPLY {schema}.effective_settings(b.resource_id) AS o
-    WHERE b.busy = 1 OR (b.waits = 1 AND b.queue_position < l.last_one);
+    WHERE b.busy = 1 OR (b.waits = 1 AND b.queue_position BETWEEN l.first_one AND l.last_one);
 
-    -- 1. Go along the queues until that clears no further owner. An owner is cleared when all of its rows can be
-    -- granted.
-    UPDATE @row SET stuck = 1 WHERE who IN (SELECT who FROM @row WHERE waits = 1);
-    SET @changed = 1;
-    WHILE @changed = 1
+    -- 1. Drop owners that do not wait, or whose rows can all be granted, until nothing changes. (A blocked row blocks all
+    -- later rows with the same request, so the first one of these is tested.)
+    SET @count = 1;
+    WHILE @count > 0
     BEGIN
-        SET @changed = 0;
-        SET @n = 0;
-        WHILE 1 = 1
-        BEGIN
-            SET @before = @n;
-            SELECT TOP (1) @n = n, @who = who, @place = place, @position = position, @access = access_type,
-                   @bound = bound, @cap = cap, @weight = weight
-            FROM @row WHERE n > @before AND stuck = 1 AND waits = 1 AND idle = 0 ORDER BY n;
-            IF @n = @before
-                BREAK;
-            IF @access = N'upgrade'  -- waits for all other holders, at any position
-                SELECT @sum = COUNT(*), @low = 0 FROM @row
-                WHERE place = @place AND position <> @position AND granted = 1 AND stuck = 1;
-            ELSE
-                SELECT @sum = COALESCE(SUM(CAST(weight AS bigint)), 0),
-                       @low = NULLIF(MIN(COALESCE(bound, 2147483647)), 2147483647) FROM @row
-                WHERE place = @place AND n < @n AND stuck = 1
-                  AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access);
-            -- (NULL: no limit.)
-            SET @low = CASE WHEN @bound < COALESCE(@low, 2147483647) THEN @bound ELSE @low END;
-            SET @low = CASE WHEN @cap >= @weight AND @cap < COALESCE(@low, 2147483647) THEN @cap ELSE @low END;
-            IF @sum = 0 OR @low IS NULL OR @sum + @weight <= @low
-            BEGIN
-                SET @changed = 1;
-                UPDATE @row SET idle = 1 WHERE n = @n;
-                IF NOT EXISTS (SELECT 1 FROM @row WHERE who = @who AND waits = 1 AND idle = 0)
-                    UPDATE @row SET stuck = 0 WHERE who = @who;
-            END;
-        END;
-    END;
-    UPDATE @row SET waits = CASE WHEN waits = 1 AND idle = 0 THEN 1 ELSE 0 END, idle = 0;  -- from here on `waits` means that the row is blocked
-    IF NOT EXISTS (SELECT 1 FROM @row WHERE member_id = @member AND stuck = 1)
-        RETURN 0;
-
-    -- Go back along the queues, and drop owners for which no stuck row waits: usually the many behind a cycle.
-    SET @changed = 1;
-    WHILE @changed = 1
-    BEGIN
-        SET @changed = 0;
-        SET @n = 2147483647;
-        WHILE 1 = 1
-        BEGIN
-            SET @before = @n;
-            SELECT TOP (1) @n = n, @who = who, @place = place, @position = position, @access = access_type,
-                   @granted = granted
-            FROM @row WHERE n < @before AND stuck = 1 AND idle = 0 ORDER BY n DESC;
-            IF @n = @before
-                BREAK;
-            IF NOT EXISTS (SELECT 1 FROM @row
-                           WHERE place = @place AND n > @n AND stuck = 1 AND waits = 1 AND access_type <> N'upgrade'
-                             AND (access_type = N'write' OR access_type <> @access))
-               AND (@granted = 0 OR NOT EXISTS (SELECT 1 FROM @row
-                                                WHERE place = @place AND position <> @position AND stuck = 1
-                                                  AND waits = 1 AND access_type = N'upgrade'))
-            BEGIN
-                SET @changed = 1;
-                UPDATE @row SET idle = 1 WHERE n = @n;
-                IF NOT EXISTS (SELECT 1 FROM @row WHERE who = @who AND idle = 0)
-                    UPDATE @row SET stuck = 0 WHERE who = @who;
-            END;
-        END;
+        DELETE FROM @row WHERE who NOT IN (SELECT w.who FROM @row AS w WHERE w.blocked = 1);
+        UPDATE @row SET blocked = 0
+        WHERE n IN (SELECT w.n
+                    FROM @row AS w
+                    CROSS APPLY (SELECT COALESCE(SUM(CAST(b.weight AS bigint)), 0) AS load,
+                                        COALESCE(MIN(b.bound), 2147483647) AS low
+                                 FROM @row AS b WHERE
+                                     {waits_for}) AS a
+                    WHERE w.n IN (SELECT MIN(f.n) FROM @row AS f WHERE f.blocked = 1
+                                  GROUP BY f.place, f.access_type, f.weight, f.bound,
+                                           CASE WHEN f.access_type = N'upgrade' THEN f.n ELSE 0 END)
+                      AND (a.load = 0 OR (w.access_type <> N'upgrade' AND a.load + w.weight <= a.low
+                                          AND a.load + w.weight <= w.room)));
+        SET @count = @@ROWCOUNT;
     END;
 
-    -- 2. Build the wait-for graph, and find a cycle in it with a row of this member.
-    INSERT INTO @edge (source, waiter, target, blocker)
-    SELECT w.who, w.position, b.who, b.position
-    FROM @row AS w JOIN @row AS b ON b.place = w.place
-    WHERE w.waits = 1 AND w.stuck = 1 AND b.stuck = 1
-      AND ((w.access_type = N'upgrade' AND b.granted = 1 AND b.position <> w.position)
-           OR (w.access_type <> N'upgrade' AND b.position < w.position
-               AND (w.access_type = N'write' OR b.access_type <> w.access_type)));
-    SET @current = 0;
-    WHILE @victim IS NULL
+    -- 2. Begin with the first blocked row of this member. If it is not in a cycle, or if the youngest request of its
+    -- cycle is another member's, drop all owners that wait for it: no cycle of this member's is among them.
+    WHILE @last IS NULL OR @last <> @first
     BEGIN
-        SET @before = @current;
-        SELECT TOP (1) @current = who FROM @row WHERE who > @before AND member_id = @member AND stuck = 1 AND waits = 1
-        ORDER BY who;
-        IF @current = @before
+        SET @first = COALESCE(@last, (SELECT MIN(n) FROM @row WHERE member_id = @member AND blocked = 1));
+        IF @first IS NULL
             RETURN 0;
         DELETE FROM @down;
         DELETE FROM @up;
-        INSERT INTO @down (who, depth) VALUES (CAST(@current AS int), 0);
-        INSERT INTO @up (who, depth) VALUES (CAST(@current AS int), 0);
+        INSERT INTO @up (who, depth) SELECT who, 0 FROM @row WHERE n = @first;
         SET @depth = 0;
         SET @count = 1;
         WHILE @count > 0
         BEGIN
             SET @depth = @depth + 1;
+            -- (Of the rows that were reached, only the last or the first one of a kind can lead further.)
             INSERT INTO @down (who, depth)
-            SELECT DISTINCT target, @depth FROM @edge
-            WHERE source IN (SELECT who FROM @down WHERE depth = @depth - 1) AND target NOT IN (SELECT who FROM @down);
+            SELECT DISTINCT b.who, @depth
+            FROM (SELECT place, access_type, MAX(n) AS n FROM @row
+                  WHERE blocked = 1 AND ((@depth = 1 AND n = @first) OR who IN (SELECT who FROM @down WHERE depth = @depth - 1))
+                  GROUP BY place, access_type) AS w
+            JOIN @row AS b ON
+                {waits_for}
+            WHERE b.who NOT IN (SELECT who FROM @down);
             SET @count = @@ROWCOUNT;
-        END;
-        SET @depth = 0;
-        SET @count = 1;
-        WHILE @count > 0
-        BEGIN
-            SET @depth = @depth + 1;
             INSERT INTO @up (who, depth)
-            SELECT DISTINCT source, @depth FROM @edge
-            WHERE target IN (SELECT who FROM @up WHERE depth = @depth - 1) AND source NOT IN (SELECT who FROM @up)
-              AND source IN (SELECT who FROM @down);
-            SET @count = @@ROWCOUNT;
+            SELECT DISTINCT w.who, @depth
+            FROM (SELECT place, access_type, granted, MIN(n) AS n FROM @row
+                  WHERE who IN (SELECT who FROM @up WHERE depth = @depth - 1)
+                  GROUP BY place, access_type, granted) AS b
+            JOIN @row AS w ON
+                {waits_for}
+            WHERE w.blocked = 1 AND w.who NOT IN (SELECT who FROM @up);
+            SET @count = @count + @@ROWCOUNT;
         END;
-        SELECT @size = COUNT(*) FROM @down;
-        IF @size = (SELECT COUNT(*) FROM @up)
+        SET @last = NULL;
+        IF NOT EXISTS (SELECT 1 FROM @down WHERE who NOT IN (SELECT who FROM @up))
+            SELECT TOP (1) @last = n, @of = member_id FROM @row
+            WHERE blocked = 1 AND who IN (SELECT who FROM @down) ORDER BY position DESC;
+        IF @last IS NULL OR @of <> @member
         BEGIN
-            SELECT TOP (1) @victim = waiter, @start = source FROM @edge
-            WHERE source IN (SELECT who FROM @down) ORDER BY waiter DESC;
-            IF NOT EXISTS (SELECT 1 FROM @row WHERE who = @start AND member_id = @member)
-                SET @victim = NULL;
+            DELETE FROM @row WHERE who IN (SELECT who FROM @up);
+            SET @last = NULL;
         END;
     END;
 
     -- Find no cycle with a dead owner: its removal will end the deadlock.
-    SET @current = 0;
-    WHILE 1 = 1
+    SET @current = (SELECT TOP (1) member_id FROM @row WHERE who IN (SELECT who FROM @down) ORDER BY member_id);
+    WHILE @current IS NOT NULL
     BEGIN
-        SET @before = @current;
-        SELECT TOP (1) @current = member_id FROM @row WHERE who IN (SELECT who FROM @down) AND member_id > @before
-        ORDER BY member_id;
-        IF @current = @before
-            BREAK;
         EXEC {schema}.check_liveness @current, @member;
         IF NOT EXISTS (SELECT 1 FROM {schema}.member
                        WHERE member_id = @current AND missing_since IS NULL
                          AND (lease_until IS NULL OR lease_until >= SYSUTCDATETIME()))
-            SET @victim = NULL;
+            RETURN 0;
+        SET @current = (SELECT TOP (1) member_id FROM @row
+                        WHERE who IN (SELECT who FROM @down) AND member_id > @current ORDER BY member_id);
     END;
     -- The engine may have read the rows one after the other. So read them again: if all are there, unchanged, there was
     -- an instant with all of them.
     IF EXISTS (SELECT 1 FROM @row AS r
                WHERE r.who IN (SELECT who FROM @down)
-                 AND r.position IN (SELECT waiter FROM @edge UNION SELECT blocker FROM @edge)
                  AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
                                  WHERE t.resource_id = r.resource_id AND t.queue_position = r.position
                                    AND t.revoked_at IS NULL
-                                   AND (r.waits = 0 OR t.granted_at IS NULL OR t.access_type = N'upgrade')))
-        SET @victim = NULL;
-    IF @victim IS NULL
+                                   AND (r.blocked = 0 OR t.granted_at IS NULL OR t.access_type = N'upgrade')))
         RETURN 0;
 
-    -- 3. Find the shortest way from the victim's row back to its owner.
-    SET @depth = 0;
-    WHILE NOT EXISTS (SELECT 1 FROM @way WHERE target = @start)
-    BEGIN
-        SET @depth = @depth + 1;
-        INSERT INTO @way (target, source, waiter, blocker, depth)
-        SELECT target, source, waiter, blocker, @depth
-        FROM (SELECT target, source, waiter, blocker,
-                     ROW_NUMBER() OVER (PARTITION BY target ORDER BY waiter, blocker) AS choice
-              FROM @edge
-              WHERE ((@depth = 1 AND waiter = @victim)
-                     OR (@depth > 1 AND source IN (SELECT target FROM @way WHERE depth = @depth - 1)))
-                AND target NOT IN (SELECT target FROM @way)) AS e
-        WHERE choice = 1;
-    END;
-    SET @current = @start;
-    SET @waiter = NULL;
-    SET @step = @depth;  -- the length of the cycle
+    -- 3. Go the shortest way from the victim's row back to its owner, from its end.
+    SELECT @victim = r.position, @who = r.who, @depth = d.depth
+    FROM @row AS r JOIN @down AS d ON d.who = r.who WHERE r.n = @first;
+    SET @step = @depth;
     WHILE @step > 0
     BEGIN
-        SELECT @waiter = waiter, @blocker = blocker, @current = source FROM @way WHERE target = @current;
+        SELECT TOP (1) @waiter = w.position, @blocker = b.position, @next = w.who
+        FROM @row AS b JOIN @row AS w ON
+            {waits_for}
+        WHERE b.who = @who AND w.blocked = 1
+          AND ((@step = 1 AND w.n = @first) OR w.who IN (SELECT who FROM @down WHERE depth = @step - 1))
+        ORDER BY w.position, b.position;
         INSERT INTO @cycle (step, waiter, blocker) VALUES (@step, @waiter, @blocker);
-        SET @step = @step - 1;
+        SELECT @who = @next, @step = @step - 1;
     END;
+    SELECT @size = COUNT(*) FROM @down;
 
     SET @words = N'Deadlock: ';
     WHILE @step < @depth
