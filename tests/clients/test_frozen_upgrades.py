@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "1a2ad41198ba86f7cd125e0a1ec5eaf96d3a96b2352f7a777b4e6a54b5275197"}
+DIGESTS = {"0.1.0": "90967f097ea3ee7475729eff47ff6caa7ac10d696ebb14063b89d399e522bbbf"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

@@ -1,13 +1,6 @@
--- sqlsem, deadlocks, for SQL Server. May be run again at any time, after routines.sql.
+-- sqlsem, deadlocks, for SQL Server. May be run again at any time, after routines.sql. PostgreSQL's deadlocks.sql explains
+-- the steps of the search.
 --
--- An owner is a thread, asyncio task or session of a member, which can wait for only one thing at a time. (Columns and
--- variables call it `who`.) An owner that waits cannot release anything. The search reads the rows of one instant:
---   1. Suspect each owner that waits. Clear each owner whose requests could be granted if only suspected owners kept
---   their
---      rows. Repeat until nothing changes: the owners that are left are stuck.
---   2. Each blocked row of a stuck owner points to the rows of stuck owners that block it. Owners that reach each other
---      and no other owner are a cycle.
---   3. The waiting row with the highest position in a cycle is the youngest request. Its owner is the victim.
 -- READPAST: a row that another session has locked is changing, so it is in no deadlock. The search must not wait for
 -- it.
 
