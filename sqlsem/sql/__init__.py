@@ -198,14 +198,19 @@ def _abbreviations(engine: str) -> dict[str, str]:
 
 
 def _expand(text: str, abbreviations: dict[str, str]) -> str:
-    """Replace abbreviations by their lines, in which ``{x}`` is the argument. The lines begin below the line that ends
-    with the abbreviation, or have the indentation of an abbreviation that stands alone.
+    """Replace abbreviations by their lines, in which ``{x}`` is the argument (or with ``{y}`` the first of two). The
+    lines begin below the line that ends with the abbreviation, or have the indentation of an abbreviation that stands
+    alone.
     """
 
     def lines(match: re.Match[str]) -> str:
         space, name, argument = match.groups()
         before = match.string[match.string.rfind("\n", 0, match.start()) + 1 : match.end(1)]
-        lines = abbreviations[name].replace("{x}", argument or "")
+        lines = abbreviations[name]
+        if "{y}" in lines:
+            argument, _, second = argument.partition(",")
+            lines = lines.replace("{y}", second)
+        lines = lines.replace("{x}", argument or "")
         return f"\n{lines}" if before.strip() else space + lines.replace("\n", f"\n{before}")
 
     return re.sub(rf"( ?)\{{({'|'.join(abbreviations)})(?::([^{{}}]+))?\}}", lines, text) if abbreviations else text

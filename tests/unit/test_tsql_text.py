@@ -147,7 +147,8 @@ def test_bare_participants_decide_on_committed_rows():
 
 def test_every_created_object_is_dropped():
     """Procedures and functions are by their kind."""
-    dropped = set(re.findall(r"DROP \w+ IF EXISTS sqlsem\.\[?(\w+)", text_of("drop")))
+    statements = re.findall(r"DROP \w+ IF EXISTS (sqlsem\.[^;]+);", text_of("drop"))
+    dropped = {name for statement in statements for name in re.findall(r"sqlsem\.\[?(\w+)", statement)}
     created = set(re.findall(r"CREATE OR ALTER TRIGGER sqlsem\.(\w+)", text_of("routines")))
     created |= set(re.findall(r"CREATE (?:TABLE|SEQUENCE) sqlsem\.\[?(\w+)", text_of("schema")))
     assert created <= dropped

@@ -18,10 +18,7 @@ CREATE OR ALTER PROCEDURE {schema}.begin_upgrade
     @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @try bit, @patience int = 1000, @answer bit = 0
 AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    SET XACT_ABORT ON;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: begin_upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    {outside:begin_upgrade}
     DECLARE @result int, @code int, @exists int, @access nvarchar(64), @limit int, @member bigint, @other bigint, @before bigint,
             @alive int, @let_in int = 0, @now datetime2(6), @is_alive int, @gate nvarchar(255) = LEFT(CONCAT(N'gate.sqlsem.{schema}.', @resource), 255);
     DECLARE @free TABLE (queue_position bigint NOT NULL PRIMARY KEY, held int NOT NULL);
@@ -172,9 +169,7 @@ AS {begin_try_own}
         IF @is_alive = 0
             SET @result = -2;
     END;
-    IF @answer = 1
-        SELECT @result AS code;
-    RETURN @result;
+    {answer:@result,code}
 {end_try_own}
 
 -- Wait up to @timeout_ms until a reader that has begun to upgrade is alone, and so the writer. Wherever there is a lock
@@ -184,10 +179,7 @@ AS {begin_try_own}
 --  -2  the row is gone: released, reaped or revoked
 CREATE OR ALTER PROCEDURE {schema}.upgrade
     @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @timeout_ms int, @answer bit = 0 AS {begin_try_own}
-    SET XACT_ABORT ON;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    {outside:upgrade}
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
     DECLARE @result int, @code int, @exists int, @access nvarchar(64), @member bigint, @other bigint, @left int,
             @pause float = 2, @name nvarchar(255);
@@ -246,8 +238,7 @@ CREATE OR ALTER PROCEDURE {schema}.upgrade
         END;
     END TRY
     BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)  -- return "not yet", as wait does
             THROW;
         SET @result = -1;
@@ -258,9 +249,7 @@ CREATE OR ALTER PROCEDURE {schema}.upgrade
         IF @code = 0
             SET @result = -2;
     END;
-    IF @answer = 1
-        SELECT @result AS code;
-    RETURN @result;
+    {answer:@result,code}
 {end_try_own}
 
 -- Give a granted row another access type, and record the time under the old one. Return 0, or -2 if the row is gone or
@@ -312,10 +301,7 @@ END;
 CREATE OR ALTER PROCEDURE {schema}.downgrade @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @answer bit = 0
 AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    SET XACT_ABORT ON;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: downgrade must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    {outside:downgrade}
     DECLARE @code int = 0, @exists int, @access nvarchar(64), @limit int,
             @gate nvarchar(255) = LEFT(CONCAT(N'gate.sqlsem.{schema}.', @resource), 255),
             @pin nvarchar(255) = CONCAT(N'pin.sqlsem.{schema}.', @position);
@@ -351,7 +337,5 @@ AS {begin}
     {end_try_rollback}
     IF @code = 0 AND @access <> N'read'
         EXEC {schema}.rotate_wakeup_lock @position;
-    IF @answer = 1
-        SELECT @code AS code;
-    RETURN @code;
+    {answer:@code,code}
 END;

@@ -11,29 +11,11 @@ BEGIN
 END;
 DROP TRIGGER IF EXISTS {schema}.number_bare_row;
 DROP VIEW IF EXISTS {schema}.{table};
-DROP TABLE IF EXISTS {schema}.rate_slot;
-DROP TABLE IF EXISTS {schema}.rate_window;
-DROP TABLE IF EXISTS {schema}.handover;
-DROP TABLE IF EXISTS {schema}.once_run;
-DROP TABLE IF EXISTS {schema}.commit_marker;
-DROP TABLE IF EXISTS {schema}.operation;
-DROP TABLE IF EXISTS {schema}.schedule;
-DROP TABLE IF EXISTS {schema}.batch_part;
-DROP TABLE IF EXISTS {schema}.batch;
-DROP TABLE IF EXISTS {schema}.queue_wait;
-DROP TABLE IF EXISTS {schema}.queue_key;
-DROP TABLE IF EXISTS {schema}.queue_setting;
-DROP TABLE IF EXISTS {schema}.queue_proxy;
-DROP TABLE IF EXISTS {schema}.task_lock;
-DROP TABLE IF EXISTS {schema}.task_log;
-DROP TABLE IF EXISTS {schema}.task;
-DROP TABLE IF EXISTS {schema}.entry;
-DROP TABLE IF EXISTS {schema}.low_water;
-DROP TABLE IF EXISTS {schema}.history;
-DROP TABLE IF EXISTS {schema}.resource;
-DROP TABLE IF EXISTS {schema}.limit_pattern;
-DROP TABLE IF EXISTS {schema}.member;
-DROP TABLE IF EXISTS {schema}.setting;
+DROP TABLE IF EXISTS {schema}.rate_slot, {schema}.rate_window, {schema}.handover, {schema}.once_run,
+    {schema}.commit_marker, {schema}.operation, {schema}.schedule, {schema}.batch_part, {schema}.batch,
+    {schema}.queue_wait, {schema}.queue_key, {schema}.queue_setting, {schema}.queue_proxy, {schema}.task_lock,
+    {schema}.task_log, {schema}.task, {schema}.entry, {schema}.low_water, {schema}.history, {schema}.resource,
+    {schema}.limit_pattern, {schema}.member, {schema}.setting;
 WHILE EXISTS (SELECT 1 FROM sys.objects WHERE schema_id = SCHEMA_ID(N'{schema}') AND type IN ('P', 'FN', 'IF'))
 BEGIN
     SELECT TOP (1) @drop = CONCAT(N'DROP ', CASE WHEN type = 'P' THEN N'PROCEDURE' ELSE N'FUNCTION' END, N' {schema}.', QUOTENAME(name))

@@ -145,9 +145,7 @@ CREATE OR ALTER PROCEDURE {schema}.unguard_table @table nvarchar(600), @answer b
     FROM {schema}.guards() WHERE parent_id = @id;
     IF @changed = 1
         EXEC (@text);
-    IF @answer = 1
-        SELECT @changed AS made;
-    RETURN @changed;
+    {answer:@changed,made}
 {end_try}
 
 -- Return the guarded tables, and the problems of their guards.

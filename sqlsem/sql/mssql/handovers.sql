@@ -125,8 +125,7 @@ AS {begin_try_own}
         SET @tries = 0;
     END TRY
     BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         -- A deadlock over rows that other sessions locked in another order, or a scan over rows that moved: try again.
         SET @tries = CASE WHEN ERROR_NUMBER() IN (601, 1205) THEN @tries - 1 ELSE 0 END;
         SET @transit = NULL;
@@ -146,9 +145,7 @@ AS {begin_try_own}
         SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
         EXEC {schema}.release_session_lock @name;
     END;
-    IF @answer = 1
-        SELECT @code AS code;
-    RETURN @code;
+    {answer:@code,code}
 {end_try_own}
 
 -- Let a member adopt the rows that were handed over under a token. Return code 0, or
@@ -240,8 +237,7 @@ CREATE OR ALTER PROCEDURE {schema}.adopt_rows
         END;
     END TRY
     BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         -- A deadlock over rows that other sessions locked in another order, or a scan over rows that moved: try again.
         SET @tries = CASE WHEN ERROR_NUMBER() IN (601, 1205) THEN @tries - 1 ELSE 0 END;
         IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222)
@@ -409,9 +405,7 @@ CREATE OR ALTER PROCEDURE {schema}.is_committed @marker varchar(64), @answer bit
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @exists int = 0;
     SELECT @exists = 1 FROM {schema}.commit_marker WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE marker = @marker;
-    IF @answer = 1
-        SELECT @exists AS there;
-    RETURN @exists;
+    {answer:@exists,there}
 {end_try}
 
 -- Delete a marker whose lock is released, or for which no process waits any more; and some markers of dead processes.

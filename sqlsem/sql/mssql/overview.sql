@@ -27,13 +27,7 @@ CREATE OR ALTER PROCEDURE {schema}.overview AS {begin_try}
     SELECT N'setting' AS what, o.resource_id, o.cap, o.paused_at, o.stale_after_ms / CAST(1000 AS float) AS stale_after,
            o.paused_by, o.cap_by
     FROM {schema}.all_settings() AS o;
-    INSERT INTO @member (member_id, missing)
-    SELECT m.member_id,
-           CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
-                WHEN m.beacon IS NULL THEN 0
-                WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session') <> N'NoLock' THEN 0
-                ELSE APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared', N'Session') END
-    FROM {schema}.member AS m WITH (NOLOCK);
+    {missing_members};
     INSERT INTO @count (member_id, holding, waiting)
     SELECT t.member_id, SUM(CASE WHEN t.granted_at IS NOT NULL THEN 1 ELSE 0 END), SUM(CASE WHEN t.granted_at IS NULL THEN 1 ELSE 0 END)
     FROM {schema}.entry AS t WITH (NOLOCK) WHERE t.member_id IS NOT NULL GROUP BY t.member_id;
@@ -178,13 +172,7 @@ CREATE OR ALTER PROCEDURE {schema}.simulate_queue
     WHERE h.outcome = N'released' AND h.granted_at IS NOT NULL;
     IF @@ROWCOUNT < 5
         RETURN 0;
-    INSERT INTO @member (member_id, missing)
-    SELECT m.member_id,
-           CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
-                WHEN m.beacon IS NULL THEN 0
-                WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session') <> N'NoLock' THEN 0
-                ELSE APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared', N'Session') END
-    FROM {schema}.member AS m WITH (NOLOCK)
+    {missing_members}
     WHERE m.member_id IN (SELECT t.member_id FROM {schema}.entry AS t WITH (NOLOCK)
                           WHERE t.resource_id = @resource AND t.queue_position <= @queue_position);
     -- (0 ms remain for a dead owner, and for a row that leaves without a grant.)

@@ -41,10 +41,7 @@ CREATE OR ALTER PROCEDURE {schema}.acquire_by_priority
     @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT, @before bigint = NULL OUTPUT,
     @ahead int = NULL OUTPUT, @answer bit = 0, @attended_ms int = NULL AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    SET XACT_ABORT ON;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: acquire_by_priority must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    {outside:acquire_by_priority}
     DECLARE @line nvarchar(255) = LEFT(N'priority:' + @resource, 255), @gate nvarchar(255), @other nvarchar(255), @swap nvarchar(255),
             @uid_place nvarchar(70) = CONCAT(@uid, N'.1'), @class int = @priority + 1, @ageing int, @own bigint, @at datetime2(6),
             @eligible int, @code int, @looked int = 0, @name nvarchar(255), @freed nvarchar(255), @message nvarchar(1000),
@@ -166,8 +163,7 @@ CREATE OR ALTER PROCEDURE {schema}.acquire_by_priority
         END;
     END TRY
     BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         IF @position IS NOT NULL
            AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE queue_position = @position)
         BEGIN

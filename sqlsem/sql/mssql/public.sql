@@ -238,8 +238,7 @@ CREATE OR ALTER PROCEDURE {schema}.session_acquire_by_priority
                 END TRY
                 BEGIN CATCH
                     SET @number = ERROR_NUMBER();
-                    IF @@TRANCOUNT > 0
-                        ROLLBACK TRANSACTION;
+                    {rollback}
                     IF @number NOT IN (601, 1204, 1205, 1222, 50002, 50005)
                         THROW;
                 END CATCH;
@@ -286,16 +285,14 @@ CREATE OR ALTER PROCEDURE {schema}.session_acquire_by_priority
         END;
     END TRY
     BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         BEGIN TRY
             IF @member IS NOT NULL AND @uid IS NOT NULL
                 EXEC {schema}.cancel @member, @uid, N'cancelled';
         END TRY
         BEGIN CATCH
             -- (Report the first error. The priority entry is removed when its waiter lease ends.)
-            IF @@TRANCOUNT > 0
-                ROLLBACK TRANSACTION;
+            {rollback}
         END CATCH;
         {throw_if_busy}
         THROW;
@@ -398,8 +395,7 @@ BEGIN TRY
             END TRY
             BEGIN CATCH
                 SET @number = ERROR_NUMBER();
-                IF @@TRANCOUNT > 0
-                    ROLLBACK TRANSACTION;
+                {rollback}
                 IF @number NOT IN (601, 1204, 1205, 1222, 50002, 50005)
                     THROW;
             END CATCH;
@@ -470,8 +466,7 @@ BEGIN TRY
                     EXEC @code = {schema}.wait @resource, @position, @slice;
                 END TRY
                 BEGIN CATCH
-                    IF @@TRANCOUNT > 0
-                        ROLLBACK TRANSACTION;
+                    {rollback}
                     -- Another session has locked rows, perhaps in another order. (That is no deadlock of requests: wait
                     -- on.)
                     IF ERROR_NUMBER() NOT IN (601, 1204, 1205, 1222, 50002)
@@ -547,8 +542,7 @@ BEGIN TRY
     END TRY
     BEGIN CATCH
         SET @number = ERROR_NUMBER();
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         BEGIN TRY
             IF @member IS NOT NULL
                 EXEC {schema}.cancel @member, @uid, N'cancelled';
@@ -557,8 +551,7 @@ BEGIN TRY
         END TRY
         BEGIN CATCH
             -- (Report the first error. The row is removed when its waiter lease ends.)
-            IF @@TRANCOUNT > 0
-                ROLLBACK TRANSACTION;
+            {rollback}
         END CATCH;
         SET @position = NULL;
         THROW;
@@ -702,9 +695,7 @@ CREATE OR ALTER PROCEDURE {schema}.may_enter @resource nvarchar(400), @position 
             THROW;
         SET @code = 0;
     END CATCH;
-    IF @answer = 1
-        SELECT @code AS code;
-    RETURN @code;
+    {answer:@code,code}
 END;
 
 -- Return the rows of the queue, of one resource or of all. state: holds, waits, revoked, or dead (the owner is gone, and

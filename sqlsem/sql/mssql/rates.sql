@@ -403,9 +403,7 @@ CREATE OR ALTER PROCEDURE {schema}.reset_rate @resource nvarchar(400), @answer b
         END;
         COMMIT TRANSACTION;
     {end_try_rollback}
-    IF @answer = 1
-        SELECT @code AS code;
-    RETURN @code;
+    {answer:@code,code}
 END;
 
 -- Set an operator's limit of a rate in a window of this length: an upper bound on declared limits, and the limit of
@@ -454,9 +452,7 @@ AS {begin}
                     CASE WHEN @limit IS NOT NULL THEN CONCAT(@limit, N' in ', @window_ms, N' ms') END);
         COMMIT TRANSACTION;
     {end_try_rollback}
-    IF @answer = 1
-        SELECT @code AS code;
-    RETURN @code;
+    {answer:@code,code}
 END;
 
 -- Return the windows of a rate, as the procedure rates does.
@@ -566,14 +562,12 @@ CREATE OR ALTER PROCEDURE {schema}.take
         END;
     END TRY
     BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         BEGIN TRY
             EXEC {schema}.release @resource, @position, @requesting_id, N'cancelled';
         END TRY
         BEGIN CATCH
-            IF @@TRANCOUNT > 0
-                ROLLBACK TRANSACTION;  -- (report the first error; the row ends with the session)
+            {rollback}  -- (report the first error; the row ends with the session)
         END CATCH;
         {throw_if_busy}
         THROW;

@@ -159,8 +159,7 @@ CREATE OR ALTER PROCEDURE {schema}.check_origin AS {begin_inner}
         COMMIT TRANSACTION;
     END TRY
     BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         {throw_if_busy}
         IF @forward = 0 OR @code < 0 OR @outside > 0  -- (with @outside the caller's changes are undone as well, so the caller must know)
             THROW;
@@ -621,10 +620,7 @@ CREATE OR ALTER PROCEDURE {schema}.register_member
     @host nvarchar(255), @pid int, @program nvarchar(255), @grace_ms int, @lease_ms int = NULL,
     @member bigint = NULL OUTPUT, @answer bit = 0 AS {begin_try}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    SET XACT_ABORT ON;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: register_member must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    {outside:register_member}
     DECLARE @beacon int, @name nvarchar(255);
     EXEC {schema}.check_grace_or_lease N'grace', @grace_ms;
     EXEC {schema}.check_grace_or_lease N'lease', @lease_ms;
@@ -662,10 +658,7 @@ CREATE OR ALTER PROCEDURE {schema}.register_member
 -- removed.
 CREATE OR ALTER PROCEDURE {schema}.reattach_member @member bigint, @answer bit = 0 AS {begin_try_own}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    SET XACT_ABORT ON;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: reattach_member must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    {outside:reattach_member}
     DECLARE @lease int, @exists int, @beacon int, @code int, @name nvarchar(255), @position bigint = -1, @before bigint;
     IF (SELECT known FROM {schema}.origin()) = 0
         EXEC {schema}.check_origin;
@@ -959,8 +952,7 @@ BEGIN
     BEGIN CATCH
         IF @inside > 0
             THROW;
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         IF @entry IS NOT NULL
            AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position)
             EXEC {schema}.release_session_lock @entry;
@@ -983,10 +975,7 @@ CREATE OR ALTER PROCEDURE {schema}.register_all
     @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(60), @try bit, @requests nvarchar(max),
     @patience int = 1000 AS {begin}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    SET XACT_ABORT ON;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: register_all must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    {outside:register_all}
     DECLARE @request_rows TABLE (ordinal int NOT NULL PRIMARY KEY, resource_id nvarchar(400), access_type nvarchar(100),
                           gate nvarchar(255) COLLATE Latin1_General_100_BIN2,
                           concurrency_limit int, weight int, note nvarchar(1000), queue_position bigint, granted bit);
@@ -1067,8 +1056,7 @@ CREATE OR ALTER PROCEDURE {schema}.register_all
             COMMIT TRANSACTION;
     END TRY
     BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         IF @position IS NOT NULL
             SET @taken = CONCAT(@taken, @position, N',');
         WHILE CHARINDEX(N',', @taken) > 0
@@ -1133,10 +1121,7 @@ END;
 CREATE OR ALTER PROCEDURE {schema}.wait @resource nvarchar(255), @position bigint, @timeout_ms int, @answer bit = 0
 AS {begin_try}
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    SET XACT_ABORT ON;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: wait must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    {outside:wait}
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
     DECLARE @result int, @code int, @exists int, @access nvarchar(64), @limit int, @weight int, @member bigint,
             @granted_at datetime2(6), @revoked_at datetime2(6), @eligible int, @blocker bigint, @until nvarchar(10),
@@ -1293,8 +1278,7 @@ AS {begin_try}
         END;
     END TRY
     BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         IF @waiting = 1
             EXEC {schema}.release_session_lock @waiting_name;
         -- An open transaction has locked a row, or sessions have locked rows in different orders: return "not yet".
@@ -1313,9 +1297,7 @@ AS {begin_try}
         IF @exists = 0
             SET @result = -2;
     END;
-    IF @answer = 1
-        SELECT @result AS code;
-    RETURN @result;
+    {answer:@result,code}
 {end_try_rollback_own}
 
 -- Poll many rows of one member in one call, as wait with @timeout_ms = 0 polls one. @positions: a JSON array of
@@ -1323,10 +1305,7 @@ AS {begin_try}
 -- (granted 0); rows that still wait are left out. Of rows with the same request, none can be granted before the first.
 -- So the rule is applied to the first one, if that is eligible to two more, then to four.
 CREATE OR ALTER PROCEDURE {schema}.poll_waiters @member bigint, @positions nvarchar(max) AS {begin_try_own}
-    SET XACT_ABORT ON;
-    IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: poll_waiters must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    {outside:poll_waiters}
     -- answer: 0 waits, 1 granted, 2 waits and is not checked again, -2 gone
     DECLARE @waiters TABLE (queue_position bigint NOT NULL PRIMARY KEY,
                           resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
@@ -1508,8 +1487,7 @@ BEGIN TRY
         END;
     END TRY
     BEGIN CATCH
-        IF @@TRANCOUNT > 0
-            ROLLBACK TRANSACTION;
+        {rollback}
         -- Sessions have locked rows in different orders (1205), or rows moved during a scan (601): try again.
         IF ERROR_NUMBER() NOT IN (601, 1205) OR @@NESTLEVEL > 24
             THROW;
@@ -1567,9 +1545,7 @@ AS {begin_try_own}
     END;
     IF @pinned = 1
         THROW 50002, N'sqlsem: busy: an open transaction has pinned a row (assert_holding); commit it first', 1;
-    IF @answer = 1
-        SELECT @count AS cancelled;
-    RETURN @count;
+    {answer:@count,cancelled}
 {end_try_own}
 
 -- Pin a granted row of this login to the caller's own transaction: the row cannot be released or revoked before the
@@ -1600,9 +1576,7 @@ AS {begin_try}
         EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction', @DbPrincipal = @principal;
     IF @holding = -1
         THROW 50006, N'sqlsem: this row is another login''s; only its own can pin it', 1;
-    IF @answer = 1
-        SELECT @holding AS holding;
-    RETURN @holding;
+    {answer:@holding,holding}
 {end_try}
 
 
@@ -1645,13 +1619,7 @@ CREATE OR ALTER PROCEDURE {schema}.entries @resource nvarchar(400) = NULL AS {be
     DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = (SELECT grace_from FROM {schema}.origin());
     -- Beacons are tested once for each member, not for each row.
     DECLARE @member TABLE (member_id bigint NOT NULL PRIMARY KEY, missing int NULL);
-    INSERT INTO @member (member_id, missing)
-    SELECT m.member_id,
-           CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
-                WHEN m.beacon IS NULL THEN 0
-                WHEN APPLOCK_MODE(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Session') <> N'NoLock' THEN 0
-                ELSE APPLOCK_TEST(@principal, CONCAT(N'beacon.sqlsem.{schema}.', m.beacon), N'Shared', N'Session') END
-    FROM {schema}.member AS m WITH (NOLOCK)
+    {missing_members}
     WHERE m.member_id IN (SELECT t.member_id FROM {schema}.entry AS t WITH (NOLOCK)
                           WHERE @resource IS NULL OR t.resource_id = @resource);
     SELECT t.resource_id, t.queue_position,
@@ -1870,9 +1838,7 @@ CREATE OR ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0, @a
             THROW 50002, N'sqlsem: busy: an open transaction keeps this row (assert_holding); try again when that has ended', 1;
         SET @code = 0;
     END;
-    IF @answer = 1
-        SELECT @code AS code;
-    RETURN @code;
+    {answer:@code,code}
 {end_try_own}
 
 -- Revoke all rows of a member, or of all members of a login, and remove the members. Waiting rows are removed at once.
@@ -1917,9 +1883,7 @@ AS {begin_try_own}
         VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'revoke_members',
                 COALESCE(N'login ' + @login, CONCAT(N'member ', @member)),
                 CONCAT(@gone, N' members, ', @rows, N' rows', CASE WHEN @force = 1 THEN N', force' END));
-    IF @answer = 1
-        SELECT @gone AS gone;
-    RETURN @gone;
+    {answer:@gone,gone}
 {end_try_own}
 
 -- Test every member now; return the number of removed rows.
@@ -1966,9 +1930,7 @@ CREATE OR ALTER PROCEDURE {schema}.reap @answer bit = 0 AS {begin_try}
     IF @code > 0
         INSERT INTO {schema}.operation (host, pid, program, action, new_value)
         VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'reap', CAST(@code AS nvarchar(20)));
-    IF @answer = 1
-        SELECT @code AS removed;
-    RETURN @code;
+    {answer:@code,removed}
 {end_try_rollback_own}
 
 -- end of feature: operate
@@ -2013,9 +1975,7 @@ CREATE OR ALTER PROCEDURE {schema}.prune_operations @maximum int, @answer bit = 
     SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
     DELETE TOP (@maximum) FROM {schema}.operation WHERE done_at < @before OR operation_id < @first;
     SET @count = @@ROWCOUNT;
-    IF @answer = 1
-        SELECT @count AS pruned;
-    RETURN @count;
+    {answer:@count,pruned}
 {end_try_own}
 
 -- Remove history that is older than setting history_days or beyond history_rows: among the oldest @maximum rows.
@@ -2057,9 +2017,7 @@ CREATE OR ALTER PROCEDURE {schema}.prune @maximum int, @answer bit = 0 AS {begin
                           WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms);
     END;
     -- end of feature: rates
-    IF @answer = 1
-        SELECT @count AS pruned;
-    RETURN @count;
+    {answer:@count,pruned}
 {end_try_own}
 
 

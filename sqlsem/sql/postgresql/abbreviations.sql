@@ -8,6 +8,8 @@
 -- …_indexed: reads by indexes, whatever the statistics of the tables say. …_generic: does so, too, and keeps one plan
 -- for all values of its parameters. Neither compiles a plan (jit): before version 18 a scan that cannot be avoided counts
 -- as so expensive there that compiling, which takes seconds, seems to pay.
+-- lock_timeout: not a property, but a statement: bounds the waits for locks in this transaction, unless the session
+-- does so. {x}: the time.
 
 -- name: plpgsql
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -57,3 +59,7 @@ AS $$
 -- name: sql_stable_definer
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+-- name: lock_timeout
+IF current_setting('lock_timeout') = '0' THEN
+    PERFORM set_config('lock_timeout', '{x}', true);
+END IF;

@@ -230,9 +230,7 @@ CREATE OR REPLACE FUNCTION {schema}.retake_wakeup_lock(p_resource varchar, p_pos
 BEGIN
     IF EXISTS (SELECT FROM {schema}.{table} AS t CROSS JOIN LATERAL {schema}.missing_wakeup_locks(t.member_id, ARRAY[p_position])
                WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id) THEN
-        IF current_setting('lock_timeout') = '0' THEN
-            PERFORM set_config('lock_timeout', '60s', true);
-        END IF;
+        {lock_timeout:60s}
         PERFORM pg_advisory_lock({schema}.lock_class(2), {schema}.lock_key(p_position));
     END IF;
 END

@@ -105,9 +105,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: % belongs to %, through which it can be written; guard that', p_table, v_what.parent
             USING ERRCODE = '42809';
     END IF;
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '5s', true);
-    END IF;
+    {lock_timeout:5s}
     FOR v_one IN
         SELECT f.relation, c.relkind, g.resource_id, g.trigger_name, g.fires
         FROM {schema}.table_and_partitions(p_table) AS f (relation) JOIN pg_class AS c ON c.oid = f.relation
@@ -147,9 +145,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: % is guarded as a part of %', p_table, v_one.parent
             USING ERRCODE = '42809', HINT = format('SELECT {schema}.unguard_table(%L) takes all of them off.', v_one.parent);
     END IF;
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '5s', true);
-    END IF;
+    {lock_timeout:5s}
     FOR v_one IN
         SELECT g.relation, g.trigger_name FROM {schema}.table_and_partitions(p_table) AS f (relation) JOIN {schema}.guards() AS g ON g.relation = f.relation
     LOOP

@@ -33,9 +33,7 @@ DECLARE
     v_freed   boolean;
 BEGIN
     PERFORM {schema}.require_outside_transaction('hand_over');
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '60s', true);
-    END IF;
+    {lock_timeout:60s}
     PERFORM {schema}.check_grace_or_lease('lease', p_ttl_ms);
     IF (p_hash ~ '^[0-9a-f]{64}$') IS NOT TRUE THEN
         RAISE EXCEPTION 'sqlsem: the hash of a token is 64 hexadecimal digits' USING ERRCODE = '22023';
@@ -120,9 +118,7 @@ DECLARE
     v_row    record;
 BEGIN
     PERFORM {schema}.require_outside_transaction('adopt');
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '60s', true);
-    END IF;
+    {lock_timeout:60s}
     IF concat(p_requesting_id, p_owner, p_uid) ~ '[[:cntrl:]]' OR p_requesting_id IS NULL OR p_uid IS NULL THEN
         RAISE EXCEPTION 'sqlsem: bad request: requesting_id and uid must be printable text' USING ERRCODE = '22023';
     END IF;

@@ -66,9 +66,7 @@ BEGIN
             quote_literal({schema}.escape_control_chars(p_resource)), {schema}.escape_control_chars(p_resource) USING ERRCODE = '22023',
             HINT = 'Or ask without a priority.';
     END IF;
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '60s', true);
-    END IF;
+    {lock_timeout:60s}
     IF p_place IS NOT NULL THEN
         -- Most polls end in this block, without the gate. If a dead member is removed, this poll does nothing else.
         SELECT t.requested_at INTO v_place FROM {schema}.{table} AS t

@@ -352,9 +352,7 @@ BEGIN
             quote_literal(p_resource), p_more USING ERRCODE = '22023';
     END IF;
     PERFORM {schema}.require_outside_transaction('take_rate');
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '60s', true);
-    END IF;
+    {lock_timeout:60s}
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
     WHILE p_position IS NULL LOOP  -- test the owner of the first row: a dead one must not block
         v_first := (SELECT o.queue_position FROM {schema}.rows_before_oldest_first(p_resource, 9223372036854775807) AS o LIMIT 1);
@@ -399,9 +397,7 @@ BEGIN
             coalesce(p_more::text, 'NULL'), coalesce(p_taken_ms::text, 'NULL') USING ERRCODE = '22023';
     END IF;
     PERFORM {schema}.require_outside_transaction('adjust_rate');
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '60s', true);
-    END IF;
+    {lock_timeout:60s}
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
     v_us := floor(extract(epoch FROM clock_timestamp()) * 1000000);
     PERFORM {schema}.begin_rate(p_resource, '{}', '{}', v_us / 1000);
@@ -416,9 +412,7 @@ DECLARE
     v_used bigint;
 BEGIN
     PERFORM {schema}.check_rate_name(p_resource);
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '10s', true);
-    END IF;
+    {lock_timeout:10s}
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
     WITH gone AS (DELETE FROM {schema}.rate_slot WHERE resource_id = p_resource RETURNING window_ms, used)
     SELECT coalesce(max(u.used), 0) INTO v_used FROM (SELECT sum(g.used) AS used FROM gone AS g GROUP BY g.window_ms) AS u;
@@ -443,9 +437,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: % needs a limit and a window (ms) from 1 to 2147483647, not % and %', quote_literal(p_resource),
             coalesce(p_limit::text, 'NULL'), coalesce(p_window_ms::text, 'NULL') USING ERRCODE = '22023';
     END IF;
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '10s', true);
-    END IF;
+    {lock_timeout:10s}
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
     SELECT w.cap INTO v_before FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.window_ms = p_window_ms;
     IF v_before IS NULL AND p_limit IS NULL THEN

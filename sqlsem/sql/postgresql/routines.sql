@@ -1119,9 +1119,7 @@ DECLARE
     v_free    boolean := true;
 BEGIN
     PERFORM {schema}.require_outside_transaction('register_all');
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '60s', true);
-    END IF;
+    {lock_timeout:60s}
     PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member));
     -- By key, not by name: names that share a key must not be locked twice in different orders.
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), g.key)
@@ -1855,9 +1853,7 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: the queue of % is always first come, first served; priorities cannot be set there',
             quote_literal(p_resource) USING ERRCODE = '22023';
     END IF;
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '10s', true);
-    END IF;
+    {lock_timeout:10s}
     IF p_what = 'cap' AND p_value IS NULL THEN
         IF current_setting('transaction_isolation') <> 'read committed' THEN  -- an older snapshot misses requests that use the limit
             RAISE EXCEPTION 'sqlsem: a limit is lifted under READ COMMITTED, not %', current_setting('transaction_isolation')
@@ -1908,9 +1904,7 @@ CREATE OR REPLACE FUNCTION {schema}.revoke_row(p_resource varchar, p_position bi
 DECLARE
     v_row record;
 BEGIN
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '5s', true);
-    END IF;
+    {lock_timeout:5s}
     BEGIN
         -- revoked_at first: either a waiter that is granted this instant sees it, or this statement sees the grant.
         UPDATE {schema}.{table} SET revoked_at = coalesce(revoked_at, clock_timestamp()), revoked_by = coalesce(revoked_by, session_user)
