@@ -13,8 +13,12 @@ Json = dict[str, Any]
 COLUMNS = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
-# Words of the queries below: the exporters and the resources that the user has chosen, and the time of a rate.
+# Words of the queries below: the exporters and the resources that the user has chosen, and the time of a rate. ``BY``
+# stands for the labels in the query's legend.
 WORDS = {"AT": 'instance=~"$instance"', "OF": 'resource=~"$resource"', "INTERVAL": "$__rate_interval"}
+
+#: The legend of a line for each holder.
+HOLDER = "{{resource}} {{holder_program}} {{holder_note}}"
 
 
 def _number(title: str, description: str, query: str, unit: str = "short", red: int = 1) -> Json:
@@ -66,11 +70,21 @@ def _targets(queries: dict[str, str]) -> list[Json]:
         {
             "refId": letter,
             "datasource": SOURCE,
-            "expr": re.sub("|".join(WORDS), lambda word: WORDS[word[0]], query),
+            "expr": _in_full(query, legend),
             "legendFormat": legend,
         }
         for letter, (legend, query) in zip(string.ascii_uppercase, queries.items(), strict=False)
     ]
+
+
+def _in_full(query: str, legend: str) -> str:
+    labels = ", ".join(re.findall(r"{{(\w+)}}", legend))
+    words = {**WORDS, "BY": f"by ({labels})"}
+    return re.sub("|".join(words), lambda word: words[word[0]], query)
+
+
+def _ninth_decile(histogram: str) -> str:
+    return f"histogram_quantile(0.9, sum by (le, resource) (rate({histogram}_bucket{{OF}}[INTERVAL])))"
 
 
 def _row(title: str) -> Json:
@@ -99,102 +113,65 @@ PANELS = [
     _row("Waiters and holders"),
     _graph(
         "Waiting",
-        {"{{resource}}": "sum by (resource) (sqlsem_waiting{AT,OF})"},
+        {"{{resource}}": "sum BY (sqlsem_waiting{AT,OF})"},
         12,
         "Requests that wait, by resource.",
         stacked=True,
     ),
     _graph(
         "Holding",
-        {"{{resource}}": "sum by (resource) (sqlsem_holding{AT,OF})"},
+        {"{{resource}}": "sum BY (sqlsem_holding{AT,OF})"},
         12,
         "Requests that hold, by resource.",
         stacked=True,
     ),
     _graph(
         "Wait caused by holders",
-        {
-            "{{resource}} {{holder_program}} {{holder_note}}": (
-                "topk(10, sum by (resource, holder_program, holder_note)"
-                " (rate(sqlsem_blamed_seconds_total{AT,OF}[INTERVAL])))"
-            )
-        },
+        {HOLDER: "topk(10, sum BY (rate(sqlsem_blamed_seconds_total{AT,OF}[INTERVAL])))"},
         12,
         "Waiters' seconds a second, by the holder for which they wait in the end.",
     ),
     _graph(
         "Blocked now",
-        {
-            "{{resource}} {{holder_program}} {{holder_note}}": (
-                "topk(10, sum by (resource, holder_program, holder_note) (sqlsem_blocked{AT,OF}))"
-            )
-        },
+        {HOLDER: "topk(10, sum BY (sqlsem_blocked{AT,OF}))"},
         12,
         "Requests that wait for this holder, also behind other requests.",
     ),
-    _graph(
-        "Longest wait",
-        {"{{resource}}": "max by (resource) (sqlsem_longest_wait_seconds{AT,OF})"},
-        8,
-        unit="s",
-    ),
-    _graph(
-        "Longest hold",
-        {"{{resource}}": "max by (resource) (sqlsem_longest_hold_seconds{AT,OF})"},
-        8,
-        unit="s",
-    ),
+    _graph("Longest wait", {"{{resource}}": "max BY (sqlsem_longest_wait_seconds{AT,OF})"}, 8, unit="s"),
+    _graph("Longest hold", {"{{resource}}": "max BY (sqlsem_longest_hold_seconds{AT,OF})"}, 8, unit="s"),
     _graph(
         "Bad ends",
-        {"{{resource}} {{outcome}}": "sum by (resource, outcome) (increase(sqlsem_ended_total{AT,OF}[1h])) > 0"},
+        {"{{resource}} {{outcome}}": "sum BY (increase(sqlsem_ended_total{AT,OF}[1h])) > 0"},
         8,
         "Requests that died, were revoked or were lost within the hour before.",
     ),
     _row("Recent times, of resources in use"),
     _graph(
         "Waits, 90th percentile",
-        {"{{resource}}": 'max by (resource) (sqlsem_recent_wait_seconds{AT,OF,quantile="0.9"})'},
+        {"{{resource}}": 'max BY (sqlsem_recent_wait_seconds{AT,OF,quantile="0.9"})'},
         12,
         unit="s",
     ),
     _graph(
         "Holds, 90th percentile",
-        {"{{resource}}": 'max by (resource) (sqlsem_recent_hold_seconds{AT,OF,quantile="0.9"})'},
+        {"{{resource}}": 'max BY (sqlsem_recent_hold_seconds{AT,OF,quantile="0.9"})'},
         12,
         unit="s",
     ),
     _row("Work queues and batches"),
-    _graph(
-        "Pending tasks",
-        {"{{queue}}": 'sum by (queue) (sqlsem_tasks{AT,state="pending"})'},
-        6,
-        stacked=True,
-    ),
-    _graph(
-        "Oldest pending task",
-        {"{{queue}}": "max by (queue) (sqlsem_oldest_pending_seconds{AT})"},
-        6,
-        unit="s",
-    ),
-    _graph("Attempts a minute", {"{{queue}}": "sum by (queue) (sqlsem_task_rate{AT})"}, 6),
+    _graph("Pending tasks", {"{{queue}}": 'sum BY (sqlsem_tasks{AT,state="pending"})'}, 6, stacked=True),
+    _graph("Oldest pending task", {"{{queue}}": "max BY (sqlsem_oldest_pending_seconds{AT})"}, 6, unit="s"),
+    _graph("Attempts a minute", {"{{queue}}": "sum BY (sqlsem_task_rate{AT})"}, 6),
     _graph(
         "Batches",
-        {
-            "{{status}}": "sum by (status) (sqlsem_batches{AT})",
-            "overdue": "sum(sqlsem_batches_overdue{AT})",
-        },
+        {"{{status}}": "sum BY (sqlsem_batches{AT})", "overdue": "sum(sqlsem_batches_overdue{AT})"},
         6,
         "Open and failed ones.",
     ),
     _row("Rates"),
     _graph(
         "Used, of the limit",
-        {
-            "{{resource}} in {{window}} s": (
-                "sum by (resource, window) (sqlsem_rate_used{AT,OF})"
-                " / sum by (resource, window) (sqlsem_rate_limit{AT,OF})"
-            )
-        },
+        {"{{resource}} in {{window}} s": "sum BY (sqlsem_rate_used{AT,OF}) / sum BY (sqlsem_rate_limit{AT,OF})"},
         8,
         "What counts now of what may be used in the window.",
         unit="percentunit",
@@ -202,8 +179,8 @@ PANELS = [
     _graph(
         "Waiters, and debt",
         {
-            "waiting {{resource}}": 'sum by (resource) (sqlsem_waiting{AT,OF,resource=~"rate:.*"})',
-            "debt {{resource}} in {{window}} s": "sum by (resource, window) (sqlsem_rate_debt{AT,OF})",
+            "waiting {{resource}}": 'sum BY (sqlsem_waiting{AT,OF,resource=~"rate:.*"})',
+            "debt {{resource}} in {{window}} s": "sum BY (sqlsem_rate_debt{AT,OF})",
         },
         8,
         "Requests in the queue of a rate; costs adjusted beyond the limit.",
@@ -211,9 +188,9 @@ PANELS = [
     _graph(
         "Acquired from rates, a second",
         {
-            "{{resource}}": "sum by (resource) (rate(sqlsem_rate_taken_total{AT,OF}[INTERVAL]))",
-            "waited {{resource}}": "sum by (resource) (rate(sqlsem_rate_waits_total{AT,OF}[INTERVAL]))",
-            "timeout {{resource}}": "sum by (resource) (rate(sqlsem_rate_timeouts_total{AT,OF}[INTERVAL]))",
+            "{{resource}}": "sum BY (rate(sqlsem_rate_taken_total{AT,OF}[INTERVAL]))",
+            "waited {{resource}}": "sum BY (rate(sqlsem_rate_waits_total{AT,OF}[INTERVAL]))",
+            "timeout {{resource}}": "sum BY (rate(sqlsem_rate_timeouts_total{AT,OF}[INTERVAL]))",
         },
         8,
         "The cost of all grants; how many requests waited, and how many timed out. Requests that are refused at"
@@ -221,37 +198,16 @@ PANELS = [
     ),
     _row("Programs that register sqlsem.metrics"),
     _graph(
-        "Grants a second",
-        {"{{resource}}": "sum by (resource) (rate(sqlsem_client_grants_total{OF}[INTERVAL]))"},
-        6,
-        unit="ops",
+        "Grants a second", {"{{resource}}": "sum BY (rate(sqlsem_client_grants_total{OF}[INTERVAL]))"}, 6, unit="ops"
     ),
-    _graph(
-        "Wait, 90th percentile",
-        {
-            "{{resource}}": (
-                "histogram_quantile(0.9, sum by (le, resource) (rate(sqlsem_client_wait_seconds_bucket{OF}[INTERVAL])))"
-            )
-        },
-        6,
-        unit="s",
-    ),
-    _graph(
-        "Hold, 90th percentile",
-        {
-            "{{resource}}": (
-                "histogram_quantile(0.9, sum by (le, resource) (rate(sqlsem_client_hold_seconds_bucket{OF}[INTERVAL])))"
-            )
-        },
-        6,
-        unit="s",
-    ),
+    _graph("Wait, 90th percentile", {"{{resource}}": _ninth_decile("sqlsem_client_wait_seconds")}, 6, unit="s"),
+    _graph("Hold, 90th percentile", {"{{resource}}": _ninth_decile("sqlsem_client_hold_seconds")}, 6, unit="s"),
     _graph(
         "Lost, deadlocks, timeouts",
         {
-            "lost {{resource}}": "sum by (resource) (rate(sqlsem_client_lost_total{OF}[INTERVAL]))",
-            "deadlock {{resource}}": "sum by (resource) (rate(sqlsem_client_deadlocks_total{OF}[INTERVAL]))",
-            "timeout {{resource}}": "sum by (resource) (rate(sqlsem_client_timeouts_total{OF}[INTERVAL]))",
+            "lost {{resource}}": "sum BY (rate(sqlsem_client_lost_total{OF}[INTERVAL]))",
+            "deadlock {{resource}}": "sum BY (rate(sqlsem_client_deadlocks_total{OF}[INTERVAL]))",
+            "timeout {{resource}}": "sum BY (rate(sqlsem_client_timeouts_total{OF}[INTERVAL]))",
         },
         6,
         unit="ops",
