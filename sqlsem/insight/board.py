@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlsem.insight.chains import root_blockers
 from sqlsem.insight.columns import BATCHES, BLOCKERS, MEMBERS, QUEUES, RATES, TASKS, TIMES, Column
 from sqlsem.insight.consequences import INSIDE, Kind
-from sqlsem.insight.overview import MemberEntry, Overview, Percentiles
+from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.insight.rates import rate_words, seconds_until_granted, used_words
 from sqlsem.insight.reasons import Reason
 from sqlsem.insight.words import (
@@ -129,9 +130,8 @@ def listing(
     columns = shown_view.columns
     if shown_view.headings and sort == ORDER:
         rows = tuple(_with_headings(overview, rows, words))
-        index = next(number for number, column in enumerate(columns) if column.key == "resource")
-        columns = columns[:index] + columns[index + 1 :]
-        rows = tuple(row if row.heading else _without(row, index) for row in rows)
+        columns = columns[1:]  # without the resource
+        rows = tuple(row if row.heading else replace(row, cells=row.cells[1:]) for row in rows)
     return Listing(shown_view, columns, rows, sort, len(sortable), total)
 
 
@@ -142,11 +142,6 @@ def offered_views(overview: Overview | None, here: str) -> list[View]:
         for view in VIEWS.values()
         if view.filled is None or view.key == here or (overview is not None and view.filled(overview))
     ]
-
-
-def _without(row: Row, index: int) -> Row:
-    cells = row.cells[:index] + row.cells[index + 1 :]
-    return Row(row.key, cells, row.state, row.details, False, row.resource, row.position, row.task_id, row.actions)
 
 
 def _text(line: _SortableRow) -> str:
@@ -205,15 +200,17 @@ def _why(entry: Entry, reason: str) -> str:
 
 
 def _queues(overview: Overview, why: Mapping[int, Reason]) -> Iterator[_SortableRow]:
-    paused = {resource.resource: resource.paused for resource in overview.resources}
+    paused = _paused(overview)
     rates = _by_resource(overview.rates)
     before: Counter[str] = Counter()
     for entry in overview.entries:
         windows = rates.get(entry.resource, ())
-        yield _request(
-            entry, why.get(entry.position), paused.get(entry.resource, False), windows, before[entry.resource]
-        )
+        yield _request(entry, why.get(entry.position), entry.resource in paused, windows, before[entry.resource])
         before[entry.resource] += 1
+
+
+def _paused(overview: Overview) -> set[str]:
+    return {resource.resource for resource in overview.resources if resource.paused}
 
 
 def _by_resource(rates: Iterable[RateEntry]) -> dict[str, list[RateEntry]]:
@@ -243,18 +240,21 @@ def _request(
     why = _why(entry, words)
     details = [
         f"{entry.position} {entry.state} {entry.resource} for {cells[3]}: {access_of(entry)}, {process}"
-        + "".join(f", {text}" for text in (program_of(entry),) if text),
+        + (f", {cells[8]}" if cells[8] else ""),
         *([f"Why: {why}"] if why else []),
-        *([f"Note: {entry.note}"] if entry.note else []),
     ]
     by = _by_column(QUEUES, cells, position=entry.position, seconds=entry.seconds, enters=enters)
-    row = Row(
-        *(f"p{entry.position}", _clean(cells), entry.state, _clean(details)),
+    return _SortableRow(_row(entry, cells, details, paused), by, f"{entry.requesting_id} {why}")
+
+
+def _row(entry: Entry, cells: Iterable[str], details: Iterable[str], paused: bool) -> Row:
+    note = (f"Note: {entry.note}",) if entry.note else ()
+    return Row(
+        *(f"p{entry.position}", _clean(cells), entry.state, _clean((*details, *note))),
         resource=entry.resource,
         position=entry.position,
         actions=("revoke", "revoke_now", *_of_resource(paused)),
     )
-    return _SortableRow(row, by, f"{entry.requesting_id} {why}")
 
 
 def _of_resource(paused: bool) -> tuple[Kind, ...]:
@@ -268,15 +268,14 @@ def _with_headings(overview: Overview, rows: Sequence[Row], words: Sequence[str]
     grouped: dict[str, list[Row]] = {}
     for row in rows:
         grouped.setdefault(str(row.resource), []).append(row)
-    counts: dict[str, dict[str, int]] = {}
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for entry in overview.entries:
-        states = counts.setdefault(entry.resource, {})
-        states[entry.state] = states.get(entry.state, 0) + 1
+        counts[entry.resource][entry.state] += 1
     known = {listed.resource: listed for listed in overview.resources}
     rates = _by_resource(overview.rates)
     for name in sorted({*grouped, *known}):
         resource = known.get(name) or Resource(name, None, False, None, 0, 0)
-        heading = _heading(resource, counts.get(name, {}), rates.get(name, ()))
+        heading = _heading(resource, counts[name], rates.get(name, ()))
         is_set = resource.paused or resource.cap is not None or resource.stale_after is not None
         if name in grouped or (is_set and all(word in heading.casefold() for word in words)):
             state = "paused" if resource.paused else ""
@@ -285,11 +284,11 @@ def _with_headings(overview: Overview, rows: Sequence[Row], words: Sequence[str]
             yield from grouped.get(name, ())
 
 
-def _heading(resource: Resource, states: dict[str, int], windows: Sequence[RateEntry]) -> str:
-    parts = [f"{sum(states.get(state, 0) for state in INSIDE)} holding, {states.get('waits', 0)} waiting"]
-    if windows:
-        parts = [f"{_in_line(states)} waiting", used_words(windows)]
-    if states.get("dead"):
+def _heading(resource: Resource, states: Counter[str], windows: Sequence[RateEntry]) -> str:
+    parts = [f"{sum(states[state] for state in INSIDE)} holding, {states['waits']} waiting"]
+    if windows:  # (the first of a rate's queue holds, and waits all the same)
+        parts = [f"{sum(states.values()) - states['dead']} waiting", used_words(windows)]
+    if states["dead"]:
         parts[0] += f", {states['dead']} dead"
     if resource.paused:
         parts.append(f"PAUSED{by_login(resource.paused_by)}")
@@ -300,13 +299,8 @@ def _heading(resource: Resource, states: dict[str, int], windows: Sequence[RateE
     return clean(f"{resource.resource}  {'  '.join(parts)}")
 
 
-def _in_line(states: Mapping[str, int]) -> int:
-    """Return the number of waiters for a rate, including the first of its queue."""
-    return sum(number for state, number in states.items() if state != "dead")
-
-
 def _blockers(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
-    paused = {resource.resource: resource.paused for resource in overview.resources}
+    paused = _paused(overview)
     for blocker in root_blockers(overview):
         entry = blocker.entry
         process = requester(entry)
@@ -325,15 +319,8 @@ def _blockers(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Sortable
         details = (
             f"{counted(blocker.waiters, 'request')} waiting for {process}, together for {cells[3]}; "
             f"it {'holds' if entry.state in INSIDE else 'waits for'} {entry.resource}, at {entry.position}",
-            *([f"Note: {entry.note}"] if entry.note else []),
         )
-        row = Row(
-            *(f"p{entry.position}", _clean(cells), entry.state, _clean(details)),
-            resource=entry.resource,
-            position=entry.position,
-            actions=("revoke", "revoke_now", *_of_resource(paused.get(entry.resource, False))),
-        )
-        yield _SortableRow(row, by, entry.requesting_id)
+        yield _SortableRow(_row(entry, cells, details, entry.resource in paused), by, entry.requesting_id)
 
 
 # -- members, work queues, batches, times ----------------------------------------------------------------------------
@@ -342,29 +329,16 @@ def _blockers(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Sortable
 def _members(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
     for member in overview.members:
         state = _member_state(member)
+        process = process_name(member.host, member.pid)
         cells = (
-            *(
-                str(member.member_id),
-                process_name(member.host, member.pid),
-                state,
-                member.kind,
-                _seconds(member.missing_for),
-            ),
-            *(
-                _seconds(member.grace_left),
-                str(member.holding),
-                str(member.waiting),
-                member.program or "",
-                member.login or "",
-            ),
+            *(str(member.member_id), process, state, member.kind, _seconds(member.missing_for)),
+            *(_seconds(member.grace_left), str(member.holding), str(member.waiting)),
+            *(member.program or "", member.login or ""),
         )
-        times = {"missing": member.missing_for, "left": member.grace_left}
-        by = _by_column(
-            MEMBERS, cells, member=member.member_id, holding=member.holding, waiting=member.waiting, **times
-        )
+        numbers = {"member": member.member_id, "holding": member.holding, "waiting": member.waiting}
+        by = _by_column(MEMBERS, cells, missing=member.missing_for, left=member.grace_left, **numbers)
         joined = seconds_in_words(max(0.0, (overview.taken_at - member.joined_at).total_seconds()))
         grace = "" if member.grace is None else f", grace {seconds_in_words(member.grace)}"
-        process = process_name(member.host, member.pid)
         details = [
             f"Member {member.member_id}, {process}, for {joined}: has a {member.kind}{grace}; "
             f"holds {member.holding}, waits for {member.waiting}",
@@ -435,7 +409,7 @@ def _lacking(batch: BatchEntry, lacking: Sequence[str]) -> str:
 
 def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
     for name, times in sorted(overview.holds.items()):
-        values = [value for percentiles in (times.held, times.waited) for value in _percentiles(percentiles)]
+        values = [at for of in (times.held, times.waited) for at in (of.p10, of.p50, of.p90, of.p99)]
         count = times.held.count
         cells = (name, str(count), *map(_seconds, values))
         by = _by_column(TIMES, (name, count, *values))
@@ -447,10 +421,10 @@ def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow
 
 
 def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow]:
-    paused = {resource.resource: resource.paused for resource in overview.resources}
+    paused = _paused(overview)
     in_line = Counter(entry.resource for entry in overview.entries if entry.state != "dead")
     for rate in overview.rates:
-        is_paused, waiting = paused.get(rate.resource, False), in_line[rate.resource]
+        is_paused, waiting = rate.resource in paused, in_line[rate.resource]
         state = "paused" if is_paused else "waits" if waiting else ""
         numbers = (rate.limit, rate.used, max(0, rate.limit - rate.used))
         totals = (rate.taken, rate.returned, rate.waits)
@@ -472,10 +446,6 @@ def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_SortableRow
             actions=("resume" if is_paused else "pause",),
         )
         yield _SortableRow(row, _by_column(RATES, values), rate.resource)
-
-
-def _percentiles(times: Percentiles) -> tuple[float, ...]:
-    return times.p10, times.p50, times.p90, times.p99
 
 
 def _clean(texts: Iterable[str]) -> tuple[str, ...]:
