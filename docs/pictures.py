@@ -40,7 +40,7 @@ from sqlsem.ops.dashboard.app import Dashboard
 from sqlsem.ops.dashboard.pages import PageQuery, Pages
 from sqlsem.ops.hosts import LOOPBACK, Hosts
 from sqlsem.ops.terminal import output
-from sqlsem.ops.terminal.clean_console import CleanConsole
+from sqlsem.ops.terminal.tables import CleanConsole
 from sqlsem.ops.tui.app import Top
 from sqlsem.values.locks import Entry
 

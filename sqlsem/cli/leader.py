@@ -8,7 +8,7 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
 from sqlsem.cli.options import json_option, name_of, one_name
 from sqlsem.ops.terminal import output
-from sqlsem.ops.terminal.leaders import describe_leader, render_leaders
+from sqlsem.ops.terminal.lists import describe_leader, render_leaders
 from sqlsem.util.printable import clean
 
 __all__ = ["leader"]

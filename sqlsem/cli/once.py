@@ -9,7 +9,7 @@ from sqlsem.cli.group import Listing
 from sqlsem.cli.options import Named, json_option, one_name, refusing
 from sqlsem.client.once import once_name
 from sqlsem.ops.terminal import output
-from sqlsem.ops.terminal.once import render_runs
+from sqlsem.ops.terminal.lists import render_runs
 from sqlsem.util.printable import clean
 
 __all__ = ["once"]

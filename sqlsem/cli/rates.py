@@ -10,7 +10,7 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
 from sqlsem.cli.options import json_option, name_of, one_name, rate_window
 from sqlsem.ops.terminal import output
-from sqlsem.ops.terminal.rates import render_rates
+from sqlsem.ops.terminal.lists import render_rates
 from sqlsem.util.printable import clean
 from sqlsem.values.locks import Duration
 from sqlsem.values.rates import Window

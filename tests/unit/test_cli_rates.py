@@ -7,7 +7,7 @@ from support import PATIENCE, commands, until
 
 import sqlsem
 from sqlsem.ops.terminal import output
-from sqlsem.ops.terminal.rates import render_rates
+from sqlsem.ops.terminal.lists import render_rates
 from sqlsem.values.rates import RateEntry
 
 

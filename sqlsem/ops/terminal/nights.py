@@ -11,21 +11,16 @@ from rich.text import Text
 from sqlsem.insight.audit import Audit, Finding
 from sqlsem.insight.replay import Night, Replay
 from sqlsem.insight.words import access_of, counted, requester, seconds_in_words
-from sqlsem.ops.terminal.tables import Column, table
+from sqlsem.ops.terminal.tables import Column, moment, table
 from sqlsem.util.printable import clean
 from sqlsem.values.locks import Entry, Past
 
 __all__ = ["render_audit", "render_replay"]
 
 
-def _moment(moment: datetime | None) -> str:
-    """Return local time with the day."""
-    return "-" if moment is None else moment.astimezone().strftime("%m-%d %H:%M:%S")
-
-
-def _exact(moment: datetime | None) -> str:
+def _exact(at: datetime | None) -> str:
     """Return local time with microseconds: a finding may be about milliseconds."""
-    return "-" if moment is None else moment.astimezone().strftime("%m-%d %H:%M:%S.%f")
+    return moment(at, "%m-%d %H:%M:%S.%f")
 
 
 ROWS: tuple[Column[Past | Entry], ...] = (
@@ -65,7 +60,7 @@ def render_audit(audit: Audit, width: int) -> RenderableType:
         )
     )
     if audit.first_end is not None:
-        words = f"The first of them ended {_moment(audit.first_end)}; earlier rows are not known"
+        words = f"The first of them ended {moment(audit.first_end)}; earlier rows are not known"
         if audit.partly:
             words += f", so {counted(audit.partly, 'earlier grant', ',')} could be checked in part only"
         parts.append(Text(f"{words}."))
@@ -82,7 +77,7 @@ NIGHTS: tuple[Column[tuple[str, str, Night]], ...] = (
     Column("", lambda row: row[1]),
     Column("GRANTED", lambda row: f"{row[2].granted:,}", right=True),
     Column("NOT GRANTED", lambda row: f"{row[2].not_granted:,}", right=True),
-    Column("LAST END", lambda row: _moment(row[2].end)),
+    Column("LAST END", lambda row: moment(row[2].end)),
     Column("WAIT P50", lambda row: seconds_in_words(row[2].wait_p50), right=True),
     Column("P99", lambda row: seconds_in_words(row[2].wait_p99), right=True),
     Column("TOTAL", lambda row: seconds_in_words(row[2].wait_total), right=True),
@@ -113,5 +108,5 @@ def render_replay(replay: Replay, width: int, first: datetime | None) -> Rendera
     ]
     parts += [Text(f"{count:,} {words}.") for count, words in notes if count]
     if first is not None:
-        parts.append(Text(f"Requests that ended before {_moment(first)} are left out (--max)."))
+        parts.append(Text(f"Requests that ended before {moment(first)} are left out (--max)."))
     return Group(*parts)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from sqlsem.ops.terminal.clean_console import CleanConsole
+    from sqlsem.ops.terminal.tables import CleanConsole
 
 __all__ = [
     "console",
@@ -172,7 +172,7 @@ def print_usage(error: click.ClickException) -> None:
 
 def console() -> CleanConsole:
     """Return a console: with colours and the terminal's width, or plain and unlimited for a pipe or file."""
-    from sqlsem.ops.terminal.clean_console import CleanConsole  # loads Rich, which `sqlsem run` does not need
+    from sqlsem.ops.terminal.tables import CleanConsole  # loads Rich, which `sqlsem run` does not need
 
     result = CleanConsole(highlight=False)
     if not result.is_terminal and not os.environ.get("COLUMNS"):

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sqlsem.insight.reasons import Reason
 from sqlsem.insight.words import access_of, by_login, clock, program_of, requester
-from sqlsem.ops.terminal.tables import Column, local_time, process_name, seconds_in_words, table, tables
+from sqlsem.ops.terminal.tables import Column, local_time, moment, process_name, seconds_in_words, table, tables
 from sqlsem.util.printable import clean
 from sqlsem.values.locks import Entry, Operation, Past, Resource
 
@@ -122,9 +122,7 @@ def _ending(row: Past) -> str:
 
 def render_history(past: Sequence[Past], width: int) -> RenderableType:
     """Return the output of ``sqlsem history``, at most ``width`` columns wide."""
-    if not past:
-        return Text("Nothing has finished yet.")
-    return table(PAST, past, width)
+    return table(PAST, past, width, empty="Nothing has finished yet.")
 
 
 PAST: tuple[Column[Past], ...] = (
@@ -133,7 +131,7 @@ PAST: tuple[Column[Past], ...] = (
     Column("ACCESS", access_of),
     Column("WAITED", lambda row: seconds_in_words(row.waited), right=True),
     Column("HELD", lambda row: "-" if row.held is None else seconds_in_words(row.held), right=True),
-    Column("ENDED", lambda row: row.ended_at.astimezone().strftime("%m-%d %H:%M:%S")),
+    Column("ENDED", lambda row: moment(row.ended_at)),
     Column("OUTCOME", _ending, elastic=True),
     Column("WHO", requester, elastic=True),
     Column("NOTE", lambda row: row.note or row.program or "", elastic=True),
@@ -158,9 +156,7 @@ def _done(operation: Operation) -> str:
 
 def render_operations(operations: Sequence[Operation], width: int) -> RenderableType:
     """Return the output of ``sqlsem history --operations``, at most ``width`` columns wide."""
-    if not operations:
-        return Text("No operator has done anything yet.")
-    return table(DONE, operations, width)
+    return table(DONE, operations, width, empty="No operator has done anything yet.")
 
 
 def _object(operation: Operation) -> str:
@@ -170,7 +166,7 @@ def _object(operation: Operation) -> str:
 
 
 DONE: tuple[Column[Operation], ...] = (
-    Column("WHEN", lambda operation: operation.done_at.astimezone().strftime("%m-%d %H:%M:%S")),
+    Column("WHEN", lambda operation: moment(operation.done_at)),
     Column("LOGIN", lambda operation: operation.login or "", elastic=True),
     Column("WHAT", _done, elastic=True),
     Column("TO", _object, elastic=True),

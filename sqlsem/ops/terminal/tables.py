@@ -1,4 +1,4 @@
-"""Tables that fit the terminal, and texts of their cells."""
+"""Tables that fit the terminal, texts of their cells, and the console on which all commands draw."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ from typing import Generic, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
+from rich.text import Text
 
 from sqlsem.insight.words import process_name, seconds_in_words
 from sqlsem.util.printable import clean
 
-__all__ = ["Column", "fit", "line", "local_time", "process_name", "seconds_in_words", "table", "tables"]
+__all__ = [
+    "CleanConsole",
+    "Column",
+    "fit",
+    "line",
+    "local_time",
+    "moment",
+    "process_name",
+    "seconds_in_words",
+    "table",
+    "tables",
+]
 
 R = TypeVar("R")
 
@@ -26,6 +38,21 @@ STYLES = {
     **{"waits": "yellow", "revoked": "red", "dead": "red"},
     **{"running": "green", "lost": "red", "failed": "red", "cancelled": "dim", "finished": "dim"},
 }
+
+
+class CleanConsole(Console):
+    """A console that escapes unprintable characters in everything it draws.
+
+    Cells of tables must be escaped before, as their width is measured; this class is a second line of defence.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render like `rich.console.Console`, and escape all but the console's own control sequences."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(clean(segment.text, keep="\n"), segment.style)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +81,11 @@ def local_time(moment: datetime | None) -> str:
     local = moment.astimezone()
     today = local.date() == datetime.now().astimezone().date()
     return local.strftime("%H:%M:%S" if today else "%m-%d %H:%M")
+
+
+def moment(at: datetime | None, form: str = "%m-%d %H:%M:%S") -> str:
+    """Return local time with the day; a dash for None."""
+    return "-" if at is None else at.astimezone().strftime(form)
 
 
 def fit(
@@ -131,6 +163,8 @@ def tables(
     ]
 
 
-def table(columns: Sequence[Column[R]], rows: Iterable[R], width: int, indent: int = 0) -> RenderableType:
-    """Return one table; see `tables`."""
-    return tables(columns, [rows], width, indent)[0]
+def table(
+    columns: Sequence[Column[R]], rows: Sequence[R], width: int, indent: int = 0, *, empty: str = ""
+) -> RenderableType:
+    """Return one table (see `tables`); if it has no rows, the text ``empty``, unless that is empty, too."""
+    return tables(columns, [rows], width, indent)[0] if rows or not empty else Text(empty)

@@ -180,9 +180,7 @@ def render_counts(
 
 def render_schedules(schedules: Sequence[Schedule], width: int) -> RenderableType:
     """Return the output of ``sqlsem schedules``, at most ``width`` columns wide."""
-    if not schedules:
-        return Text("There are no schedules.")
-    return table(SCHEDULES, schedules, width)
+    return table(SCHEDULES, schedules, width, empty="There are no schedules.")
 
 
 def _next(schedule: Schedule) -> str:
