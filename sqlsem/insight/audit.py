@@ -20,9 +20,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlsem.insight.patterns import is_pattern
-from sqlsem.insight.rule import Kind, Queue, QueuedRequest
+from sqlsem.insight.rule import CONVERTED, Kind, Queue, QueuedRequest, granted_access
 from sqlsem.util.record import AsDict, plain, record
-from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Operation, Past, Resource
+from sqlsem.values.locks import WRITE, Entry, Operation, Past, Resource
 
 __all__ = ["Audit", "Finding", "Ruling", "audit", "rulings"]
 
@@ -34,7 +34,6 @@ RECENTLY_ENDED = 5000
 SETTING_DELAY = timedelta(seconds=5)
 #: The events of a row, in the order in which they are handled at the same time.
 GRANTED, ASKED = 0, 1
-CONVERTED = ("upgraded", "downgraded", "handed_over")
 
 
 @record
@@ -145,7 +144,7 @@ def audit(
         entries: The rows that hold and wait now, read *before* the first of ``past``: that has the rows which have
             ended in between.
         ruled: The settings of operators: see `rulings`.
-        most: Keep at most this many findings; all are counted.
+        maximum: Keep at most this many findings; all are counted.
     """
     auditor = _Auditor(maximum, ruled)
     past = iter(past)
@@ -202,18 +201,15 @@ class _QueueState:
         if row.granted is not None:
             self.inside[row.position] = row
 
+    def ahead(self, row: _Row, time: float) -> list[_Row]:
+        """Return the rows ahead of a row that ended after this time."""
+        return [entry for entry in self.rows.values() if entry.position < row.position and entry.is_there_after(time)]
+
     def take(self, row: _Row) -> None:
         row.gone = True
         del self.rows[row.position]
         self.inside.pop(row.position, None)
         self.queue.remove(row.kind, row.position)
-
-
-def _access(row: Entry | Past) -> str:
-    """Return the access with which the row was granted. (The start of an upgrade is not recorded, and a row may end
-    during one.)
-    """
-    return READ if row.access.startswith(UPGRADE) else row.access
 
 
 class _Auditor:
@@ -238,7 +234,7 @@ class _Auditor:
         """Add a row that is still there."""
         self._present += 1
         granted = None if entry.granted_at is None else entry.granted_at.timestamp()
-        kind = (_access(entry), entry.limit, entry.weight)
+        kind = (granted_access(entry), entry.limit, entry.weight)
         row = _Row(entry, entry.position, kind, entry.requested_at.timestamp(), granted, None)
         self._queue(entry.resource).put(row)
         self._schedule(row)
@@ -254,7 +250,7 @@ class _Auditor:
         self._go_back_to(ended)
         converted = past.outcome in CONVERTED
         # (Some engines do not record the limit of a converted row. Only rows with a limit of 1 can be converted.)
-        kind = (_access(past), 1 if converted and past.outcome != "handed_over" else past.limit, past.weight)
+        kind = (granted_access(past), 1 if converted and past.outcome != "handed_over" else past.limit, past.weight)
         granted = None if past.granted_at is None else past.granted_at.timestamp()
         row = _Row(past, past.position, kind, past.requested_at.timestamp(), granted, ended)
         if self._has_times_wrong(row):
@@ -292,10 +288,7 @@ class _Auditor:
     # -- back in time ------------------------------------------------------------------------------------------------
 
     def _queue(self, resource: str) -> _QueueState:
-        queue = self._queues.get(resource)
-        if queue is None:
-            queue = self._queues[resource] = _QueueState(Queue(resource))
-        return queue
+        return self._queues.setdefault(resource, _QueueState(Queue(resource)))
 
     def _schedule(self, row: _Row) -> None:
         if row.granted is not None:
@@ -342,21 +335,17 @@ class _Auditor:
             return
         # A row that ended at this very instant does not count.
         time = row.asked if row.granted is None else row.granted
-        ahead = [entry for entry in queue.rows.values() if entry.position < row.position and entry.is_there_after(time)]
+        ahead = queue.ahead(row, time)
         request = row.request()
         if request.fits([entry.request() for entry in ahead], None):
             return
-        inside = [entry for entry in ahead if entry.granted is not None and entry.granted <= time]
+        conflicting = [entry for entry in ahead if not (request.shared and entry.kind[0] == request.access)]
+        inside = [entry for entry in conflicting if entry.granted is not None and entry.granted <= time]
         if request.fits([entry.request() for entry in inside], None):
-            waiting = [
-                entry
-                for entry in ahead
-                if entry not in inside and not (request.shared and entry.kind[0] == request.access)
-            ]
+            waiting = [entry for entry in conflicting if entry not in inside]
             self._report("order", row, "it was granted past a waiter ahead of it", waiting)
         else:
-            others = [entry for entry in inside if not (request.shared and entry.kind[0] == request.access)]
-            self._report("limit", row, "it was granted beside more than the limit allows", others)
+            self._report("limit", row, "it was granted beside more than the limit allows", inside)
 
     def _ruling(self, queue: _QueueState, row: _Row) -> Ruling | None:
         """Return the cap or pause that forbade this grant, or None. The caller ignores it if the row turns out to come
@@ -376,11 +365,7 @@ class _Auditor:
             if ruling.cap is None:
                 return ruling
             if not queue.queue.fits(row.kind, row.position, ruling.cap):
-                ahead = [
-                    entry.request()
-                    for entry in queue.rows.values()
-                    if entry.position < row.position and entry.is_there_after(granted.timestamp())
-                ]
+                ahead = [entry.request() for entry in queue.ahead(row, granted.timestamp())]
                 if not row.request().fits(ahead, ruling.cap):
                     return ruling
         return None
@@ -389,12 +374,7 @@ class _Auditor:
         time = row.asked if row.ended is None else row.ended
         others = [entry for entry in queue.inside.values() if entry.is_there_after(time)]
         if not queue.queue.fits((WRITE, 1, 1), row.position):  # an upgrade waits for all rows ahead, held or waiting
-            ahead = (
-                entry
-                for entry in queue.rows.values()
-                if entry.position < row.position and entry.position not in queue.inside
-            )
-            others += [entry for entry in ahead if entry.is_there_after(time)]
+            others += [entry for entry in queue.ahead(row, time) if entry.position not in queue.inside]
         if others:
             self._report("alone", row, "it became the writer while others were there", others)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
-from sqlsem.insight.rule import Kind, Queue
+from sqlsem.insight.rule import Kind, Queue, granted_access
 from sqlsem.util.record import AsDict, record
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Past
@@ -101,11 +101,21 @@ def replay(past: Iterable[Past], entries: Iterable[Entry] = (), settings: Replay
     Raises `ConfigurationError` if a request weighs more than a new limit.
     """
     settings = settings or ReplaySettings()
-    unfinished = _as_past(entries)
-    rows: dict[tuple[str, int], list[Past]] = defaultdict(list)
-    for row in itertools.chain(past, unfinished):
+    present = list(entries)
+    times = ((entry.granted_at or entry.requested_at) + timedelta(seconds=entry.seconds) for entry in present)
+    now = max(times, default=_EPOCH)
+
+    def ended_at(row: Past | Entry) -> datetime:
+        """Return the end of a row: present ones end when they were read, holders a moment after the waiters."""
+        return row.ended_at if isinstance(row, Past) else now if row.granted_at is None else now + _MOMENT
+
+    rows: dict[tuple[str, int], list[Past | Entry]] = defaultdict(list)
+    for row in itertools.chain[Past | Entry](past, present):
         rows[row.resource, row.position].append(row)
-    requests = [_Request.of(sorted(parts, key=lambda part: part.ended_at), settings) for parts in rows.values()]
+    requests = []
+    for parts in rows.values():
+        parts.sort(key=ended_at)
+        requests.append(_Request.of(parts, ended_at(parts[-1]), settings))
     requests.sort(key=lambda request: (request.requested, request.position))
     simulation = _Simulation(requests, settings)
     simulation.run()
@@ -115,40 +125,11 @@ def replay(past: Iterable[Past], entries: Iterable[Entry] = (), settings: Replay
     return Replay(
         everything=_compare(requests, per_limit=False),
         resources={name: _compare(by_resource[name], per_limit=True) for name in sorted(by_resource)},
-        unfinished=len(unfinished),
+        unfinished=len(present),
         guessed=simulation.guessed,
         stuck=sum(request.would_end is None for request in requests),
         refused=simulation.refused,
     )
-
-
-def _as_past(entries: Iterable[Entry]) -> list[Past]:
-    """Return the present rows as if they had ended when they were read, and holders a moment after the waiters."""
-    rows = []
-    now = _EPOCH
-    for entry in entries:
-        since = entry.requested_at if entry.granted_at is None else entry.granted_at
-        now = max(now, since + timedelta(seconds=entry.seconds))
-        rows.append((entry, since))
-    return [
-        Past(
-            resource=entry.resource,
-            position=entry.position,
-            access=READ if entry.access.startswith(UPGRADE) else entry.access,
-            weight=entry.weight,
-            requesting_id=entry.requesting_id,
-            owner=entry.owner,
-            note=entry.note,
-            requested_at=entry.requested_at,
-            granted_at=entry.granted_at,
-            ended_at=now if entry.granted_at is None else now + _MOMENT,
-            waited=((now if entry.granted_at is None else since) - entry.requested_at).total_seconds(),
-            held=None if entry.granted_at is None else (now - since).total_seconds(),
-            outcome="holds" if entry.granted_at is not None else "waits",
-            limit=entry.limit,
-        )
-        for entry, since in rows
-    ]
 
 
 @dataclass(slots=True, eq=False)
@@ -172,16 +153,17 @@ class _Request:
     would_end: float | None = None
 
     @classmethod
-    def of(cls, parts: Sequence[Past], settings: ReplaySettings) -> _Request:
-        first, last = parts[0], parts[-1]
-        conversions = []
-        for part in parts:
-            if part.outcome in CONVERTED:
-                conversions.append((part.ended_at.timestamp(), WRITING if part.outcome == "upgraded" else READING))
+    def of(cls, parts: Sequence[Past | Entry], ended: datetime, settings: ReplaySettings) -> _Request:
+        first = parts[0]
+        conversions = [
+            (part.ended_at.timestamp(), WRITING if part.outcome == "upgraded" else READING)
+            for part in parts
+            if isinstance(part, Past) and part.outcome in CONVERTED
+        ]
         declared = first.limit
         if declared is None and first.resource in settings.caps:
             declared = max(settings.caps[first.resource], first.weight)
-        was: Kind = (first.access, 1 if conversions else declared, first.weight)
+        was: Kind = (granted_access(first), 1 if conversions else declared, first.weight)
         kind = was
         if first.access == WRITE and not conversions:
             limit, weight = settings.limits.get(first.resource, was[1]), settings.weights.get(first.resource, was[2])
@@ -202,7 +184,7 @@ class _Request:
             was_kind=was,
             requested=requested,
             granted=granted,
-            ended=max(last.ended_at.timestamp(), requested if granted is None else granted),
+            ended=max(ended.timestamp(), requested if granted is None else granted),
             conversions=conversions,
         )
         request.rank = {

@@ -7,14 +7,23 @@ import functools
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from sqlsem.values.locks import Request
+from sqlsem.values.locks import READ, UPGRADE, Entry, Past, Request
 
-__all__ = ["Kind", "Queue", "QueuedRequest"]
+__all__ = ["CONVERTED", "Kind", "Queue", "QueuedRequest", "granted_access"]
 
 #: A position in a queue, or any value that is ordered like positions.
 P = TypeVar("P", int, "tuple[float, int]")
 #: The fields that the rule compares: access type, limit, weight.
 Kind = tuple[str, "int | None", int]
+#: The outcomes of a finished row after which its request continued in another row.
+CONVERTED = ("upgraded", "downgraded", "handed_over")
+
+
+def granted_access(row: Entry | Past) -> str:
+    """Return the access with which the row was granted. (The start of an upgrade is not recorded, and a row may end
+    during one.)
+    """
+    return READ if row.access.startswith(UPGRADE) else row.access
 
 
 class QueuedRequest(Request):

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from sqlsem.insight.rule import CONVERTED, granted_access
 from sqlsem.util.record import record
-from sqlsem.values.locks import READ, UPGRADE, WRITE, Entry, Past
+from sqlsem.values.locks import WRITE, Entry, Past
 
 __all__ = ["Bar", "Panel", "Timeline", "timeline"]
 
@@ -21,7 +22,6 @@ __all__ = ["Bar", "Panel", "Timeline", "timeline"]
 STRETCHES = 1000
 #: Draw at most this many different limits of a resource.
 MAX_LIMITS = 4
-CONVERTED = ("upgraded", "downgraded", "handed_over")
 
 
 @record
@@ -98,8 +98,8 @@ def timeline(
         entries: The rows that hold and wait at ``end``.
         begin: Everything before it is cut off.
         end: The time at which ``entries`` was read.
-        most: Draw at most this many requests, the longest.
-        most_panels: Draw at most this many resources, those held and waited for longest.
+        maximum: Draw at most this many requests, the longest.
+        max_panels: Draw at most this many resources, those held and waited for longest.
     """
     builders: dict[str, _PanelBuilder] = {}
     longest: list[tuple[float, int, Bar]] = []
@@ -173,7 +173,7 @@ class _PanelBuilder:
             return
         left = (ended - self.begin).total_seconds()
         self._go_back_to(left)
-        label = READ if row.access.startswith(UPGRADE) else row.access
+        label = granted_access(row)
         self._change_load(label, row.weight, 1)
         heapq.heappush(self._entered, (-(row.granted_at - self.begin).total_seconds(), label, row.weight))
 

@@ -253,6 +253,10 @@ class Bench:
             time.sleep(LOOK_SECONDS)
         return time.monotonic() - began
 
+    def until_queued(self, observer: Session, resource: str, number: int = 2) -> None:
+        """Wait until the queue of a resource has this number of rows: of the holder, and of requests behind it."""
+        self.until(lambda: len(observer.rows("positions", resource)) >= number, "a request in the queue")
+
     @property
     def admin(self) -> Engine:
         """The engine with an administrator's rights: that of ``--admin-url``, else the one that is certified."""

@@ -20,6 +20,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -102,15 +103,18 @@ def is_cross_site(request: Request, *, strict: bool) -> bool:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form. Raises `ValueError` if the request has none."""
+    """Return the fields of a form. Raises `HTTPException` if the request has no valid one."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
-        raise ValueError("This is no form")
+        raise HTTPException(400, "This is no form.")
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_FORM_BYTES:
-            raise ValueError("This form is too long")
-    return dict(urllib.parse.parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=20))
+            raise HTTPException(400, "This form is too long.")
+    try:
+        return dict(urllib.parse.parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=20))
+    except ValueError as exc:
+        raise HTTPException(400, f"{exc}.") from exc
 
 
 @dataclass
