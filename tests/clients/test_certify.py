@@ -17,14 +17,13 @@ from support import PATIENCE, until
 
 from sqlsem import engines, sql
 from sqlsem.api.coordinator import Coordinator
-from sqlsem.ops.certify import CHECKS, Bench, Check, Report, Result, Wishes, certify, checks
+from sqlsem.ops.certify import CHECKS, Bench, Check, Report, Result, Wishes, certify, checks, hidden_words
 from sqlsem.ops.certify import bench as bench_module
 from sqlsem.ops.certify import run as run_check
 from sqlsem.ops.certify.checks.calling import RIGHTS
 from sqlsem.ops.certify.checks.hammering import overlap
 from sqlsem.ops.certify.checks.living import START_SECONDS
 from sqlsem.ops.certify.children import Child
-from sqlsem.ops.certify.facts import hidden_words
 from sqlsem.ops.certify.sessions import Session
 
 WISHES = Wishes(seconds=0.3, max_sessions=8)

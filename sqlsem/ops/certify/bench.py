@@ -13,7 +13,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlsem import engines, sql
 from sqlsem.api.coordinator import Coordinator, connect
@@ -25,6 +25,8 @@ from sqlsem.ops.certify.sessions import Session, server_words
 from sqlsem.values.errors import ConfigurationError, Unavailable
 
 __all__ = ["PATIENCE", "Bench", "Wishes"]
+
+T = TypeVar("T")
 
 #: The timeout of everything that needs only work, in seconds: servers and hosts are slow at times.
 PATIENCE = 60.0
@@ -100,11 +102,8 @@ class Bench:
 
     def reinstall(self) -> None:
         """Install as ``sqlsem init`` does."""
-        session = self.engine.connect("look")
-        try:
+        with contextlib.closing(self.engine.connect("look")) as session:
             session.install(self.engine.plan)
-        finally:
-            session.close()
 
     def install(self) -> None:
         """Install, and create the tables of certify.sql."""
@@ -148,14 +147,7 @@ class Bench:
 
     def _connect_patiently(self) -> Session:
         """Return a connection; wait up to `RETURN_SECONDS` for a server that is restarting."""
-        deadline = time.monotonic() + RETURN_SECONDS
-        while True:
-            try:
-                return Session(self.engine)
-            except Unavailable:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
+        return _patiently(lambda: Session(self.engine), Unavailable, RETURN_SECONDS)
 
     def _drop(self) -> Iterator[str]:
         """Remove everything. Yield each object that remains, and the statement that removes it."""
@@ -253,9 +245,9 @@ class Bench:
             time.sleep(LOOK_SECONDS)
         return time.monotonic() - began
 
-    def until_queued(self, observer: Session, resource: str, number: int = 2) -> None:
-        """Wait until the queue of a resource has this number of rows: of the holder, and of requests behind it."""
-        self.until(lambda: len(observer.rows("positions", resource)) >= number, "a request in the queue")
+    def until_queued(self, observer: Session, resource: str) -> None:
+        """Wait until a request is behind the holder of a resource."""
+        self.until(lambda: len(observer.rows("positions", resource)) == 2, "a request in the queue")
 
     @property
     def admin(self) -> Engine:
@@ -298,15 +290,8 @@ class Bench:
             yield other
         finally:
             other.close_opened()
-            deadline = time.monotonic() + PATIENCE
-            while True:  # the server may still be ending the sessions of this process there
-                try:
-                    admin.run(drop)
-                    break
-                except Exception:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.5)
+            # The server may still be ending the sessions of this process there.
+            _patiently(lambda: admin.run(drop), Exception, PATIENCE)
             self._made.remove((drop, f"database {name}"))
             # PostgreSQL's roles belong to the whole server.
             if admin.has("drop_roles"):
@@ -343,6 +328,18 @@ def of_words(url: str, words: Mapping[str, str]) -> str:
     if "://" in url:
         return f"{url}{'&' if '?' in url else '?'}{urllib.parse.urlencode(words)}"
     return ";".join((url.rstrip(";"), *(f"{key}={value}" for key, value in words.items())))
+
+
+def _patiently(call: Callable[[], T], error: type[Exception], seconds: float) -> T:
+    """Make a call; repeat it for some seconds if it raises this error."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except error:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def _run_repeatedly(engine: Engine, text: str) -> str | None:

@@ -19,7 +19,7 @@ from sqlsem.engines.base import Engine, Options
 from sqlsem.engines.mssql.odbc import load_driver
 from sqlsem.ops.certify.sessions import Session, server_words
 from sqlsem.util.threads import spawn
-from sqlsem.values.errors import LockLost, SqlsemError
+from sqlsem.values.errors import LockLost
 
 #: The limit of each kind of lock that `hammer` acquires.
 LIMITS = {"mutex": 1, "limit": 3, "read": 1, "write": 1}
@@ -199,8 +199,6 @@ def main() -> None:
     try:
         with connect(url, **options) as coordinator:
             JOBS[orders.order["job"]](orders, coordinator, engine, **orders.order["arguments"])
-    except SqlsemError as exc:
-        orders.emit("failed", words=server_words(exc, engine))
     except Exception as exc:
         orders.emit("failed", words=server_words(exc, engine))
     orders.emit("end")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sqlsem.ops.certify.checks import calling, deadlocking, hammering, installing, living, measuring
+from sqlsem.ops.certify.checks import calling, hammering, installing, living, measuring
 
-__all__ = ["calling", "deadlocking", "hammering", "installing", "living", "measuring"]
+__all__ = ["calling", "hammering", "installing", "living", "measuring"]

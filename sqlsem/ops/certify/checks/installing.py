@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from sqlsem.api.coordinator import Coordinator
 from sqlsem.ops.certify.bench import PATIENCE, Bench
-from sqlsem.ops.certify.checks.deadlocking import deadlocks
+from sqlsem.ops.certify.checks.hammering import deadlocks
 from sqlsem.ops.certify.registry import check
 from sqlsem.ops.certify.results import Failed, Notes, NotPossible
 from sqlsem.ops.certify.sessions import later, server_words

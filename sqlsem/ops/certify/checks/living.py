@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -122,7 +123,7 @@ def cancelled(bench: Bench, notes: Notes) -> None:
     holder, waiter, observer, resource = bench.session(), bench.session(), bench.session(), bench.name()
     holder.acquire(resource)
     waiting = later(waiter.acquire, resource, 1, "write", int(PATIENCE * 1000))
-    bench.until(lambda: len(observer.rows("positions", resource)) == 2, "a request in the queue")
+    bench.until_queued(observer, resource)
     time.sleep(0.2)  # until it waits, which no statement shows
     waiter.cancel()
     try:
@@ -162,15 +163,10 @@ def restart(bench: Bench, notes: Notes) -> None:
 
     def restarted() -> bool:
         try:
-            other = Session(bench.engine)
-        except Exception:  # it is down
+            with contextlib.closing(Session(bench.engine)) as other:
+                return _is_other_start(before, other.value("started"))
+        except Exception:  # it is down, or starting
             return False
-        try:
-            return _is_other_start(before, other.value("started"))
-        except Exception:  # it is starting
-            return False
-        finally:
-            other.close()
 
     took = bench.until(restarted, "another start of the server", patience)
     coordinator.client.member.heartbeat()

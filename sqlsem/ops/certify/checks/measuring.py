@@ -282,7 +282,7 @@ def _hand_offs(bench: Bench, resource: str | None) -> list[float]:
         if resource is None:
             threading.Event().wait(0.2)  # no statement shows that a session waits for a raw lock
         else:
-            bench.until(lambda: len(observer.rows("positions", resource)) == 2, "a request in the queue")
+            bench.until_queued(observer, resource)
         began = time.perf_counter()
         give(holder)
         durations.append((waiting.result(PATIENCE) - began) * 1000)
