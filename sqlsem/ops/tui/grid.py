@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -13,7 +14,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from sqlsem.insight.board import Column, Listing, Row
+from sqlsem.insight.board import Listing, Row
 from sqlsem.ops.terminal.tables import STYLES, fit, line
 
 __all__ = ["Grid"]
@@ -43,7 +44,8 @@ class Grid(ScrollView, can_focus=True):
         super().__init__()
         self._listing: Listing | None = None
         self._cursor = 0
-        self._columns: list[int] = []
+        self._columns: list[int] = []  # the numbers of the columns that are shown
+        self._right: set[int] = set()
         self._widths: list[int] = []
 
     @property
@@ -73,6 +75,7 @@ class Grid(ScrollView, can_focus=True):
         self._columns = [number for number, column in enumerate(columns) if width >= WIDE or not column.extra]
         heads = [columns[number].head for number in self._columns]
         cells = [[row.cells[number] for number in self._columns] for row in self._listing.rows if not row.heading]
+        self._right = {at for at, number in enumerate(self._columns) if columns[number].right}
         elastic = [at for at, number in enumerate(self._columns) if columns[number].elastic]
         self._widths = fit(heads, cells, width, elastic=elastic, indent=len(MARK))
         self.virtual_size = Size(width, len(self._listing.rows) + 1)
@@ -123,7 +126,8 @@ class Grid(ScrollView, can_focus=True):
         width = self.size.width
         listing = self._listing
         if listing is None or y == 0:
-            return self._strip(self._heads(), Style(bold=True, underline=True), width)
+            heads = "" if listing is None else NO_MARK + self._text([column.head for column in listing.columns])
+            return self._strip(heads, Style(bold=True, underline=True), width)
         number = round(self.scroll_y) + y - 1
         if not listing.rows:
             message = "No row has these words in it." if listing.total else listing.view.empty_text
@@ -133,24 +137,11 @@ class Grid(ScrollView, can_focus=True):
         row = listing.rows[number]
         is_current = number == self._cursor
         style = Style.parse(STYLES.get(row.state, "")) + Style(bold=row.heading or None, reverse=is_current or None)
-        return self._strip((MARK if is_current else NO_MARK) + self._text(row), style, width)
+        text = row.cells[0] if row.heading else self._text(row.cells)
+        return self._strip((MARK if is_current else NO_MARK) + text, style, width)
 
-    def _heads(self) -> str:
-        if self._listing is None:
-            return ""
-        columns = [self._listing.columns[number] for number in self._columns]
-        return NO_MARK + line([column.head for column in columns], self._widths, self._right(columns))
-
-    def _text(self, row: Row) -> str:
-        assert self._listing is not None
-        if row.heading:
-            return row.cells[0]
-        columns = [self._listing.columns[number] for number in self._columns]
-        return line([row.cells[number] for number in self._columns], self._widths, self._right(columns))
-
-    @staticmethod
-    def _right(columns: list[Column]) -> set[int]:
-        return {at for at, column in enumerate(columns) if column.right}
+    def _text(self, cells: Sequence[str]) -> str:
+        return line([cells[number] for number in self._columns], self._widths, self._right)
 
     def _strip(self, text: str, style: Style, width: int) -> Strip:
         """Return a line as wide as the widget, in the widget's colours if the style has none."""
