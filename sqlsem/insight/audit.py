@@ -105,24 +105,18 @@ def rulings(operations: Iterable[Operation], resources: Iterable[Resource]) -> l
     as it was; or until now, if the setting still has that value.
     """
     now = {resource.resource: resource for resource in resources}
-    own = {resource.resource for resource in now.values() if resource.cap is not None and resource.pattern is None}
+    own_caps = {name: str(row.cap) for name, row in now.items() if row.cap is not None and row.pattern is None}
     by_setting: dict[tuple[str, bool], list[Operation]] = {}
     for operation in sorted(operations, key=lambda operation: operation.operation_id):
         if operation.resource is not None and operation.action in ("cap", "pause", "resume"):
             by_setting.setdefault((operation.resource, operation.action == "cap"), []).append(operation)
-    own |= {resource for resource, caps in by_setting if caps}
+    own = {*own_caps, *(resource for resource, caps in by_setting if caps)}
     in_force = []
     for (resource, caps), operations_on in by_setting.items():
         for operation, after in itertools.zip_longest(operations_on, operations_on[1:]):
             until = None if after is None else after.done_at
             if caps and operation.new is not None:
-                resource_now = now.get(resource)
-                is_set = resource_now is not None and resource_now.cap is not None and resource_now.pattern is None
-                value_later = (
-                    (str(resource_now.cap) if resource_now is not None and is_set else None)
-                    if after is None
-                    else after.old
-                )
+                value_later = own_caps.get(resource) if after is None else after.old
                 if value_later == operation.new:
                     in_force.append(
                         Ruling(resource, operation.done_at, until, int(operation.new), frozenset(own - {resource}))

@@ -178,12 +178,9 @@ def _revoke(overview: Overview, action: Action) -> Consequence:
     process = clean(requester(entry))
     verb = "Revoke at once" if action.kind == "revoke_now" else "Revoke"
     question = f"{verb} {entry.position} of {clean(entry.resource)!r} ({process})?"
-    lines = [*_effects_on(entry, force=action.kind == "revoke_now")]
-    if paused:
-        lines.append("The resource is paused: this grants nothing.")
-    else:
-        lines.append(_grants(after, remaining))
-    return Consequence(action, question, tuple(lines), admitted=_positions(after))
+    effects = _effects_on(entry, force=action.kind == "revoke_now")
+    grants = "The resource is paused: this grants nothing." if paused else _grants(after, remaining)
+    return Consequence(action, question, (*effects, grants), admitted=_positions(after))
 
 
 def _effects_on(entry: Entry, *, force: bool) -> Iterable[str]:

@@ -9,7 +9,8 @@ import pytest
 from support import PATIENCE, until
 from support.overviews import FakePoller, entry, overview
 
-from sqlsem.ops.dashboard import connection, feed
+from sqlsem.ops.dashboard import feed
+from sqlsem.ops.dashboard import server as serving
 
 try:
     import httpx2 as httpx
@@ -26,8 +27,8 @@ HALVES = {"headers": b"GET / HTTP/1.1\r\n" + HOST + b"X-Half: ", "form": FORM, "
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 1.0)
-    monkeypatch.setattr(connection, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(serving, "TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(serving, "CHECK_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_garbage_leaves_the_log_empty(live, serve, connect, silent):
 
 
 def test_oldest_connections_make_room(live, serve, connect, monkeypatch, silent):
-    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 20)
     url = serve(live)
     opened = [connect(url, HALVES["headers"]) for _ in range(100)]
     assert answers(url)

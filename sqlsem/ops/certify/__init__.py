@@ -41,12 +41,8 @@ def certify(
 ) -> Report:
     """Install the schema, run the checks of these numbers, and remove everything that was created.
 
-    Args:
-        bench: The database, and the schema in it.
-        numbers: The numbers of the checks; if it is empty, all checks.
-        began: Called with the facts, before the first check.
-        done: Called with each result.
-        with_host: Keep names of hosts and logins in the document.
+    Without ``numbers``, all checks are run. ``began`` is called before the first one, with the facts, and ``done`` with
+    each result. ``with_host`` keeps the names of hosts and logins in the document.
     """
     report = Report({})
     try:

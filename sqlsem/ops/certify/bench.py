@@ -156,9 +156,9 @@ class Bench:
             if words is not None:
                 yield f"{what} ({words}); remove it with {statement}"
         texts = sql.queries(self.engine.name, self.schema, self.engine.options.table, "certify")
+        drop = sql.script(self.engine.name, "drop", schema=self.schema, table=self.engine.options.table)
         refusals = []
-        for name in ("drop_own", "drop", "drop_roles"):
-            text = self.engine_script("drop") if name == "drop" else texts.get(name)
+        for text in (texts.get("drop_own"), drop, texts.get("drop_roles")):
             words = None if text is None else _run_repeatedly(self.engine, text)
             if words is not None:
                 refusals.append(words)
@@ -172,10 +172,6 @@ class Bench:
             yield f"{what}; remove it with {statement}" if statement else str(what)
         if rows and refusals:
             yield f"the server refused: {' / '.join(dict.fromkeys(refusals))}"
-
-    def engine_script(self, name: str) -> str:
-        """Return a script of this engine for the schema."""
-        return sql.script(self.engine.name, name, schema=self.schema, table=self.engine.options.table)
 
     def made(self, statement: str, what: str) -> None:
         """Record the statement that removes an object which a check is about to make."""
@@ -284,7 +280,8 @@ class Bench:
             except Exception as exc:  # (the database goes in the end)
                 words = admin.texts[change].replace("certify_database", name)
                 raise NotPossible(f"{words}: {server_words(exc, self.engine)}") from exc
-        other = Bench(of_database(self.wishes.admin_url or self.url, name), self.options, self.inner)
+        wishes = dataclasses.replace(self.wishes, seconds=min(self.wishes.seconds, 2.0), long=None, databases=False)
+        other = Bench(of_database(self.wishes.admin_url or self.url, name), self.options, wishes)
         try:
             other.install()
             yield other
@@ -296,11 +293,6 @@ class Bench:
             # PostgreSQL's roles belong to the whole server.
             if admin.has("drop_roles"):
                 admin.run(sql.queries(self.engine.name, other.schema, file="certify")["drop_roles"])
-
-    @property
-    def inner(self) -> Wishes:
-        """The options for the bench of a database that a check creates."""
-        return dataclasses.replace(self.wishes, seconds=min(self.wishes.seconds, 2.0), long=None, databases=False)
 
     def kill(self, number: int) -> None:
         """End a session of this certification by its number. Raises `NotPossible` if this login may not."""
