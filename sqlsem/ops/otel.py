@@ -84,12 +84,10 @@ class _Acquired:
         self._tracer = tracer
         self._attributes = _attributes(requests, database, caller)
         self._context = context.get_current()
-        self._lock_span: Span | None = None
-        self._wait_span: Span | None = None
-        self._hold_span: Span | None = None
+        self._spans: dict[str, Span] = {}  # the open ones, by name: 'lock', 'wait' and 'hold'
         if not trace.get_current_span().get_span_context().is_valid:
-            self._lock_span = self._begin("sqlsem.lock")
-            self._context = trace.set_span_in_context(self._lock_span, self._context)
+            self._begin("lock")
+            self._context = trace.set_span_in_context(self._spans["lock"], self._context)
         carrier: dict[str, str] = {}
         _propagator.inject(carrier, self._context)
         #: Appended to the row's ``requesting_id``.
@@ -100,68 +98,57 @@ class _Acquired:
         if isinstance(event, Waiting):
             self._wait(event)
         elif isinstance(event, Granted):
-            self._end_wait("granted")
-            if event.access == "upgrade":
-                self._add_event("upgraded", event)
-            elif self._hold_span is None:
-                self._hold_span = self._begin("sqlsem.hold", {"sqlsem.waited": event.waited})
-            if self._hold_span is not None and event.position is not None:
-                self._hold_span.set_attribute("sqlsem.position", event.position)
+            self._end("wait", "granted")
+            if event.access != "upgrade" and "hold" not in self._spans:
+                self._begin("hold", {"sqlsem.waited": event.waited})
+            hold = self._spans.get("hold")
+            if hold is not None and event.access == "upgrade":
+                hold.add_event("upgraded", {"sqlsem.resource": clean(event.resource)})
+            if hold is not None and event.position is not None:
+                hold.set_attribute("sqlsem.position", event.position)
         elif isinstance(event, TimedOut | Deadlocked):
-            self._end_wait(event.name, event.why if isinstance(event, Deadlocked) else "not granted in time")
+            self._end("wait", event.name, event.why if isinstance(event, Deadlocked) else "not granted in time")
             if event.access != "upgrade":
-                self._end_lock_span()
+                self._end("lock")
         elif isinstance(event, Released):
-            self._end_hold(event.name)
+            self._end("hold", event.name)
+            self._end("lock")
         elif isinstance(event, Lost):
-            self._end_wait(event.name, event.why)
-            self._end_hold(event.name, event.why)
+            self._end("wait", event.name, event.why)
+            self._end("hold", event.name, event.why)
+            self._end("lock")
 
     def acquisition_ended(self) -> None:
         """End the spans of an acquisition without an outcome: it was cancelled or interrupted."""
-        if self._hold_span is None:
-            self._end_wait("cancelled")
-            self._end_lock_span()
+        if "hold" not in self._spans:
+            self._end("wait", "cancelled")
+            self._end("lock")
 
     def _begin(
         self, name: str, extra: Mapping[str, AttributeValue] | None = None, links: Sequence[Link] | None = None
-    ) -> Span:
+    ) -> None:
         attributes = {**self._attributes, **(extra or {})}
-        return self._tracer.start_span(name, self._context, attributes=attributes, links=links)
+        span = self._tracer.start_span(f"sqlsem.{name}", self._context, attributes=attributes, links=links)
+        self._spans[name] = span
 
     def _wait(self, event: Waiting) -> None:
-        if self._wait_span is not None:  # of `all_of`: the wait for the next lock
-            self._wait_span.add_event("waiting", _behind(event))
+        wait = self._spans.get("wait")
+        if wait is not None:  # of `all_of`: the wait for the next lock
+            wait.add_event("waiting", _behind(event))
             return
         links = []
         match = None if event.behind is None else _TRACEPARENT.search(event.behind.requesting_id)
         if match is not None:
             holder = _propagator.extract({"traceparent": match[1]}, context=context.Context())
             links = [trace.Link(trace.get_current_span(holder).get_span_context(), {"sqlsem.role": "holder"})]
-        self._wait_span = self._begin("sqlsem.wait", _behind(event), links)
+        self._begin("wait", _behind(event), links)
 
-    def _add_event(self, name: str, event: Event) -> None:
-        if self._hold_span is not None:
-            self._hold_span.add_event(name, {"sqlsem.resource": clean(event.resource)})
-
-    def _end_wait(self, outcome: str, error: str | None = None) -> None:
-        span, self._wait_span = self._wait_span, None
-        _end(span, outcome, error)
-
-    def _end_hold(self, outcome: str, error: str | None = None) -> None:
-        span, self._hold_span = self._hold_span, None
-        _end(span, outcome, error)
-        self._end_lock_span()
-
-    def _end_lock_span(self) -> None:
-        span, self._lock_span = self._lock_span, None
-        if span is not None:
-            span.end()
-
-
-def _end(span: Span | None, outcome: str, error: str | None) -> None:
-    if span is not None:
-        span.set_attribute("sqlsem.outcome", outcome)
+    def _end(self, name: str, outcome: str | None = None, error: str | None = None) -> None:
+        span = self._spans.pop(name, None)
+        if span is None:
+            return
+        if outcome is not None:
+            span.set_attribute("sqlsem.outcome", outcome)
         if error is not None:
             span.set_status(trace.Status(trace.StatusCode.ERROR, clean(error)))
         span.end()
