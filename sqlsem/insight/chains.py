@@ -223,9 +223,9 @@ def _excludes(row: Entry, entry: Entry) -> bool:
     return bool(limits) and (number(row.weight) or 0) + (number(entry.weight) or 0) > min(limits)
 
 
-def root_blockers(overview: Overview, waits: WaitGraph | None = None) -> list[RootBlocker]:
+def root_blockers(overview: Overview) -> list[RootBlocker]:
     """Return the rows that block others and wait for none, the one with the longest total waiting time first."""
-    waits = waits or WaitGraph(overview)
+    waits = WaitGraph(overview)
     totals: dict[int, tuple[Entry, int, float]] = {}
     for position, blocked in waits.blocked.items():
         head = waits.head(position)

@@ -175,13 +175,7 @@ def estimates(overview: Overview, positions: Collection[int] | None = None) -> d
     results: dict[int, Estimate] = {}
     for rows, setting, times in chosen:
         estimated = _simulate(rows, Kinds(times), setting.cap if setting else None, runs, len(times.holds))
-        results.update(
-            {
-                position: estimate
-                for position, estimate in estimated.items()
-                if positions is None or position in positions
-            }
-        )
+        results.update(item for item in estimated.items() if positions is None or item[0] in positions)
     return results
 
 

@@ -136,17 +136,8 @@ class Overview(AsDict):
         holds: Iterable[Sequence[Any]],
         rates: list[RateEntry],
     ) -> Overview:
-        """Build an overview from an engine's rows; ``settings`` and ``holds`` are plain tuples.
-
-        Args:
-            taken_at: The database's clock.
-            entries: The queue.
-            settings: Resource, cap, paused_at, stale_after, paused_by, cap_by.
-            members: All members.
-            queues: The work queues.
-            batches: The batches that have not ended well.
-            holds: Resource, held, waited, note, program; the newest of each resource first.
-            rates: Windows.
+        """Build an overview from an engine's rows. ``settings`` has tuples of resource, cap, paused_at, stale_after,
+        paused_by, cap_by; ``holds`` of resource, held, waited, note, program, the newest of each resource first.
         """
         samples: dict[str, list[Hold]] = {}
         for resource, *hold in holds:

@@ -142,9 +142,9 @@ class WorkQueue:
         """Return an estimate for each pending task."""
         rows = [task for order in self._orders for task in order]
         rows += [task for tasks in self._running.values() for task in tasks if task.task_id not in self._due]
-        durations = {row.task_id: self._history.of(row) for row in rows}
+        durations = {row.task_id: known for row in rows if (known := self._history.of(row)) is not None}
         pending = [row for row in rows if row.status == "pending"]
-        if not pending or not (self._running or self._resting) or None in durations.values():
+        if not pending or not (self._running or self._resting) or any(row.task_id not in durations for row in rows):
             return {}
         runs = run_count(len(rows))
         rng = random.Random(len(rows))  # the same each time, so that the display does not jump
@@ -155,7 +155,6 @@ class WorkQueue:
         for task in rows:
             rng.shuffle(shares)
             known = durations[task.task_id]
-            assert known is not None
             since = already.get(task.task_id)
             durations_of[task.task_id] = (
                 [
@@ -170,12 +169,10 @@ class WorkQueue:
             for task_id, moment in self.simulate({task_id: tasks[number] for task_id, tasks in durations_of.items()}):
                 if task_id in started:
                     started[task_id].append(moment)
-        results = {}
-        for task in pending:
-            known = durations[task.task_id]
-            assert known is not None
-            results[task.task_id] = Estimate.of(sorted(started[task.task_id]), known.held, self._history.count)
-        return results
+        return {
+            task.task_id: Estimate.of(sorted(started[task.task_id]), durations[task.task_id].held, self._history.count)
+            for task in pending
+        }
 
     def _already(self) -> dict[int, float]:
         """Return how long each worker's first task has run, in seconds. (Its other tasks begin after that one.)"""

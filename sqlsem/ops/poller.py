@@ -57,12 +57,7 @@ class Snapshot:
 
 
 class Poller:
-    """Reads the overview every ``every`` seconds, in a thread of its own.
-
-    Args:
-        coordinator: The coordinator of the database.
-        every: Seconds between two polls.
-    """
+    """Reads the overview every ``every`` seconds, in a thread of its own."""
 
     def __init__(self, coordinator: Coordinator, every: float) -> None:
         coordinator.engine.require(Capability.ADMINISTRATION, "This")
@@ -183,11 +178,8 @@ def _perform(coordinator: Coordinator, action: Action) -> str:
         return f"{name!r} goes on."
     if action.kind in ("cap", "uncap"):
         coordinator.admin.set_limit(name, action.cap)
-        return (
-            f"{name!r} has no operator's limit now."
-            if action.cap is None
-            else f"{name!r} has the limit {action.cap} now."
-        )
+        limit = "no operator's limit" if action.cap is None else f"the limit {action.cap}"
+        return f"{name!r} has {limit} now."
     if action.kind == "retry":
         assert action.task_id is not None
         coordinator.admin.retry_task(action.task_id)

@@ -179,16 +179,17 @@ class Exporter:
         rows: list[_Rows] = [("up", "1 if the database could be read, else 0.", (), {(): float(overview is not None)})]
         counters: list[Metric] = []
         if overview is not None:
-            rows += self._rows(overview)
+            blockers = root_blockers(overview)
+            rows += self._rows(overview, blockers)
             if not self._once:
-                self._add_blame(root_blockers(overview), began)
+                self._add_blame(blockers, began)
                 self._add_rates()
                 counters += self._counter_metrics()
         gauges = [_metric(GaugeMetricFamily, *row) for row in rows]
         took: _Rows = ("scrape_seconds", "Seconds that this read of the database took.", (), {(): monotonic() - began})
         return [*gauges, *counters, _metric(GaugeMetricFamily, *took)]
 
-    def _rows(self, overview: Overview) -> Iterator[_Rows]:
+    def _rows(self, overview: Overview, blockers: Iterable[RootBlocker]) -> Iterator[_Rows]:
         names = {resource.resource for resource in overview.resources} | {entry.resource for entry in overview.entries}
         names |= {rate.resource for rate in self._rates} | self._ageing.keys()
         patterns = {name: self._pattern(name) for name in names}
@@ -206,7 +207,7 @@ class Exporter:
         )
         yield from _times(overview, labels)
         yield from self._ends_last_hour()
-        yield from self._root_blockers(root_blockers(overview))
+        yield from self._root_blockers(blockers)
         yield from _members(overview)
         queue_few = self._few["queue"].all_of(
             {(label(queue.queue),): queue.pending + queue.running + queue.failed for queue in overview.queues}
@@ -224,22 +225,17 @@ class Exporter:
         )
 
     def _ends_last_hour(self) -> Iterator[_Rows]:
-        if self._ends is not None and self._once:
-            yield (
-                "ended_last_hour",
-                f"Requests that died, were revoked or lost within the last hour, up to {MAX_ENDS} of each outcome.",
-                ("resource", "outcome"),
-                _sum(
-                    [
-                        *(((OTHER, outcome), 0.0) for outcome in ENDS),
-                        *(
-                            ((*self._few["resource"].of(pattern), outcome), float(number))
-                            for (pattern, outcome), number in self._ends.items()
-                            if outcome in ENDS
-                        ),
-                    ]
-                ),
-            )
+        if self._ends is None or not self._once:
+            return
+        ends = [(pattern, outcome, count) for (pattern, outcome), count in self._ends.items() if outcome in ENDS]
+        zero = [((OTHER, outcome), 0.0) for outcome in ENDS]
+        few = self._few["resource"]
+        yield (
+            "ended_last_hour",
+            f"Requests that died, were revoked or lost within the last hour, up to {MAX_ENDS} of each outcome.",
+            ("resource", "outcome"),
+            _sum([*zero, *(((*few.of(pattern), outcome), float(count)) for pattern, outcome, count in ends)]),
+        )
 
     def _holder(self, entry: Entry) -> tuple[str, ...]:
         return self._pattern(entry.resource), label(entry.program), label(entry.note)

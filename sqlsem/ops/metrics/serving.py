@@ -49,12 +49,8 @@ class _Handler(WSGIRequestHandler):
 class Server(socketserver.ThreadingMixIn, WSGIServer):
     """An HTTP server for one registry, in threads.
 
+    It listens at ``place``, a host and a port (0: any free one), and answers clients that call it by one of ``hosts``.
     When there are too many connections, it closes the oldest one that has not sent its request.
-
-    Args:
-        place: Host and port to listen at; port 0: any free port.
-        registry: The metrics.
-        hosts: The names by which clients may call it.
     """
 
     daemon_threads = True

@@ -86,12 +86,8 @@ NIGHTS: tuple[Column[tuple[str, str, Night]], ...] = (
 
 
 def render_replay(replay: Replay, width: int, first: datetime | None) -> RenderableType:
-    """Return the output of ``sqlsem replay``, at most ``width`` columns wide.
-
-    Args:
-        replay: The result.
-        width: In characters.
-        first: When the first replayed request ended, if earlier ones were left out; else None.
+    """Return the output of ``sqlsem replay``, at most ``width`` columns wide. ``first``: when the first request of the
+    replay ended, if earlier ones were left out; else None.
     """
     if not replay.resources:
         return Text("There was no request in that time.")

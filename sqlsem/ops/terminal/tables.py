@@ -140,13 +140,8 @@ def _cell(text: str, width: int, right: bool) -> str:
 def tables(
     columns: Sequence[Column[R]], groups: Iterable[Iterable[R]], width: int, indent: int = 0
 ) -> list[RenderableType]:
-    """Return a table without borders for each group of rows; all have columns of the same widths.
-
-    Args:
-        columns: The columns. A column STATE decides the colour of each row.
-        groups: The rows.
-        width: The greatest width, in characters.
-        indent: The number of blanks before every line.
+    """Return a table without borders for each group of rows, at most ``width`` characters wide, with ``indent`` blanks
+    before every line; all have columns of the same widths. A column STATE decides the colour of each row.
     """
     shown = [column for column in columns if column.shown]
     heads = [column.head for column in shown]

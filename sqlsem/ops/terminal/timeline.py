@@ -80,11 +80,8 @@ def library() -> Any:
 
 
 def picture(timeline: Timeline, kind: str) -> bytes:
-    """Return the content of a picture's file. Raises `ConfigurationError` if vl_convert is not installed.
-
-    Args:
-        timeline: The timeline to draw.
-        kind: One of `FORMATS`.
+    """Return the content of a picture's file, which has one of `FORMATS`. Raises `ConfigurationError` if vl_convert is
+    not installed.
     """
     vl_convert = library()
     if kind == ".html":
@@ -157,24 +154,22 @@ def _stretches(bar: Bar) -> list[dict[str, Any]]:
     return parts
 
 
+def _time(axis: dict[str, Any] | None) -> dict[str, Any]:
+    return {"field": "from", "type": "temporal", "axis": axis, "scale": {"nice": False}}
+
+
+def _amount(field: str, domain: list[float], **more: Any) -> dict[str, Any]:
+    return {"field": field, "type": "quantitative", "scale": {"domain": domain, "nice": False}, **more}
+
+
 def _bars(panel: Panel, search: bool) -> dict[str, Any]:
+    colours = {"domain": list(COLOURS), "range": list(COLOURS.values())}
     encoding: dict[str, Any] = {
-        "x": {"field": "from", "type": "temporal", "axis": None, "scale": {"nice": False}},
+        "x": _time(None),
         "x2": {"field": "to"},
-        "y": {
-            "field": "lane",
-            "type": "quantitative",
-            "axis": None,
-            "scale": {"domain": [panel.lanes, 0], "nice": False},
-        },
+        "y": _amount("lane", [panel.lanes, 0], axis=None),
         "y2": {"field": "under"},
-        "color": {
-            "field": "state",
-            "type": "nominal",
-            "title": None,
-            "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
-            "legend": {"orient": "top"},
-        },
+        "color": {"field": "state", "type": "nominal", "title": None, "scale": colours, "legend": {"orient": "top"}},
     }
     if search:
         names = ("who", "what", "position", "access", "weight", "waited", "held", "ended")
@@ -199,6 +194,7 @@ def _bars(panel: Panel, search: bool) -> dict[str, Any]:
 
 def _use(panel: Panel, timeline: Timeline) -> dict[str, Any]:
     top = max([1, panel.most_use, *panel.limits])
+    axis = {"values": sorted({0, panel.most_use, *panel.limits}), "format": "d"}
     steps = [{"from": _ms(moment), "weight": weight} for moment, weight in panel.use]
     steps = [{"from": _ms(timeline.begin), "weight": 0}, *steps, {"from": _ms(timeline.end), "weight": 0}]
     return {
@@ -209,19 +205,8 @@ def _use(panel: Panel, timeline: Timeline) -> dict[str, Any]:
                 "data": {"values": steps},
                 "mark": {"type": "area", "interpolate": "step-after", "clip": True, "color": USE_COLOUR},
                 "encoding": {
-                    "x": {
-                        "field": "from",
-                        "type": "temporal",
-                        "axis": {"title": None, "labelExpr": TIME},
-                        "scale": {"nice": False},
-                    },
-                    "y": {
-                        "field": "weight",
-                        "type": "quantitative",
-                        "title": "in use",
-                        "axis": {"values": sorted({0, panel.most_use, *panel.limits}), "format": "d"},
-                        "scale": {"domain": [0, top * 1.1], "nice": False},
-                    },
+                    "x": _time({"title": None, "labelExpr": TIME}),
+                    "y": _amount("weight", [0, top * 1.1], title="in use", axis=axis),
                 },
             },
             {
