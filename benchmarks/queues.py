@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 import sqlsem
 from benchmarks import measure, mysql_queues
-from benchmarks import subjects as locks
+from benchmarks.subjects import install
 from sqlsem.tasks import Worker, claim_buffer
 from sqlsem.tasks import worker as worker_module
 
@@ -251,14 +251,6 @@ def _beside(url: str, suffix: str) -> str:
     return url.removeprefix("sqlite:///") + suffix
 
 
-def _in_threads(number: int, work: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=work) for _ in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def _litequeue(url: str) -> Any:
     from litequeue import LiteQueue  # type: ignore[import-untyped]
 
@@ -283,7 +275,7 @@ def _litequeue_work(url: str, at_once: int, gate: Callable[[], None]) -> None:
             queue.done(message.message_id)
 
     gate()
-    _in_threads(at_once, work)
+    mysql_queues.in_threads(at_once, work)
 
 
 def _litequeue_done(url: str) -> tuple[int, float | None]:
@@ -324,7 +316,7 @@ def _persist_queue_work(url: str, at_once: int, gate: Callable[[], None]) -> Non
             last = {"id": item["pqid"], "next_in_order": True}
 
     gate()
-    _in_threads(at_once, work)
+    mysql_queues.in_threads(at_once, work)
     queue.close()
 
 
@@ -333,11 +325,6 @@ def _persist_queue_done(url: str) -> tuple[int, float | None]:
     number = queue.acked_count()
     queue.close()
     return number, None
-
-
-def install(url: str) -> None:
-    """Create the tables of a subject that does not do so itself."""
-    locks.install(url)
 
 
 def _nothing(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -228,10 +229,6 @@ UNCONTENDED: dict[str, dict[str, Callable[[str], Subject]]] = {
 
 def install(url: str, **options: Any) -> None:
     """Create the tables of a subject that does not do so itself."""
-    coordinator = sqlsem.connect(url, **options)
-    session = coordinator.engine.connect("look")
-    try:
-        session.install(coordinator.engine.plan)
-    finally:
-        session.close()
-        coordinator.close()
+    with sqlsem.connect(url, **options) as coordinator:
+        with contextlib.closing(coordinator.engine.connect("look")) as session:
+            session.install(coordinator.engine.plan)

@@ -15,6 +15,7 @@ from typing import Any
 
 import sqlsem
 from benchmarks import mysql_queues, queues
+from benchmarks.subjects import install
 from sqlsem import cli
 from sqlsem.engines.base import Session
 
@@ -126,7 +127,7 @@ def _command(url: str, *words: str) -> Callable[[], None]:
 def _prepared(url: str) -> Iterator[tuple[str, sqlsem.Coordinator, Session, int]]:
     """Make a fresh database with a living member."""
     with queues.database(url, "bench_look") as place, sqlsem.connect(place) as coordinator:
-        queues.install(place)
+        install(place)
         session = coordinator.engine.connect("main")
         try:
             yield place, coordinator, session, session.register_member("bench", 1, "bench")

@@ -22,6 +22,7 @@ from typing import Any
 
 import sqlsem
 from benchmarks import mysql_queues, queues, servers
+from benchmarks.subjects import install
 
 #: Timed steps after a checkpoint; steps before the snapshot is opened.
 WINDOW, WARM = 200, 100
@@ -151,7 +152,7 @@ SNAPSHOTS: dict[str, dict[str, Snapshot]] = {
 @contextlib.contextmanager
 def pairs(url: str, number: int) -> Iterator[Step]:
     """Acquire and release a mutex."""
-    queues.install(url)
+    install(url)
     with sqlsem.connect(url) as coordinator:
         lock = coordinator.mutex(NAME)
 
@@ -165,7 +166,7 @@ def pairs(url: str, number: int) -> Iterator[Step]:
 @contextlib.contextmanager
 def tasks(url: str, number: int) -> Iterator[Step]:
     """Claim one task and finish it."""
-    queues.install(url)
+    install(url)
     with sqlsem.connect(url) as coordinator:
         queue = sqlsem.queue(NAME, coordinator=coordinator)
         queue.put_many(range(number))

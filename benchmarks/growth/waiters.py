@@ -18,7 +18,8 @@ from typing import Any
 
 import sqlsem
 from benchmarks import measure, servers
-from benchmarks.queues import database, install, rows
+from benchmarks.queues import database, rows
+from benchmarks.subjects import install
 from sqlsem.values.locks import Request
 
 NAME = "crowd"
