@@ -69,11 +69,11 @@ def user(login):
 
 @pytest.fixture
 def session(database):
-    """``session()`` opens a session, and returns its `Caller`."""
+    """``session()`` opens a session, and returns its `Caller`; ``session(login)``: as that login."""
     callers = []
 
-    def session(**options):
-        callers.append(Caller(database, **options))
+    def session(of=database, **options):
+        callers.append(Caller(of, **options))
         return callers[-1]
 
     yield session

@@ -11,7 +11,7 @@ import time
 
 import psycopg
 import pytest
-from support import Attempt, Recorder, Stay, check_history, overlap, slack, until
+from support import Attempt, Recorder, Stay, check_history, overlap, until
 from support.bare import bare_worker, delete_bare, member_worker
 from support.callers import Caller
 
@@ -33,22 +33,6 @@ def test_acquire_waits_for_a_bare_row_not_committed_yet(database, two, session, 
         with database.raw() as other:
             delete_bare(database, other, bare)
     assert late.granted() > bare
-
-
-def test_try_and_timeout_wait_for_uncommitted_bare_row(database, two, session, name):
-    slow, quick = two
-    caller = session()
-    bare = database.insert_bare(slow.cursor(), name, "bare", concurrency_limit=1)
-    assert caller.acquire(name, timeout_ms=0) == (-1, None, None)
-    assert caller.try_(name) == (-1, None, None)
-    began = time.monotonic()
-    assert caller.acquire(name, timeout_ms=700) == (-1, None, None)
-    assert 0.6 < time.monotonic() - began < slack(5)
-    slow.commit()
-    assert [row[0] for row in database.queue(name)] == [bare], "nothing of the others is left"
-    assert caller.acquire(name, timeout_ms=300) == (-1, None, None)
-    delete_bare(database, quick, bare)
-    assert caller.acquire(name, timeout_ms=0)[0] == 0
 
 
 def test_bare_row_waits_behind_routine_and_python_holders(connect, database, two, name):

@@ -13,32 +13,12 @@ from sqlsem import batches
 pytestmark = pytest.mark.engines("postgresql")
 
 
-@pytest.fixture
-def session(database):
-    """Sessions in autocommit mode: ``session()("SELECT …", …)`` gives the row."""
-    connections = []
-
-    def session(of=database):
-        connection = of.raw()
-        connections.append(connection)
-
-        def ask(text, *parameters):
-            return connection.execute(text, parameters).fetchone()
-
-        ask.connection = connection
-        return ask
-
-    yield session
-    for connection in connections:
-        connection.close()
-
-
 def start(ask, name, part, parts="a, b", window=60.0):
-    return ask("SELECT sqlsem.batch_part_start(%s, %s, %s, %s)", name, part, parts, window)[0]
+    return ask.row("SELECT sqlsem.batch_part_start(%s, %s, %s, %s)", name, part, parts, window)[0]
 
 
 def done(ask, name, part):
-    return ask("SELECT is_last, outcome FROM sqlsem.batch_part_finish(%s, %s)", name, part)
+    return ask.row("SELECT is_last, outcome FROM sqlsem.batch_part_finish(%s, %s)", name, part)
 
 
 def test_a_start_within_a_transaction_is_refused(session, name, database):
@@ -54,7 +34,7 @@ def test_a_start_within_a_transaction_is_refused(session, name, database):
     start(other, name, "a")
     assert done(other, name, "a") == (0, "succeeded")
     assert done(ask, name, "b") == (1, "succeeded")
-    ask("SELECT sqlsem.batch_callback_ended(%s)", name)
+    ask.row("SELECT sqlsem.batch_callback_ended(%s)", name)
 
 
 def test_done_within_the_callers_transaction(session, name, database):
@@ -64,7 +44,7 @@ def test_done_within_the_callers_transaction(session, name, database):
         assert done(ask, name, "a") == (1, "succeeded")
         raise ZeroDivisionError
     assert done(ask, name, "a") == (1, "succeeded")  # that part was rolled back
-    ask("SELECT sqlsem.batch_callback_ended(%s)", name)
+    ask.row("SELECT sqlsem.batch_callback_ended(%s)", name)
 
 
 def test_refusals(session, name):
@@ -139,7 +119,7 @@ def test_part_of_another_login_cannot_be_ended(login, connect, name):
 )
 def test_nulls_are_refused(session, call):
     with pytest.raises(psycopg.Error, match=r"NULL|is not known"):
-        session()(f"SELECT sqlsem.{call}")
+        session().row(f"SELECT sqlsem.{call}")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +133,7 @@ def test_nulls_are_refused(session, call):
 def test_nulls_end_nothing(session, connect, name, call):
     ask = session()
     start(ask, name, "a", "a")
-    assert ask(f"SELECT {call}")[0] in (False, None)
+    assert ask.row(f"SELECT {call}")[0] in (False, None)
     (entry,) = batches.list_batches(connect(), name)
     assert entry.parts[0].status == "running"
 
@@ -184,11 +164,11 @@ def test_roles(login, session, name):
     with pytest.raises(errors.InsufficientPrivilege):
         stranger.rows("SELECT * FROM sqlsem.list_batches()")
     # Another login cannot end this login's part.
-    member = ask("SELECT member_id FROM sqlsem.list_batches(%s)", name)[0]
+    member = ask.row("SELECT member_id FROM sqlsem.list_batches(%s)", name)[0]
     other = session(login("sqlsem_user"))
     with pytest.raises(psycopg.Error, match="is not known"):
-        other("SELECT * FROM sqlsem.claim_callback(%s, %s, NULL, 'x', 'x', true)", member, name)
-    assert other("SELECT sqlsem.end_callback(%s, 1, 1, NULL)", member) == (False,)
+        other.row("SELECT * FROM sqlsem.claim_callback(%s, %s, NULL, 'x', 'x', true)", member, name)
+    assert other.row("SELECT sqlsem.end_callback(%s, 1, 1, NULL)", member) == (False,)
 
 
 # -- the owner of a callback -------------------------------------------------------------------------------------
@@ -316,21 +296,19 @@ def test_session_leaves_kept_callback_to_entitled_login(login_of, session, name)
     )
     with keepers_batch.part("a"):
         pass
-    notices = []
-    ask.connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
     start(ask, name, "b")
     assert done(ask, name, "b") == (0, "succeeded")
-    assert [f"its callback is pending: login {name_of_login(keeper)} kept it" in text for text in notices] == [True]
+    assert [f"its callback is pending: login {name_of_login(keeper)} kept it" in text for text in ask.told] == [True]
     with pytest.raises(psycopg.Error, match="no callback"):
-        ask("SELECT sqlsem.batch_callback_ended(%s)", name)
+        ask.row("SELECT sqlsem.batch_callback_ended(%s)", name)
 
 
 def test_kind_of_callback_is_checked(session, name, connect):
     ask = session()
     start(ask, name, "b")
-    (member,) = ask("SELECT member_id FROM sqlsem.list_batches(%s) WHERE part = 'b'", name)
+    (member,) = ask.row("SELECT member_id FROM sqlsem.list_batches(%s) WHERE part = 'b'", name)
     with pytest.raises(errors.InvalidParameterValue, match="kind 'evil' is unknown"):
-        ask("SELECT * FROM sqlsem.start_part(%s, %s, 'a', 'a, b', 60000, 'x', 'u', 'evil', 'x')", member, name)
+        ask.row("SELECT * FROM sqlsem.start_part(%s, %s, 'a', 'a, b', 60000, 'x', 'u', 'evil', 'x')", member, name)
 
 
 @pytest.mark.parametrize("roles", [["sqlsem_user"], ["sqlsem_user", "sqlsem_putter"], ["sqlsem_reader"]])
@@ -338,10 +316,10 @@ def test_batch_is_abandoned_by_operators_alone(login_of, session, name, roles):
     ask = session()
     number = start(ask, name, "a")
     with pytest.raises(errors.InsufficientPrivilege):
-        session(login_of(roles))("SELECT sqlsem.abandon_batch(%s)", name)
-    assert session(login_of(["sqlsem_operator"]))("SELECT sqlsem.abandon_batch(NULL, %s)", number) == (number,)
-    assert ask("SELECT sqlsem.abandon_batch('no such batch')") == (None,)
-    assert ask("SELECT sqlsem.abandon_batch(NULL, 0)") == (None,)
+        session(login_of(roles)).row("SELECT sqlsem.abandon_batch(%s)", name)
+    assert session(login_of(["sqlsem_operator"])).row("SELECT sqlsem.abandon_batch(NULL, %s)", number) == (number,)
+    assert ask.row("SELECT sqlsem.abandon_batch('no such batch')") == (None,)
+    assert ask.row("SELECT sqlsem.abandon_batch(NULL, 0)") == (None,)
 
 
 def test_another_login_does_not_shorten_the_window(login_of, session, name):

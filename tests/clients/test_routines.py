@@ -96,19 +96,6 @@ def test_a_wait_of_many_slices(session, name):
     second.granted()
 
 
-def test_session_is_a_single_member(database, session, name):
-    connection = session()
-    for suffix in "abc":
-        connection.acquire(name(suffix))
-    members = database.rows("SELECT DISTINCT member_id FROM {table} WHERE resource_id LIKE ?", f"{name}%")
-    assert len(members) == 1
-    ((grace, pid, login),) = database.rows(
-        "SELECT grace_ms, pid, login FROM sqlsem.member WHERE member_id = ?", members[0][0]
-    )
-    assert (grace, pid) == (0, None)
-    assert login == connection.value("session_user")
-
-
 def test_discard_all_gives_the_lock_up_and_the_session_goes_on(session, name):
     """It frees the session's advisory locks, so the session looks dead."""
     first, second = session(), session()

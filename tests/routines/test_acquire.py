@@ -1,5 +1,6 @@
 """acquire, try, release, renew and assert_holding in sessions of plain SQL, alone and beside Python's."""
 
+import contextlib
 import time
 from collections import Counter
 
@@ -210,6 +211,41 @@ def test_in_line_with_python(session, connect, database, name):
     other.release(name)
 
 
+# -- bare participants
+
+
+def test_a_bare_participant_is_waited_for(session, database, name):
+    waiter = session()
+    with contextlib.closing(database.raw()) as connection:
+        bare = database.insert_bare(connection.cursor(), name, "bare", concurrency_limit=1)
+        assert waiter.acquire(name, timeout_ms=300) == (-1, None, None)
+        assert [row[0] for row in database.queue(name)] == [bare]
+        waiting = waiter.waiting(name, timeout_ms=60_000)
+        remains(lambda: not waiting.done(), 0.3, "it waits")
+        database.rows("DELETE FROM {table} WHERE queue_position = ?", bare)
+        began = time.monotonic()
+        assert waiting.result(PATIENCE).code == 1
+        assert time.monotonic() - began < slack(5)
+        waiter.release(name)
+
+
+def test_acquire_waits_for_a_kept_gate(session, database, name):
+    """A bare participant does not commit: the wait for it counts as a wait, too, and ends in time."""
+    caller = session()
+    with contextlib.closing(database.raw(autocommit=False)) as bare:
+        database.insert_bare(bare.cursor(), name, "bare", concurrency_limit=1)
+        assert caller.acquire(name, timeout_ms=0) == (-1, None, None)
+        assert caller.acquire(name, routine="try") == (-1, None, None)
+        began = time.monotonic()
+        assert caller.acquire(name, timeout_ms=800) == (-1, None, None)
+        assert 0.8 <= time.monotonic() - began < slack(5)
+        waiting = caller.later(caller.acquire, name, timeout_ms=60_000)
+        remains(lambda: not waiting.done(), 0.3, "it waits")
+        bare.rollback()
+        assert waiting.result(PATIENCE).code in (0, 1)
+        caller.release(name)
+
+
 # -- release
 
 
@@ -285,7 +321,27 @@ def test_assert_holding(session, database, refused, name):
     assert other.release(name, requesting_id="me") == 0
 
 
-# -- sessions that end
+# -- sessions
+
+
+def test_session_is_a_single_member(session, connect, database, name):
+    connection, admin = session(), connect().admin
+    for which in "ab":
+        connection.acquire(name(which))
+    (first,), (second,) = (admin.entries(name(which)) for which in "ab")
+    assert first.member_id == second.member_id
+    number, login = ("session_id", "ORIGINAL_LOGIN()") if connection.tsql else ("backend_pid", "session_user")
+    members = f"SELECT member_id, grace_ms, pid, login FROM {database.beside('member')} WHERE {number} = ?"
+    assert database.rows(members, connection.pid) == [
+        (first.member_id, 0, None, connection.rows(f"SELECT {login}")[0][0])
+    ]
+    assert first.requesting_id == second.requesting_id
+    assert first.requesting_id.startswith(f"{'spid' if connection.tsql else 'pid'} {connection.pid} 20")
+    for which in "ab":
+        connection.release(name(which))
+    connection.acquire(name)
+    assert admin.entries(name)[0].member_id == first.member_id
+    connection.release(name)
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])

@@ -1,7 +1,7 @@
 """Work that runs once per period, in sessions of plain SQL."""
 
 import pytest
-from support import until
+from support import PATIENCE, until
 
 pytestmark = pytest.mark.engines("postgresql", "mssql")
 #: 366 days, the longest period: no test meets its end, but once a year.
@@ -36,29 +36,26 @@ def test_failed_run_is_retried(session, name):
     assert begin(first, name)[0] == 2
 
 
-def test_waiter_finds_the_run_done(session, connect, name, threads):
+def test_waiter_finds_the_run_done(session, connect, name):
     first, other = session(), session()
     _, position, _ = begin(first, name)
-    answers = []
-    threads.start(lambda: answers.append(begin(other, name)))
+    waiting = other.later(begin, other, name)
     coordinator = connect()
     until(lambda: len(coordinator.admin.entries(f"once:{name}")) == 2)
     assert first.call("once_finish", name, position) == 0
-    threads.join()
-    assert answers == [(2, None, None)]
+    assert waiting.result(PATIENCE) == (2, None, None)
 
 
-def test_waiter_runs_when_the_runner_dies(session, connect, name, threads):
+def test_waiter_runs_when_the_runner_dies(session, connect, name):
     first, other = session(), session()
     assert begin(first, name)[0] == 0
-    answers = []
-    threads.start(lambda: answers.append(begin(other, name)))
+    waiting = other.later(begin, other, name)
     coordinator = connect()
     until(lambda: len(coordinator.admin.entries(f"once:{name}")) == 2)
     first.die()
-    threads.join()
-    assert answers[0][0] == 1
-    assert other.call("once_finish", name, answers[0][1]) == 0
+    answer = waiting.result(PATIENCE)
+    assert answer.code == 1
+    assert other.call("once_finish", name, answer.position) == 0
 
 
 def test_unheld_run_cannot_be_done(session, name):

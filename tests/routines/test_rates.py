@@ -1,7 +1,6 @@
 """Rates in sessions of plain SQL: take and adjust."""
 
 import contextlib
-import threading
 
 import pytest
 from support import PATIENCE, until
@@ -13,19 +12,6 @@ HOUR = 3_600_000
 def take(session, name, limit=3, per_ms=HOUR, **named):
     """Return (code, taken_ms) of take."""
     return session.outputs("take", {"code": "int", "taken_ms": "bigint"}, name, limit, per_ms, **named)
-
-
-class Waiting:
-    """A call of take in a thread of its own."""
-
-    def __init__(self, *arguments):
-        self._answers = []
-        self._thread = threading.Thread(target=lambda: self._answers.append(take(*arguments)), daemon=True)
-        self._thread.start()
-
-    def code(self):
-        self._thread.join(PATIENCE)
-        return self._answers[0][0]
 
 
 def adjust(session, *arguments):
@@ -72,10 +58,10 @@ def test_cost_is_adjusted_afterwards(session, database, name):
 def test_session_waits_for_its_turn_in_a_rate(session, database, name):
     first, other = session(), session()
     _, taken_ms = take(first, name, 1)
-    waiter = Waiting(other, name, 1)
+    waiter = other.later(take, other, name, 1)
     until(lambda: database.queue(f"rate:{name}"), "it waits")
     adjust(first, name, taken_ms, 1, 0)
-    assert waiter.code() == 1
+    assert waiter.result(PATIENCE)[0] == 1
     assert database.queue(f"rate:{name}") == []
     assert used(database, name) == {3600: 1}
 
@@ -113,10 +99,10 @@ def test_an_operator_sets_and_clears_limits(session, refused, database, name):
     assert shown() == [(HOUR, 2, 2, 2), (HOUR * 2, 9, 2, 9)]
     with refused("22023", 50000, "can never fit into the limit of 2"):
         take(connection, name, None, None, cost=3)
-    waiter = Waiting(connection, name, None, None)
+    waiter = connection.later(take, connection, name, None, None)
     until(lambda: database.queue(resource), "it waits")
     assert set_rate(3) == 0
-    assert waiter.code() == 1, "a higher limit lets the first waiter take"
+    assert waiter.result(PATIENCE)[0] == 1, "a higher limit lets the first waiter take"
     assert (set_rate(None, HOUR * 2), shown()) == (0, [(HOUR, 3, 3, 3)])
     assert operator.call("reset_rate", resource) == 0
     assert (shown(), take(connection, name, None, None)[0]) == ([(HOUR, 3, 0, 3)], 0)

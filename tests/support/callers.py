@@ -20,8 +20,11 @@ class Caller(SqlSession):
     def __init__(self, database: Database, **options: Any) -> None:
         super().__init__(database, psycopg.connect(database.url, **{"autocommit": True, **options}))
 
+    def row(self, text: str, *parameters: Any) -> tuple[Any, ...]:
+        return self.rows(text, *parameters)[0]
+
     def value(self, text: str, *parameters: Any) -> Any:
-        return self.rows(f"SELECT {text}", *parameters)[0][0]
+        return self.row(f"SELECT {text}", *parameters)[0]
 
     def try_(self, resource: str, **named: Any) -> Answer:
         return self.acquire(resource, routine="try", **named)

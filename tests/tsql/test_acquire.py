@@ -28,21 +28,6 @@ def test_revoked_row_is_not_granted(session, database, name, access):
 # -- sharing
 
 
-def test_a_bare_participant_is_waited_for(session, database, name):
-    waiter, connection = session(), database.raw()
-    cursor = connection.cursor()
-    bare = database.insert_bare(cursor, name, "bare", concurrency_limit=1)
-    waiting = waiter.waiting(name, timeout_ms=60000)
-    time.sleep(0.3)
-    assert not waiting.done()
-    cursor.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (bare,))
-    left_at = time.monotonic()
-    assert waiting.result(30).code == 1
-    assert time.monotonic() - left_at < 5
-    waiter.release(name)
-    connection.close()
-
-
 def test_polling_waiter_backs_off(session, connect, name):
     """A pause has no lock to wait for, so the waiter polls; in the end its polls are 0.8 s apart."""
     connection, operator = session(), connect()
@@ -109,22 +94,6 @@ def test_the_callers_settings_stay(session, name):
     connection.release(name)
     assert connection.rows("SELECT @@LOCK_TIMEOUT, @@OPTIONS") == before
     connection.rows("SET LOCK_TIMEOUT -1")
-
-
-def test_acquire_waits_for_a_kept_gate(session, database, name):
-    """A bare participant does not commit: the wait for it counts as a wait, too, and ends in time."""
-    caller, connection = session(), database.raw(autocommit=False)
-    database.insert_bare(connection.cursor(), name, "bare", concurrency_limit=1)
-    began = time.monotonic()
-    assert caller.acquire(name, timeout_ms=800).code == -1
-    assert 0.8 <= time.monotonic() - began < 10
-    assert caller.acquire(name, routine="try").code == -1
-    waiting = caller.later(caller.acquire, name, timeout_ms=60000)
-    time.sleep(0.3)
-    connection.rollback()
-    assert waiting.result(30).code in (0, 1)
-    caller.release(name)
-    connection.close()
 
 
 # -- release

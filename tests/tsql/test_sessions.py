@@ -12,23 +12,6 @@ def members(database, spid):
     return database.rows(f"SELECT member_id FROM {database.beside('member')} WHERE session_id = ?", spid)
 
 
-def test_session_is_a_single_member(session, database, connect, name):
-    connection = session()
-    connection.acquire(name("a"))
-    connection.acquire(name("b"))
-    (first,), (second,) = (connect().admin.entries(name(which)) for which in "ab")
-    assert first.member_id == second.member_id
-    assert members(database, connection.pid) == [(first.member_id,)]
-    assert first.requesting_id == second.requesting_id
-    assert first.requesting_id.startswith(f"spid {connection.pid} 20")
-    assert len(first.requesting_id.rpartition(" ")[2]) == len("2026-01-31T12:00:00.000")
-    connection.release(name("a"))
-    connection.release(name("b"))
-    connection.acquire(name)
-    assert connect().admin.entries(name)[0].member_id == first.member_id
-    connection.release(name)
-
-
 def test_session_names_itself(session, connect, name):
     connection = session()
     connection.acquire(name, note="by hand")

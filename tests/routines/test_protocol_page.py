@@ -6,11 +6,10 @@ import psycopg
 import pytest
 from support.docs_modules import DOCS, scripts
 
-pytestmark = pytest.mark.engines("postgresql")
-
 PAGE = DOCS / "reference" / "protocol.md"
 
 
+@pytest.mark.engines("postgresql")
 def test_shown_roles_are_the_installed_ones(database):
     shown = scripts.installed("postgresql")
     for name in scripts.public():
@@ -24,7 +23,8 @@ def test_shown_roles_are_the_installed_ones(database):
         assert {row[0] for row in rows} == set(shown[name].roles), name
 
 
-def test_the_examples_run(database, name):
+@pytest.mark.engines("postgresql")
+def test_psql_examples_of_the_page_run(database, name):
     """Run statement by statement, in one session; only the positions are substituted."""
     section = PAGE.read_text(encoding="utf-8").partition("\n## PostgreSQL\n")[2].partition("\n## ")[0]
     (block,) = re.findall(r"```sql\n(.*?)```", section, re.DOTALL)
@@ -48,3 +48,31 @@ def test_the_examples_run(database, name):
                 cursor.execute(f"SELECT sqlsem.release('{name('etl')}', {granted_position})")
         cursor.execute(f"SELECT sqlsem.release('{name('dim_customer')}')")
     assert database.queue(name) == []
+
+
+@pytest.mark.engines("mssql")
+def test_shown_parameters_are_the_installed_ones(database):
+    for name in scripts.public():
+        shown = re.findall(r"@\w+(?= \w+)", scripts.installed("mssql")[name].signature)
+        rows = database.rows(
+            "SELECT p.name FROM sys.all_parameters AS p WHERE p.object_id = OBJECT_ID(?) AND p.name <> '' "
+            "ORDER BY p.parameter_id",
+            f"{database.schema}.[{name}]",
+        )
+        assert [row[0] for row in rows] == shown, name
+
+
+@pytest.mark.engines("mssql")
+def test_tsql_example_of_the_page_runs(database):
+    section = PAGE.read_text(encoding="utf-8").partition("\n## T-SQL\n")[2].partition("\n## ")[0]
+    (text,) = re.findall(r"```sql\n(.*?)```", section, re.DOTALL)
+    connection = database.raw()
+    cursor = connection.execute(text.replace("sqlsem.", f"{database.schema}."))
+    while cursor.nextset():
+        pass
+    connection.close()
+    assert database.queue("etl") == []
+    (row,) = database.rows(
+        f"SELECT TOP (1) outcome FROM {database.beside('history')} WHERE resource_id = N'etl' ORDER BY ended_at DESC"
+    )
+    assert row == ("released",)
