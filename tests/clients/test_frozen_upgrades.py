@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "90967f097ea3ee7475729eff47ff6caa7ac10d696ebb14063b89d399e522bbbf"}
+DIGESTS = {"0.1.0": "2d44a3f5d3b68d754eb3df2c2e79e53bf5171dd795012ab28ad3daee8843b66e"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

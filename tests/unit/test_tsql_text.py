@@ -27,7 +27,7 @@ NEVER_NULL = frozenset(
         "seen_ms",
     }
     | {"held", "enters"}
-    | {"w.seen_ms"}
+    | {"w.seen_ms", "position"}
     | {"n", "f.n", "b.bound", "CAST(b.weight AS bigint)"}  # of @row in deadlocks.sql
 )
 #: `work` leaves a task the settings of its session; the routines that it calls set ROWCOUNT.

@@ -60,7 +60,6 @@ CREATE OR ALTER PROCEDURE {schema}.check_guard @trigger int, @resource nvarchar(
         CASE WHEN @exists = 1 THEN CONCAT(N'and position ', @position, N' has access ', @access, N', not write; take it for writing')
              WHEN COALESCE(@session, N'') <> N'' THEN N'and the grant of this connection is no grant of it that is (still) held; take the lock again'
              ELSE N'which has asserted no grant of it that is held: EXEC {schema}.assert_holding (grant.assert_held) after BEGIN TRANSACTION' END);
-    EXEC {schema}.escape_control_chars @message OUTPUT;
     EXEC {schema}.raise_error 50004, @message;
 {end_try}
 
@@ -88,7 +87,6 @@ CREATE OR ALTER PROCEDURE {schema}.find_table @table nvarchar(600), @id int OUTP
     BEGIN
         SET @message = CONCAT(N'sqlsem: there is no table ', COALESCE(LEFT(@table, 300), N'NULL'),
             N' in this database, or this login may not see it; name it with its schema, in brackets where it must be: dbo.[order line]');
-        EXEC {schema}.escape_control_chars @message OUTPUT;
         EXEC {schema}.raise_error 50000, @message;
     END;
 END;
@@ -104,14 +102,12 @@ CREATE OR ALTER PROCEDURE {schema}.guard_table @table nvarchar(600), @resource n
     IF OBJECTPROPERTY(@id, 'IsUserTable') <> 1 OR @schema = N'{schema}'
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', @table, N' cannot be guarded: only tables can, no views, nor sqlsem''s own');
-        EXEC {schema}.escape_control_chars @message OUTPUT;
         EXEC {schema}.raise_error 50000, @message;
     END;
     SELECT @trigger = trigger_name, @disabled = disabled, @known = resource_id FROM {schema}.guards() WHERE parent_id = @id;
     IF @known <> @resource COLLATE Latin1_General_100_BIN2
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', @table, N' is guarded by ''', LEFT(@known, 255), N''' already; first: EXEC {schema}.unguard_table');
-        EXEC {schema}.escape_control_chars @message OUTPUT;
         EXEC {schema}.raise_error 50000, @message;
     END;
     -- (CREATE TRIGGER waits for running writers, and all other sessions wait for it: so bound the wait.)

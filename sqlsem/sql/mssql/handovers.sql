@@ -31,7 +31,7 @@ AS {begin_try_own}
         SET IMPLICIT_TRANSACTIONS OFF;
     DECLARE @code int = -1, @done bit = 0, @me nvarchar(128) = ORIGINAL_LOGIN(), @transit bigint, @count int, @wanted int, @lock int,
             @host nvarchar(255), @pid int, @program nvarchar(255), @resource nvarchar(255), @first bigint, @first_resource nvarchar(255), @tries int = 5,
-            @position bigint, @before bigint, @name nvarchar(255), @now datetime2(6), @patience int;
+            @position bigint, @name nvarchar(255), @now datetime2(6), @patience int;
     DECLARE @given TABLE (position bigint NOT NULL PRIMARY KEY);
     EXEC {schema}.check_grace_or_lease N'lease', @ttl_ms;
     IF @hash IS NULL OR LEN(@hash) <> 64
@@ -52,13 +52,9 @@ AS {begin_try_own}
         SET @now = SYSUTCDATETIME();
         -- Wait, before this call locks any row, and for a second at most, for transactions that have pinned a row
         -- (assert_holding).
-        SET @position = -1;
-        WHILE 1 = 1
+        SELECT @position = MIN(position) FROM @given;
+        WHILE @position IS NOT NULL
         BEGIN
-            SET @before = @position;
-            SELECT TOP (1) @position = position FROM @given WHERE position > @before ORDER BY position;
-            IF @position = @before
-                BREAK;
             SET @name = CONCAT(N'pin.sqlsem.{schema}.', @position);
             SET @patience = 1000 - CAST(DATEDIFF_BIG(millisecond, @now, SYSUTCDATETIME()) AS int);
             SET @patience = CASE WHEN @patience < 0 THEN 0 ELSE @patience END;
@@ -66,6 +62,7 @@ AS {begin_try_own}
                 @LockTimeout = @patience, @DbPrincipal = @principal;
             IF @lock < 0
                 THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
+            SELECT @position = MIN(position) FROM @given WHERE position > @position;
         END;
         SET @now = SYSUTCDATETIME();
         -- Record a heartbeat. The UPDATE also locks the giver: until the commit no session can reap it.
@@ -83,13 +80,9 @@ AS {begin_try_own}
             SET @transit = SCOPE_IDENTITY();
         END;
         SET @count = 0;
-        SET @position = -1;
-        WHILE @transit IS NOT NULL
+        SELECT @position = MIN(position) FROM @given;
+        WHILE @transit IS NOT NULL AND @position IS NOT NULL
         BEGIN
-            SET @before = @position;
-            SELECT TOP (1) @position = position FROM @given WHERE position > @before ORDER BY position;
-            IF @position = @before
-                BREAK;
             SET @resource = NULL;
             SELECT @resource = resource_id FROM {schema}.entry WHERE queue_position = @position AND member_id = @member;
             INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note,
@@ -111,6 +104,7 @@ AS {begin_try_own}
                 SET @first = @position;
                 SET @first_resource = @resource;
             END;
+            SELECT @position = MIN(position) FROM @given WHERE position > @position;
         END;
         IF @transit IS NULL OR @count <> @wanted
             ROLLBACK TRANSACTION;  -- all or none
@@ -135,15 +129,12 @@ AS {begin_try_own}
             THROW 50002, N'sqlsem: busy: other sessions have locked what this call needs; try again', 1;
     END CATCH;
     -- Release the wakeup locks: the waiters wake, find rows with a lease, and poll from then on.
-    SET @position = -1;
-    WHILE @done = 1
+    SELECT @position = MIN(position) FROM @given;
+    WHILE @done = 1 AND @position IS NOT NULL
     BEGIN
-        SET @before = @position;
-        SELECT TOP (1) @position = position FROM @given WHERE position > @before ORDER BY position;
-        IF @position = @before
-            BREAK;
         SET @name = CONCAT(N'entry.sqlsem.{schema}.', @position);
         EXEC {schema}.release_session_lock @name;
+        SELECT @position = MIN(position) FROM @given WHERE position > @position;
     END;
     {answer:@code,code}
 {end_try_own}

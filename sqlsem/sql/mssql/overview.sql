@@ -34,8 +34,7 @@ CREATE OR ALTER PROCEDURE {schema}.overview AS {begin_try}
     SELECT N'member' AS what, m.member_id, m.host, COALESCE(m.pid, m.session_id) AS pid, m.program, m.login, m.joined_at,
            CASE WHEN m.lease_ms IS NULL THEN N'beacon' ELSE N'lease' END AS kind,
            CASE WHEN b.missing = 1
-                THEN DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
-                                                    ELSE COALESCE(m.missing_since, m.heartbeat_at) END, @now)
+                THEN DATEDIFF_BIG(microsecond, COALESCE(m.lease_until, m.missing_since, m.heartbeat_at), @now)
                      / CAST(1000000 AS float) END AS missing_for,
            COALESCE(m.lease_ms, m.grace_ms) / CAST(1000 AS float) AS grace,
            CASE WHEN l.grace_left < 0 THEN 0 ELSE l.grace_left END AS grace_left,
@@ -67,8 +66,7 @@ CREATE OR ALTER PROCEDURE {schema}.overview AS {begin_try}
            p.started_at, p.ended_at AS part_ended,
            DATEDIFF_BIG(microsecond, p.started_at, COALESCE(p.ended_at, @now)) / CAST(1000000 AS float) AS part_seconds, p.error,
            CASE WHEN p.status = N'running' AND (b.missing IS NULL OR b.missing = 1)
-                THEN DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
-                                                    ELSE COALESCE(m.missing_since, m.heartbeat_at, p.started_at) END, @now)
+                THEN DATEDIFF_BIG(microsecond, COALESCE(m.lease_until, m.missing_since, m.heartbeat_at, p.started_at), @now)
                      / CAST(1000000 AS float) END AS missing_for,
            r.opened_by, p.login, r.callback_kept_by, r.callback_login
     FROM {schema}.batch AS r WITH (NOLOCK) JOIN {schema}.batch_part AS p WITH (NOLOCK) ON p.batch_id = r.batch_id

@@ -44,8 +44,7 @@ CREATE OR ALTER PROCEDURE {schema}.acquire_by_priority
     {outside:acquire_by_priority}
     DECLARE @line nvarchar(255) = LEFT(N'priority:' + @resource, 255), @gate nvarchar(255), @other nvarchar(255), @swap nvarchar(255),
             @uid_place nvarchar(70) = CONCAT(@uid, N'.1'), @class int = @priority + 1, @ageing int, @own bigint, @at datetime2(6),
-            @eligible int, @code int, @looked int = 0, @name nvarchar(255), @freed nvarchar(255), @message nvarchar(1000),
-            @host nvarchar(255), @pid int, @program nvarchar(255), @login nvarchar(128), @dummy bit;
+            @eligible int, @code int, @looked int = 0, @name nvarchar(255), @freed nvarchar(255), @message nvarchar(1000), @dummy bit;
     SET @position = NULL;
     SET @granted = 0;
     SET @before = NULL;
@@ -128,15 +127,9 @@ CREATE OR ALTER PROCEDURE {schema}.acquire_by_priority
                         @position OUTPUT, @granted OUTPUT, @attended_ms = @attended_ms, @ranked = 1;
                 IF @position IS NOT NULL AND @own IS NOT NULL
                 BEGIN
-                    SELECT @host = host, @pid = pid, @program = program, @login = login FROM {schema}.member WHERE member_id = @member;
-                    DELETE FROM {schema}.entry
-                    OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
-                           deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at,
-                           deleted.concurrency_limit, N'released', @host, @pid, @program, @login
-                    INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
-                                           member_id, owner, note, requested_at, granted_at,
-                                           concurrency_limit, outcome, host, pid, program, login)
-                    WHERE resource_id = @line AND queue_position = @own;
+                    EXEC @code = {schema}.remove @line, @own, N'released';
+                    IF @code = -2
+                        THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
                     SET @freed = CONCAT(N'entry.sqlsem.{schema}.', @own);
                 END
                 ELSE IF @position IS NULL AND @own IS NOT NULL

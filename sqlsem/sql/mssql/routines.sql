@@ -38,15 +38,8 @@ BEGIN
 END;
 GO
 
--- Raise an error of sqlsem. On SQL Server THROW takes a per cent sign for the beginning of a format.
-CREATE OR ALTER PROCEDURE {schema}.raise_error @number int, @message nvarchar(2048) AS {begin_inner}
-    IF @@VERSION LIKE N'Microsoft SQL %'
-        SET @message = LEFT(REPLACE(@message, N'%', N'%%'), 2048);
-    THROW @number, @message, 1;
-END;
-
 -- Replace control characters by question marks: displayed text must not move the cursor of a terminal.
-CREATE OR ALTER PROCEDURE {schema}.escape_control_chars @text nvarchar(1000) OUTPUT AS {begin_inner}
+CREATE OR ALTER PROCEDURE {schema}.escape_control_chars @text nvarchar(2048) OUTPUT AS {begin_inner}
     DECLARE @at int = LEN(@text), @code int;
     IF @text COLLATE Latin1_General_100_BIN2 NOT LIKE
        CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
@@ -58,6 +51,15 @@ CREATE OR ALTER PROCEDURE {schema}.escape_control_chars @text nvarchar(1000) OUT
             SET @text = STUFF(@text, @at, 1, N'?');
         SET @at = @at - 1;
     END;
+END;
+
+-- Raise an error of sqlsem, without control characters. On SQL Server THROW takes a per cent sign for the beginning of a
+-- format.
+CREATE OR ALTER PROCEDURE {schema}.raise_error @number int, @message nvarchar(2048) AS {begin_inner}
+    EXEC {schema}.escape_control_chars @message OUTPUT;
+    IF @@VERSION LIKE N'Microsoft SQL %'
+        SET @message = LEFT(REPLACE(@message, N'%', N'%%'), 2048);
+    THROW @number, @message, 1;
 END;
 
 -- Return where numbers are allocated (place: the database and when it was created or restored there, on Azure SQL also
@@ -778,7 +780,6 @@ CREATE OR ALTER PROCEDURE {schema}.check_registration
         SET @message = CONCAT(N'sqlsem: bad request: resource ''', @resource, N''', access type ', COALESCE(N'''' + @access + N'''', N'NULL'),
             N', requesting_id ', COALESCE(N'''' + @requesting_id + N'''', N'NULL'), N', limit ', @limit, N', weight ', @weight,
             N'; a name has 1 to 255 characters and no blanks around it, and 1 <= weight <= limit');
-        EXEC {schema}.escape_control_chars @message OUTPUT;
         EXEC {schema}.raise_error 50000, @message;
     END;
     IF CONCAT(@resource, @access, @requesting_id) COLLATE Latin1_General_100_BIN2
@@ -1629,8 +1630,7 @@ CREATE OR ALTER PROCEDURE {schema}.entries @resource nvarchar(400) = NULL AS {be
            t.note, t.requested_at, t.granted_at,
            DATEDIFF_BIG(microsecond, COALESCE(t.granted_at, t.requested_at), @now) / CAST(1000000 AS float) AS seconds,
            CASE WHEN b.missing = 1
-                THEN DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
-                                                    ELSE COALESCE(m.missing_since, m.heartbeat_at) END, @now)
+                THEN DATEDIFF_BIG(microsecond, COALESCE(m.lease_until, m.missing_since, m.heartbeat_at), @now)
                      / CAST(1000000 AS float) END AS missing_for,
            m.grace_ms / CAST(1000 AS float) AS grace
     FROM {schema}.row_states(@resource) AS h

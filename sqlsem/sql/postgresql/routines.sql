@@ -1719,7 +1719,8 @@ $$;
 -- program or requesting_id, or the login that ended the request. held, of an owner that died, ends with its last
 -- heartbeat. (A custom plan for each call: the filters have different indexes.)
 CREATE OR REPLACE FUNCTION {schema}.past(
-    p_resource varchar, p_maximum integer, p_since float, p_until float, p_outcome varchar, p_who varchar)
+    p_resource varchar, p_maximum integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL,
+    p_who varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
                owner varchar, note varchar, requested_at timestamptz, granted_at timestamptz, ended_at timestamptz,
                waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
@@ -1745,15 +1746,6 @@ BEGIN
     ORDER BY h.ended_at DESC LIMIT CASE WHEN p_maximum < 0 THEN 0 ELSE p_maximum END;
 END
 $$;
-
--- Return the history, of all owners.
-CREATE OR REPLACE FUNCTION {schema}.past(
-    p_resource varchar, p_maximum integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL)
-RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
-               owner varchar, note varchar, requested_at timestamptz, granted_at timestamptz, ended_at timestamptz,
-               waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
-               program varchar, login name, ended_by name)
-{sql_definer} SELECT * FROM {schema}.past(p_resource, p_maximum, p_since, p_until, p_outcome, NULL) $$;
 
 -- Return the resources, and the patterns of limits (as 'tenant:*'). cap: the limit in effect, the resource's own or a
 -- pattern's.
