@@ -1,7 +1,6 @@
 """The work queue, checked against a model of it: after any puts, claims, ends and retries, claims return the model's
 tasks. On PostgreSQL once with the usual low-water marks, and once with a new mark at every claim."""
 
-import functools
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from support.state_machines import DatabaseMachine, run_in_database
 
-from sqlsem.engines.base import Session
 from sqlsem.values.tasks import End, NewTask
 
 #: Instead of now and then.
@@ -186,25 +184,21 @@ class Machine(DatabaseMachine):
         slot=st.integers(0, 1),
         maximum=st.sampled_from([0, 1, 2, 3, 100]),
         again=st.booleans(),
-        singly=st.booleans(),
     )
-    def end_some_and_claim_some(self, data, slot, maximum, again, singly):
+    def end_some_and_claim_some(self, data, slot, maximum, again):
         member, session = self.members[slot]
-        next_tasks = session.next_tasks
-        if singly or type(session).next_tasks is Session.next_tasks:  # as engines without groups do
-            next_tasks, maximum = functools.partial(Session.next_tasks, session), min(maximum, 1)
         mine = self.model.running(member)
         ended = data.draw(st.lists(st.sampled_from(mine), unique_by=id)) if mine else []
         ends = [End(item.number, item.attempt, data.draw(self.ends), error="why") for item in ended]
         others = [item for item in self.model.running() if item.member != member]
         theirs = [End(item.number, item.attempt, "finished") for item in others[:1]]
         arguments = (member, [*ends, *theirs], self.queue, "model", self.uid())
-        statuses, claimed = next_tasks(*arguments, False, maximum)
+        statuses, claimed = session.next_tasks(*arguments, False, maximum)
         expected = [self.model.end(task, end.outcome) for task, end in zip(ended, ends, strict=True)]
         assert statuses == expected + [None] * len(theirs), "the last is another's"
         self.claimed(member, claimed, self.model.group(maximum))
         if again and (claimed or not maximum):
-            repeated, found = next_tasks(*arguments, True, maximum)
+            repeated, found = session.next_tasks(*arguments, True, maximum)
             assert found == claimed
             assert [answer is None for answer in repeated] == [answer is None for answer in statuses]
 
