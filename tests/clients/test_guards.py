@@ -5,11 +5,10 @@ import contextlib
 import psycopg
 import pytest
 from psycopg import errors, sql
-from support import until
+from support import pinned, until
 from support.databases import name_of_login
 
 import sqlsem
-from sqlsem.client.effects import run_generator
 from sqlsem.values.locks import Request
 
 pytestmark = pytest.mark.engines("postgresql")
@@ -27,10 +26,6 @@ def values(database, table):
 def copy_in(connection, table):
     with connection.cursor().copy(f"COPY {table} FROM STDIN") as copy:
         copy.write("7\n")
-
-
-def pinned(database, connection, ticket):
-    return run_generator(database.make_engine().pin_steps(connection.cursor(), ticket), lambda answer: answer)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +313,7 @@ def test_a_dead_owners_row_cannot_be_named_by_another_login(database, guarded, u
 
         member = session.register_member("host", 1, "test")
         (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
-        assert pinned(user, connection, ticket)
+        assert pinned(user.make_engine(), connection.cursor(), ticket)
         session.close()
         with contextlib.closing(database.coordinator()) as operator:
             members = f"SELECT 1 FROM sqlsem.member WHERE member_id = {member}"
@@ -459,13 +454,13 @@ def test_seal_is_valid_for_a_single_owner(database, guarded, user, login, name):
     with user.raw(autocommit=False) as connection, other.raw(autocommit=False) as other_connection:
         giver, taker = first.register_member("host", 1, "giver"), second.register_member("host", 2, "taker")
         (ticket,) = first.register(giver, "giver", "giver", f"{name}-uid", [Request(name)], False)
-        assert pinned(user, connection, ticket)
+        assert pinned(user.make_engine(), connection.cursor(), ticket)
         (note,) = connection.execute("SELECT current_setting('sqlsem.sqlsem_pinned')").fetchone()
         connection.rollback()
         to = other_connection.execute("SELECT session_user::text").fetchone()[0]
         assert first.hand_over(giver, [ticket], token, 60.0, to)
         ((_, adopted),) = second.adopt(taker, "taker", "taker", f"{name}-other", token)
-        assert pinned(other, other_connection, adopted)
+        assert pinned(other.make_engine(), other_connection.cursor(), adopted)
         write(other_connection, guarded)
         second.close()  # its process dies, and its transaction goes on
         with contextlib.closing(database.coordinator()) as operator:

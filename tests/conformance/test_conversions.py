@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from support import PATIENCE, Attempt, promptly, slack, until
+from support import PATIENCE, Attempt, pinned, promptly, slack, until
 
 import sqlsem
 from sqlsem.client import effects
@@ -731,7 +731,7 @@ def test_a_pin_holds_a_writer_back(member, database):
     own_ticket = writer.ask(WRITE)
     connection = database.raw(autocommit=False)
     cursor = connection.cursor()
-    assert writer.engine.pin(cursor, own_ticket)
+    assert pinned(writer.engine, cursor, own_ticket)
     with pytest.raises(sqlsem.Unavailable):
         writer.downgrade(own_ticket)
     connection.rollback()

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from support import Attempt, until
+from support import Attempt, pinned, until
 
 import sqlsem
 
@@ -222,7 +222,7 @@ def test_an_asserted_row_outlives_its_owner(connect, database, name, transaction
     member = session.register_member("host", 1, "test")
     (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
     cursor = transaction()
-    assert database.make_engine().pin(cursor, ticket)
+    assert pinned(database.make_engine(), cursor, ticket)
     session.close()
     waiter = Attempt(connect().mutex(name))
     assert waiter.waits(1.5), "reaped while its transaction was open"

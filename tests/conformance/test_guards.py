@@ -5,7 +5,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from support import until
+from support import pinned, until
 
 import sqlsem
 from sqlsem import cli
@@ -173,7 +173,7 @@ def test_waiter_may_not_write(database, connect, guarded, writer, refusal, name)
         member = session.register_member("host", 1, "test")
         (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
         connection = writer()
-        assert not database.make_engine().pin(connection.cursor(), ticket)
+        assert not pinned(database.make_engine(), connection.cursor(), ticket)
         with refusal(name):
             write(connection, guarded)
         session.cancel(member, f"{name}-uid", "cancelled")
@@ -187,7 +187,7 @@ def test_pinned_row_outlives_its_dead_member(database, connect, guarded, writer,
     member = session.register_member("host", 1, "test")
     (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
     connection = writer()
-    assert database.make_engine().pin(connection.cursor(), ticket)
+    assert pinned(database.make_engine(), connection.cursor(), ticket)
     write(connection, guarded)
     session.close()
     with contextlib.closing(database.coordinator()) as other:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlsem
+from sqlsem.client.effects import run_generator
 from sqlsem.engines import of_url
 from sqlsem.engines.base import Engine, Options, Session
 from sqlsem.engines.installed import FeatureSelection
+from sqlsem.values.locks import Ticket
 from support import mariadb
 from support.mariadb import MariaDBServer
 from support.patience import PATIENCE, STEADY
@@ -270,3 +272,8 @@ def through(database: Database, login: str) -> Database:
     assert database.server is not None
     name = name_of_database(database)
     return Database("postgresql", database.server.url(name, user=f"{name}_{login}"), {}, database.server)
+
+
+def pinned(engine: Engine, cursor: Any, ticket: Ticket) -> bool:
+    """Pin a row until the cursor's transaction ends; return False if the row was removed."""
+    return run_generator(engine.pin_steps(cursor, ticket), lambda answer: answer)
