@@ -1,93 +1,54 @@
-"""Other things than a plain lock that `sqlsem run` acquires: an adopted lock, a lock once per period, rates."""
+"""The acquisitions of `sqlsem run`: of a lock, of a lock once per period, of rates."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-
-import click
+from collections.abc import Sequence
 
 import sqlsem
+from sqlsem.cli.supervisor import Acquire
 from sqlsem.client.effects import run_generator
+from sqlsem.client.held.registry import LostCallback
 from sqlsem.client.once import Period
 from sqlsem.values.errors import LockLost
 from sqlsem.values.locks import Duration
 from sqlsem.values.rates import RateRequest
 
-__all__ = ["Adopted", "OncePerPeriod", "rate_of", "take_rates"]
+__all__ = ["OncePerPeriod", "acquired", "rate_of", "take_rates"]
 
 log = logging.getLogger("sqlsem")
 
 
-class Adopted:
-    """A lock to adopt by its token, which another process has handed over."""
-
-    def __init__(
-        self, coordinator: sqlsem.Coordinator, token: str | None, on_lost: Callable[[sqlsem.Grant], object]
-    ) -> None:
-        if not token:
-            raise click.UsageError("--adopt takes the token from $SQLSEM_TOKEN, which is not set.")
-        self._adopt = partial(coordinator.adopt, token, on_lost=on_lost)
-        self._grant: sqlsem.Grant | None = None
-
-    def acquire(self, *, timeout: Duration | None) -> bool:
-        """Adopt the lock."""
-        self._grant = self._adopt()
-        return True
-
-    @property
-    def grant(self) -> sqlsem.Grant:
-        """The adopted grant."""
-        assert self._grant is not None
-        return self._grant
+def acquired(lock: sqlsem.Lock, timeout: float | None) -> sqlsem.Grant | None:
+    """Acquire a lock, and return its grant; None if it is not granted in time."""
+    return lock.grant if lock.acquire(timeout=timeout) else None
 
 
 class OncePerPeriod:
-    """A lock that is acquired once per period, unless the command fails. Calling it with ``on_lost`` makes the lock.
+    """Acquires a lock by ``acquire``, unless the job is done for this period.
 
     Attributes:
         done: True if the job is done for this period.
     """
 
-    def __init__(
-        self,
-        coordinator: sqlsem.Coordinator,
-        period: Period,
-        make_lock: Callable[[Callable[[sqlsem.Grant], object]], sqlsem.Lock],
-    ) -> None:
-        self.done = False
+    done = False
+
+    def __init__(self, coordinator: sqlsem.Coordinator, period: Period, acquire: Acquire) -> None:
         self._client = coordinator.client
         self._period = period
-        self._make_lock = make_lock
-        self._lock: sqlsem.Lock | None = None
+        self._acquire = acquire
 
-    def __call__(self, on_lost: Callable[[sqlsem.Grant], object]) -> OncePerPeriod:
-        self._lock = self._make_lock(on_lost)
-        return self
-
-    def acquire(self, *, timeout: Duration | None) -> bool:
-        """Acquire the lock, unless the job is done for this period."""
-        assert self._lock is not None
-        if not self._due(None):
-            return False
-        if not self._lock.acquire(timeout=timeout):
-            return False
-        if self._due(self._lock.grant):
-            return True
-        self._lock.release()
-        return False
+    def __call__(self, on_lost: LostCallback, timeout: float | None) -> sqlsem.Grant | None:
+        grant = self._acquire(on_lost, timeout) if self._due(None) else None
+        if grant is None or self._due(grant):
+            return grant
+        grant.release()
+        return None
 
     def _due(self, grant: sqlsem.Grant | None) -> bool:
         self.done = not run_generator(self._period.due(self._client, grant), self._client.execute_effect)
         return not self.done
-
-    @property
-    def grant(self) -> sqlsem.Grant:
-        """The grant of this thread."""
-        assert self._lock is not None
-        return self._lock.grant
 
     def finish(self, grant: sqlsem.Grant, status: int) -> None:
         """Mark the job as done if the command's status is 0. The lock is still held."""

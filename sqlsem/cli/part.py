@@ -16,7 +16,7 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import EXIT_LOST, WithCommand
 from sqlsem.cli.here import running_callbacks
 from sqlsem.cli.options import duration, name_of, names_of, pass_url_option, shared_option
-from sqlsem.cli.run import cannot_start, not_started
+from sqlsem.cli.run import require_program, starting
 from sqlsem.ops.terminal import output
 from sqlsem.util.threads import spawn
 from sqlsem.values.batches import BatchEntry
@@ -95,8 +95,7 @@ def batch_run(
     if not command:
         raise click.UsageError("Say what to run: -- COMMAND ARGS.")
     callback = _named_callback(callbacks)
-    if status := cannot_start(command[0]):
-        return status
+    require_program(command[0])
     kill_after = min(1.0, options.life / 5) / 2 if kill_after is None else kill_after
     failures: list[BatchFailed] = []
     with running_callbacks(options, shared, pass_url) as coordinator:
@@ -177,18 +176,17 @@ class _PartRun:
     def run(self) -> int:
         """Run the command, and end the part; return the exit code."""
         ended = threading.Event()
-        try:
-            with supervisor.signals_to(self._events):
-                spawn(lambda: self._watch(ended), "sqlsem-part")
-                status = supervisor.run_after(self._start, self._job, self._events)
-        except supervisor.Stopped as exc:
-            return 128 + exc.number
-        except OSError as exc:
-            if self._part.is_open:
-                self._part.fail(exc)
-            return not_started(self._job.command[0], exc)
-        finally:
-            ended.set()
+        with starting(self._job.command[0]):
+            try:
+                with supervisor.signals_to(self._events):
+                    spawn(lambda: self._watch(ended), "sqlsem-part")
+                    status = supervisor.run_after(self._start, self._job, self._events)
+            except OSError as exc:
+                if self._part.is_open:
+                    self._part.fail(exc)
+                raise
+            finally:
+                ended.set()
         assert status is not None
         # The callback runs without our signal handlers: SIGTERM ends this process, and another may run the callback.
         if self._lost:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from queue import SimpleQueue
@@ -19,7 +20,7 @@ from sqlsem import config
 from sqlsem.cli import supervisor
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import EXIT_LOST, EXIT_TEMPFAIL
-from sqlsem.cli.obtaining import Adopted, OncePerPeriod, rate_of, take_rates
+from sqlsem.cli.obtaining import OncePerPeriod, acquired, rate_of, take_rates
 from sqlsem.cli.options import (
     Named,
     duration,
@@ -32,6 +33,7 @@ from sqlsem.cli.options import (
     staged,
 )
 from sqlsem.cli.waiting import Waiting
+from sqlsem.client.held.registry import LostCallback
 from sqlsem.client.once import Period
 from sqlsem.client.operations.terms import own_mutex
 from sqlsem.client.operations.timeout_details import blockers_in_words, read_blockers
@@ -41,7 +43,7 @@ from sqlsem.util.printable import clean
 from sqlsem.values.errors import ConfigurationError, SqlsemError
 from sqlsem.values.rates import RateRequest
 
-__all__ = ["cannot_start", "not_started", "run"]
+__all__ = ["require_program", "run", "starting"]
 
 log = logging.getLogger("sqlsem")
 #: The time between SIGTERM and SIGKILL for a leader's command that steps down. It still holds the lock.
@@ -178,8 +180,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
     run_options = _RunOptions(**{name: given.pop(name) for name in [field.name for field in fields(_RunOptions)]})
     lock_options = _LockOptions(**given)
     lock_options.require_one(run_options)
-    if status := cannot_start(command[0]):
-        return status
+    require_program(command[0])
     kill_after = min(1.0, options.life / 5) / 2 if run_options.kill_after is None else run_options.kill_after
     events: supervisor.Events = SimpleQueue()
     if run_options.join:
@@ -194,101 +195,101 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
         job = supervisor.Job(command, environment, kill_after, waiting.end, waiting.log_start)
         note = clean(os.path.basename(command[0]))[:200] if run_options.note is None else run_options.note
         try:
-            if run_options.adopt:
-                return _hold(partial(Adopted, coordinator, token), job, coordinator, events, lock_options, run_options)
             if run_options.leader is not None:
                 kill_after_sigterm = STEP_DOWN_SECONDS if run_options.kill_after is None else run_options.kill_after
                 job = replace(job, step_down=supervisor.StepDown(kill_after_sigterm))
                 return _lead(run_options.leader, note, job, coordinator, events)
-            lock = partial(lock_options.lock, coordinator, note)
-            if not lock_options.is_held:
-                take = partial(take_rates, coordinator, lock_options.rates, note, run_options.timeout)
-                return _hold(lock, job, coordinator, events, lock_options, run_options, take=take)
-            if lock_options.once_per is None:
-                return _hold(lock, job, coordinator, events, lock_options, run_options)
-            once = OncePerPeriod(coordinator, lock_options.period, lock)
-            return _hold(once, replace(job, finished=once.finish), coordinator, events, lock_options, run_options, once)
+            return _hold(job, coordinator, events, lock_options, run_options, note, token)
         finally:
             waiting.end()
+
+
+@contextlib.contextmanager
+def starting(program: str) -> Iterator[None]:
+    """A context in which a command is started. Ends sqlsem with the exit code for a command that cannot be started, or
+    for a signal that arrived before the command was started.
+    """
+    try:
+        yield
+    except supervisor.Stopped as exc:
+        raise click.exceptions.Exit(128 + exc.number) from exc
+    except OSError as exc:
+        if isinstance(exc, SqlsemError):
+            raise
+        output.print_error(f"{program}: {exc.strerror}")
+        exists = not isinstance(exc, FileNotFoundError)
+        raise click.exceptions.Exit(supervisor.CANNOT_RUN if exists else supervisor.NOT_FOUND) from exc
+
+
+def require_program(program: str) -> None:
+    """End sqlsem with 127 or 126 if the program cannot be started. (Checked before the wait, which may be long.)"""
+    if shutil.which(program) is None:
+        exists = os.path.dirname(program) and os.path.exists(program)
+        output.print_error(f"{program}: {'cannot be executed' if exists else 'no such command'}")
+        raise click.exceptions.Exit(supervisor.CANNOT_RUN if exists else supervisor.NOT_FOUND)
+
+
+def _run_joined(job: supervisor.Job, events: supervisor.Events, lost_exit_code: int) -> int:
+    with supervisor.signals_to(events), starting(job.command[0]):
+        status, over = supervisor.run_joined(job, events)
+    if over:
+        output.print_error("the lock that was joined has ended, and so the command was ended")
+        return lost_exit_code
+    return status
 
 
 def _lead(name: str, note: str, job: supervisor.Job, coordinator: sqlsem.Coordinator, events: supervisor.Events) -> int:
     """Run the command in each term of this leader; return the exit code."""
     coordinator.leader(name, note).current()  # fails at once if the database is out of reach at the start
 
-    def lock(on_lost: Callable[[sqlsem.Grant], object]) -> sqlsem.Lock:
-        return coordinator.mutex(name, note=note, on_lost=on_lost)
+    def acquire(on_lost: LostCallback, timeout: float | None) -> sqlsem.Grant | None:
+        return acquired(coordinator.mutex(name, note=note, on_lost=on_lost), timeout)
 
-    try:
-        return supervisor.lead(lock, job, coordinator=coordinator, events=events)
-    except supervisor.Stopped as exc:
-        return 128 + exc.number
-    except OSError as exc:
-        return not_started(job.command[0], exc)
+    with starting(job.command[0]):
+        return supervisor.lead(acquire, job, coordinator=coordinator, events=events)
 
 
 def _hold(
-    make_lock: Callable[[Callable[[sqlsem.Grant], object]], supervisor.Obtainable],
     job: supervisor.Job,
     coordinator: sqlsem.Coordinator,
     events: supervisor.Events,
     lock_options: _LockOptions,
     run_options: _RunOptions,
-    once: OncePerPeriod | None = None,
-    take: Callable[[], bool] | None = None,
+    note: str,
+    token: str | None,
 ) -> int:
-    """Run the command under the lock, or if only rates are taken, after ``take()``; return the exit code."""
-    try:
-        if take is not None:
-            ended, lost = supervisor.run_after(take, job, events), None
+    """Run the command under the lock, or if only rates are taken, after that; return the exit code."""
+    timeout, once = run_options.timeout, None
+
+    def acquire(on_lost: LostCallback, timeout: float | None) -> sqlsem.Grant | None:
+        if not run_options.adopt:
+            return acquired(lock_options.lock(coordinator, note, on_lost), timeout)
+        if not token:
+            raise click.UsageError("--adopt takes the token from $SQLSEM_TOKEN, which is not set.")
+        return coordinator.adopt(token, on_lost=on_lost)
+
+    if lock_options.once_per is not None:
+        once = OncePerPeriod(coordinator, lock_options.period, acquire)
+        job = replace(job, finished=once.finish)
+    with starting(job.command[0]):
+        if lock_options.is_held or run_options.adopt:
+            ended, lost = supervisor.run(once or acquire, job, coordinator=coordinator, events=events, timeout=timeout)
         else:
-            ended, lost = supervisor.run(
-                make_lock, job, coordinator=coordinator, events=events, timeout=run_options.timeout
-            )
-    except supervisor.Stopped as exc:
-        return 128 + exc.number
-    except OSError as exc:
-        return not_started(job.command[0], exc)
+            take = partial(take_rates, coordinator, lock_options.rates, note, timeout)
+            ended, lost = supervisor.run_after(take, job, events), None
     if lost is not None:
         output.print_error(lost)
         return run_options.lost_exit_code
-    if ended is None and once is not None and once.done:
+    if ended is not None:
+        return ended
+    if once is not None and once.done:
         log.info("%r is done for this period", lock_options.period.name)
         return 0
-    return (
-        _report_not_granted(coordinator, lock_options, run_options.timeout, run_options.conflict_exit_code)
-        if ended is None
-        else ended
-    )
-
-
-def _report_not_granted(
-    coordinator: sqlsem.Coordinator, lock_options: _LockOptions, timeout: float | None, conflict_exit_code: int
-) -> int:
     blockers = _describe_blockers(coordinator, lock_options)
     words = f"not granted within {timeout:g} s in {coordinator.engine.label}: {blockers}"
-    (output.say if conflict_exit_code else log.info)(words)  # with -E 0 this is no error, and cron must not mail it
-    return conflict_exit_code
-
-
-def not_started(program: str, error: OSError) -> int:
-    """Print that the command cannot be started, and return the exit code; raise errors of sqlsem."""
-    if isinstance(error, SqlsemError):
-        raise error
-    output.print_error(f"{program}: {error.strerror}")
-    return supervisor.NOT_FOUND if isinstance(error, FileNotFoundError) else supervisor.CANNOT_RUN
-
-
-def _run_joined(job: supervisor.Job, events: supervisor.Events, lost_exit_code: int) -> int:
-    with supervisor.signals_to(events):
-        try:
-            status, over = supervisor.run_joined(job, events)
-        except OSError as exc:
-            return not_started(job.command[0], exc)
-    if over:
-        output.print_error("the lock that was joined has ended, and so the command was ended")
-        return lost_exit_code
-    return status
+    # With -E 0 this is no error, and cron must not mail it.
+    (output.say if run_options.conflict_exit_code else log.info)(words)
+    return run_options.conflict_exit_code
 
 
 @dataclass(frozen=True)
@@ -371,9 +372,7 @@ class _LockOptions:
         """True if anything is held while the command runs (rates are not)."""
         return bool(self.names or self.once_per)
 
-    def lock(
-        self, coordinator: sqlsem.Coordinator, note: str, on_lost: Callable[[sqlsem.Grant], object]
-    ) -> sqlsem.Lock:
+    def lock(self, coordinator: sqlsem.Coordinator, note: str, on_lost: LostCallback | None = None) -> sqlsem.Lock:
         """Return one lock that combines all of them."""
         try:
             given: LockOptions = {"note": note, "priority": self.priority}
@@ -392,23 +391,10 @@ class _LockOptions:
 
 def _describe_blockers(coordinator: sqlsem.Coordinator, lock_options: _LockOptions) -> str:
     """Return a text about the rows that block the locks that were not granted."""
-    requests = (
-        lock_options.lock(coordinator, "", lambda _: None).terms.requests
-        if lock_options.is_held
-        else lock_options.rates
-    )
+    requests = lock_options.lock(coordinator, "").terms.requests if lock_options.is_held else lock_options.rates
     try:
         blockers = coordinator.client.with_connection(lambda session: read_blockers(session, requests))
     except SqlsemError as exc:
         log.info("cannot see the queue: %s", exc)
         return "see who holds it with: sqlsem ls"
     return blockers_in_words(blockers) or "see who holds it with: sqlsem ls"
-
-
-def cannot_start(program: str) -> int:
-    """Return 127 or 126 if the program cannot be started, else 0. (Checked before the wait, which may be long.)"""
-    if shutil.which(program) is not None:
-        return 0
-    exists = os.path.dirname(program) and os.path.exists(program)
-    output.print_error(f"{program}: {'cannot be executed' if exists else 'no such command'}")
-    return supervisor.CANNOT_RUN if exists else supervisor.NOT_FOUND

@@ -24,28 +24,30 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from sqlsem.api.coordinator import Coordinator
 from sqlsem.cli.joining import Joinable, Joined
 from sqlsem.cli.signals import handled
 from sqlsem.client.grants import Grant
+from sqlsem.client.held.registry import LostCallback
 from sqlsem.client.leader import retry_pauses
 from sqlsem.client.monitors import parent_locks
 from sqlsem.util import tree_killer
 from sqlsem.util.threads import spawn
 from sqlsem.util.tree_killer import ProcessTree
 from sqlsem.values.errors import LockLost, Unavailable
-from sqlsem.values.locks import Duration, monotonic
+from sqlsem.values.locks import monotonic
 
 __all__ = [
     "CANNOT_RUN",
     "NOT_FOUND",
+    "Acquire",
     "Events",
     "Job",
-    "Obtainable",
     "StepDown",
     "Stopped",
     "lead",
@@ -70,6 +72,9 @@ T = TypeVar("T")
 #: Events while we wait: ("signal", its number), ("child", 0): a child has ended, ("lost", the grant's position; 0 for
 #: a joined lock), ("acquired", 0): the attempt to acquire the lock has ended.
 Events = SimpleQueue[tuple[str, int]]
+#: Acquires a lock. Gets the function to call when the lock is lost, and the timeout in seconds (None: for ever, 0: do
+#: not wait). Returns None if the lock is not granted in time.
+Acquire = Callable[[LostCallback, float | None], Grant | None]
 
 
 class Stopped(Exception):
@@ -88,17 +93,6 @@ def signals_to(events: Events) -> Iterator[None]:
         handled(["SIGCHLD"], lambda _: events.put(("child", 0))),
     ):
         yield
-
-
-class Obtainable(Protocol):
-    """An object that gives a grant: a `sqlsem.Lock`, or a token to adopt a lock with."""
-
-    def acquire(self, *, timeout: Duration | None) -> bool:
-        """Acquire; return False if that takes longer than ``timeout``."""
-
-    @property
-    def grant(self) -> Grant:
-        """The grant that this thread has acquired."""
 
 
 @dataclass
@@ -147,21 +141,10 @@ class Job:
 
 
 def run(
-    make_lock: Callable[[Callable[[Grant], object]], Obtainable],
-    job: Job,
-    *,
-    coordinator: Coordinator,
-    events: Events,
-    timeout: float | None,
+    acquire: Acquire, job: Job, *, coordinator: Coordinator, events: Events, timeout: float | None
 ) -> tuple[int | None, LockLost | None]:
-    """Run a command holding the lock that ``make_lock(on_lost)`` makes; called in the main thread.
-
-    Args:
-        make_lock: Makes the lock, given the function to call when it is lost.
-        job: The command.
-        coordinator: The lock's coordinator.
-        events: The queue of the `signals_to` context.
-        timeout: Seconds to wait for the lock; None for ever, 0 not at all.
+    """Run a command holding the lock that ``acquire`` acquires; called in the main thread. ``coordinator`` is that of
+    the lock, ``events`` the queue of the `signals_to` context.
 
     Return the exit status (None: the lock was not granted in time) and the error, if the lock was lost.
     Raise `OSError` if the command cannot be started, and `Stopped` if a signal arrived while waiting: then the
@@ -178,7 +161,6 @@ def run(
         if running.is_set() and threading.current_thread() is not threading.main_thread():
             ended.wait(job.kill_after + POLL_SECONDS)
 
-    lock = make_lock(on_lost)
     # The system frees the beacon of an SQLite member at once when we die: then the killer sends SIGKILL at once.
     options = coordinator.engine.options
     orphan_kill_after = (
@@ -187,7 +169,7 @@ def run(
     joinable = Joinable(orphan_kill_after)
     with tree_killer.TreeKiller() as killer, joinable:
         killer.start()
-        grant = _acquire(lock, timeout, events)
+        grant = _in_thread(lambda: acquire(on_lost, timeout), events)
         if grant is None:
             return None, None
         job.obtained()
@@ -204,13 +186,7 @@ def run(
         return status, lost
 
 
-def lead(
-    make_lock: Callable[[Callable[[Grant], object]], Obtainable],
-    job: Job,
-    *,
-    coordinator: Coordinator,
-    events: Events,
-) -> int:
+def lead(acquire: Acquire, job: Job, *, coordinator: Coordinator, events: Events) -> int:
     """`run` a command in each term of a leader.
 
     When the lock is lost, or the waiting row, the command is ended, and the lock requested again, also during an outage
@@ -221,7 +197,7 @@ def lead(
     while True:
         why: LockLost | Unavailable | None
         try:
-            status, why = run(make_lock, job, coordinator=coordinator, events=events, timeout=None)
+            status, why = run(acquire, job, coordinator=coordinator, events=events, timeout=None)
         except (LockLost, Unavailable) as exc:  # while waiting for the lock
             why = exc
         else:
@@ -255,8 +231,7 @@ def run_joined(job: Job, events: Events) -> tuple[int, bool]:
     link = Joined(job.environment, end)
     job = dataclasses.replace(job, kill_after=min(job.kill_after, link.kill_after))
     try:
-        with tree_killer.TreeKiller() as killer:
-            status = _supervise(job, None, events, killer, job.kill_after, threading.Event(), {})
+        status = _run_without_lock(job, events)
         return status, lock_ended.is_set()
     finally:
         link.leave()
@@ -275,32 +250,31 @@ def run_after(obtain: Callable[[], bool], job: Job, events: Events) -> int | Non
     """Run a command after ``obtain()``, without any lock. Return its exit status; None if ``obtain()`` returned False.
     Raise as `run` does.
     """
-    if _in_thread(lambda: obtain() or None, events) is None:
+    if not _in_thread(obtain, events):
         return None
     job.obtained()
+    return _run_without_lock(job, events)
+
+
+def _run_without_lock(job: Job, events: Events) -> int:
     with tree_killer.TreeKiller() as killer:
         return _supervise(job, None, events, killer, job.kill_after, threading.Event(), {})
 
 
-def _acquire(lock: Obtainable, timeout: float | None, events: Events) -> Grant | None:
-    return _in_thread(lambda: lock.grant if lock.acquire(timeout=timeout) else None, events)
-
-
-def _in_thread(obtain: Callable[[], T | None], events: Events) -> T | None:
+def _in_thread(obtain: Callable[[], T], events: Events) -> T:
     """Call ``obtain`` in a thread, so that this one is free for signals; return its result."""
-    results: list[T | None] = []
-    errors: list[BaseException] = []
+    result: Future[T] = Future()
 
-    def acquire() -> None:
+    def set_result() -> None:
         try:
-            results.append(obtain())
+            result.set_result(obtain())
         except BaseException as exc:
-            errors.append(exc)
+            result.set_exception(exc)
         finally:
             events.put(("acquired", 0))
 
     # The queue shows the thread's name as our owner.
-    spawn(acquire, "run")
+    spawn(set_result, "run")
     event = ""
     while event != "acquired":
         try:
@@ -309,9 +283,7 @@ def _in_thread(obtain: Callable[[], T | None], events: Events) -> T | None:
             continue
         if event == "signal":
             raise Stopped(number)
-    if errors:
-        raise errors[0]
-    return results[0] if results else None
+    return result.result()
 
 
 def _supervise(
