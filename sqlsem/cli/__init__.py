@@ -28,9 +28,14 @@ COMMANDS = {
         **{"history": "locks:history", "set": "locks:set_", "pause": "locks:pause", "resume": "locks:resume"},
         "revoke": "locks:revoke",
     },
-    "Locks": {"rates": "rates:rates", "once": "once:once", "leader": "leader:leader", "guard": "guarding:guard"},
+    "Locks": {
+        "rates": "listings:rates",
+        "once": "listings:once",
+        "leader": "listings:leader",
+        "guard": "listings:guard",
+    },
     "Work queue": {
-        **{"put": "put:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
+        **{"put": "put:put", "work": "work:work", "queues": "tasks:queues", "tasks": "tasks:tasks_"},
         **{"schedules": "tasks:schedules", "batch": "batches:batch"},
     },
     "Operate": {
@@ -38,8 +43,8 @@ COMMANDS = {
     },
     "Reports": {"timeline": "nights:timeline", "audit": "nights:audit", "replay": "nights:replay"},
     "Database": {
-        **{"config": "config:config_", "sql": "schema:sql_", "certify": "certify:certify", "demo": "demo:demo"},
-        **{"completion": "completion:completion", "man": "man:man"},
+        **{"config": "config:config_", "sql": "schema:sql_", "certify": "certify:certify", "demo": "watch:demo"},
+        **{"completion": "completion:completion", "man": "completion:man"},
     },
 }
 

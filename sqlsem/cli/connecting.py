@@ -136,7 +136,7 @@ class Connecting:
 
     def progress(
         self, describe: Callable[[], str | None], *, reads: bool = False
-    ) -> contextlib.AbstractContextManager[None]:
+    ) -> contextlib.AbstractContextManager[object]:
         """Return a context in which a terminal shows the progress; see `progress_shown`. Not with -q or -v."""
         return contextlib.nullcontext() if self.quiet or self.verbose else progress_shown(describe, reads=reads)
 

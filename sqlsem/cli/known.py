@@ -1,12 +1,16 @@
-"""Checks of names on the command line: a name that is not in use may be misspelt."""
+"""Looks at the database for several commands: is a name in use (else it may be misspelt), which locks are kept?"""
 
 from __future__ import annotations
 
+import logging
+
 import sqlsem
 from sqlsem import config
-from sqlsem.values.errors import ConfigurationError
+from sqlsem.values.errors import ConfigurationError, SqlsemError
 
-__all__ = ["require_resource", "unknown_queue"]
+__all__ = ["kept_lines", "require_resource", "unknown_queue"]
+
+log = logging.getLogger(__name__)
 
 #: The number of requests and tasks that are searched for similar names.
 MAX_ROWS = 1000
@@ -32,3 +36,15 @@ def unknown_queue(coordinator: sqlsem.Coordinator, queue: str) -> str | None:
     known = sorted({task.queue for task in coordinator.admin.tasks(maximum=MAX_ROWS)})
     listed = f"; there are {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""
     return f"Nothing is known of a queue {queue!r}{config.nearest(queue, known)}{listed}"
+
+
+def kept_lines(coordinator: sqlsem.Coordinator, resource: str | None, *, pins: bool = False) -> list[str]:
+    """Return a line for each lock of the database that a session keeps for longer than a call needs. ``pins``: also
+    for rows that an open transaction has asserted.
+    """
+    try:
+        kept = coordinator.admin.kept_locks(resource)
+    except SqlsemError as exc:  # an earlier installation, or a login without any role
+        log.info("cannot see which locks are kept: %s", exc)
+        return []
+    return [f"{lock.words}; end it with: {lock.remedy}" for lock in kept if lock.holds_up or pins]

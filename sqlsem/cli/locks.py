@@ -13,8 +13,7 @@ from rich.text import Text
 
 import sqlsem
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.cli.kept import kept_lines
-from sqlsem.cli.known import require_resource
+from sqlsem.cli.known import kept_lines, require_resource
 from sqlsem.cli.options import age, allow_new_option, duration, json_option, most_option, often, resource_name, setting
 from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.reasons import Reason, reasons

@@ -1,5 +1,5 @@
-"""Shows the progress of commands that take long, in a line on a terminal: until they have reached their database, and
-until they are done.
+"""Shows the progress of commands that take long, in a line on a terminal: until they have reached their database,
+while `sqlsem run` waits for its lock (with ``-v`` as log records), and until they are done.
 """
 
 from __future__ import annotations
@@ -7,16 +7,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import sqlsem
 from sqlsem.ops.terminal.status import StatusLine, status_line
+from sqlsem.util import late
+from sqlsem.util.process import host_name
 from sqlsem.util.threads import spawn
 from sqlsem.values.errors import SqlsemError
+from sqlsem.values.locks import Entry
 
-__all__ = ["attempts_shown", "progress_shown"]
+if TYPE_CHECKING:
+    from sqlsem.insight.reasons import Reason
+
+__all__ = ["attempts_shown", "progress_shown", "wait_shown"]
 
 log = logging.getLogger("sqlsem")
 
@@ -24,13 +33,15 @@ log = logging.getLogger("sqlsem")
 SHOWN_SECONDS, LOOK_SECONDS = 1.0, 0.25
 #: Seconds between two reads of the database that only show progress.
 READ_SECONDS = 2.0
+#: Seconds until a waiting command reads the queue first; each pause is longer than the one before, up to the longest.
+FIRST_SECONDS, GROWTH, LONGEST_SECONDS = 0.25, 1.5, 5.0
+#: Seconds after which the line of a waiting command is redrawn.
+REDRAW_SECONDS = 1.0
 
 
-@contextlib.contextmanager
-def attempts_shown(coordinator: sqlsem.Coordinator) -> Iterator[None]:
-    """A context in which a thread shows calls that last long, until the first call has succeeded."""
-    with _drawing(functools.partial(_show_attempts, coordinator), "sqlsem-trying"):
-        yield
+def attempts_shown(coordinator: sqlsem.Coordinator) -> AbstractContextManager[object]:
+    """Return a context in which a thread shows calls that last long, until the first call has succeeded."""
+    return _drawing(functools.partial(_show_attempts, coordinator), "sqlsem-trying")
 
 
 def _show_attempts(coordinator: sqlsem.Coordinator, line: StatusLine, over: threading.Event) -> None:
@@ -47,15 +58,13 @@ def _show_attempts(coordinator: sqlsem.Coordinator, line: StatusLine, over: thre
         line.hide()
 
 
-@contextlib.contextmanager
-def progress_shown(describe: Callable[[], str | None], *, reads: bool = False) -> Iterator[None]:
-    """A context in which a thread shows what ``describe`` returns, from time to time, once the context lasts for a
-    second. ``describe`` runs in that thread; None shows nothing. ``reads``: it reads the database, so it is called less
-    often.
+def progress_shown(describe: Callable[[], str | None], *, reads: bool = False) -> AbstractContextManager[object]:
+    """Return a context in which a thread shows what ``describe`` returns, from time to time, once the context lasts for
+    a second. ``describe`` runs in that thread; None shows nothing. ``reads``: it reads the database, so it is called
+    less often.
     """
     pause = READ_SECONDS if reads else LOOK_SECONDS
-    with _drawing(functools.partial(_show_progress, describe, pause), "sqlsem-progress"):
-        yield
+    return _drawing(functools.partial(_show_progress, describe, pause), "sqlsem-progress")
 
 
 def _show_progress(describe: Callable[[], str | None], pause: float, line: StatusLine, over: threading.Event) -> None:
@@ -74,16 +83,91 @@ def _show_progress(describe: Callable[[], str | None], pause: float, line: Statu
 
 
 @contextlib.contextmanager
-def _drawing(draw: Callable[[StatusLine, threading.Event], None], name: str) -> Iterator[None]:
-    """A context in which a thread draws the status line, until the event is set; without such a terminal none does."""
+def wait_shown(coordinator: sqlsem.Coordinator, *, is_verbose: bool, is_quiet: bool) -> Iterator[Callable[[], None]]:
+    """A context in which a thread shows the wait of `sqlsem run`. It gives a function to call when the wait is over."""
+    if is_verbose:
+        over = threading.Event()
+        spawn(functools.partial(_log_wait, coordinator, over), "sqlsem-progress")
+        try:
+            yield over.set
+        finally:
+            over.set()
+    elif is_quiet:
+        yield lambda: None
+    else:
+        with _drawing(functools.partial(_show_wait, coordinator), "sqlsem-progress") as end:
+            yield end
+
+
+def _show_wait(coordinator: sqlsem.Coordinator, line: StatusLine, over: threading.Event) -> None:
+    with late.importing:
+        from sqlsem.insight.reasons import wait_in_words
+    pause, read_at = FIRST_SECONDS, time.monotonic()
+    waiting: tuple[Entry, Reason | None] | None = None
+    while not over.wait(min(pause, REDRAW_SECONDS)):
+        if time.monotonic() - read_at >= pause:
+            waiting, read_at = _waiting_request(coordinator), time.monotonic()
+            pause = min(pause * GROWTH, LONGEST_SECONDS)
+        if waiting is None:
+            line.hide()
+        else:
+            line.show(wait_in_words(*waiting, time.monotonic() - read_at))
+
+
+def _waiting_request(coordinator: sqlsem.Coordinator) -> tuple[Entry, Reason | None] | None:
+    """Return the request of this process that waits, and why it does; None if none, or the queue cannot be read."""
+    with late.importing:
+        from sqlsem.insight.reasons import reasons
+    try:
+        overview = coordinator.admin.overview()
+    except SqlsemError as exc:
+        log.info("cannot see the queue: %s", exc)
+        return None
+    entry = next(filter(_is_ours, overview.entries), None)
+    return None if entry is None else (entry, reasons(overview, only=entry.position).get(entry.position))
+
+
+def _log_wait(coordinator: sqlsem.Coordinator, over: threading.Event) -> None:
+    """Log the waiting requests of this process with the numbers of requests ahead, whenever these change."""
+    last, pause = None, FIRST_SECONDS
+    while not over.wait(pause):
+        pause = min(pause * GROWTH, LONGEST_SECONDS)
+        try:
+            entries = coordinator.admin.entries()
+        except SqlsemError as exc:
+            log.info("cannot see the queue: %s", exc)
+            continue
+        waits = []
+        for entry in filter(_is_ours, entries):
+            ahead = [row for row in entries if row.resource == entry.resource and row.position < entry.position]
+            waits.append(f"{entry.resource!r} at {entry.position}, behind {len(ahead)}")
+        if waits and waits != last and not over.is_set():
+            if last is not None:  # the first wait was logged when it began
+                log.info("Still waiting for %s", "; ".join(waits))
+            last = waits
+
+
+def _is_ours(entry: Entry) -> bool:
+    return (entry.host, entry.pid, entry.state) == (host_name(), os.getpid(), "waits")
+
+
+@contextlib.contextmanager
+def _drawing(draw: Callable[[StatusLine, threading.Event], None], name: str) -> Iterator[Callable[[], None]]:
+    """A context in which a thread draws the status line, until the event is set; without such a terminal none does. It
+    gives a function that ends the drawing early.
+    """
     line = status_line()
     if line is None:
-        yield
+        yield lambda: None
         return
     over = threading.Event()
     spawn(functools.partial(draw, line, over), name)
-    try:
-        yield
-    finally:
+
+    def end() -> None:
         over.set()
         line.close()
+
+    try:
+        yield end
+    finally:
+        end()

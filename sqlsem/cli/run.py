@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -20,7 +21,6 @@ from sqlsem import config
 from sqlsem.cli import supervisor
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import EXIT_LOST, EXIT_TEMPFAIL
-from sqlsem.cli.obtaining import OncePerPeriod, acquired, rate_of, take_rates
 from sqlsem.cli.options import (
     Named,
     duration,
@@ -32,7 +32,8 @@ from sqlsem.cli.options import (
     resource_name,
     staged,
 )
-from sqlsem.cli.waiting import Waiting
+from sqlsem.cli.progress import wait_shown
+from sqlsem.client.effects import run_generator
 from sqlsem.client.held.registry import LostCallback
 from sqlsem.client.once import Period
 from sqlsem.client.operations.terms import own_mutex
@@ -40,7 +41,8 @@ from sqlsem.client.operations.timeout_details import blockers_in_words, read_blo
 from sqlsem.client.options import LockOptions
 from sqlsem.ops.terminal import output
 from sqlsem.util.printable import clean
-from sqlsem.values.errors import ConfigurationError, SqlsemError
+from sqlsem.values.errors import ConfigurationError, LockLost, SqlsemError
+from sqlsem.values.locks import Duration
 from sqlsem.values.rates import RateRequest
 
 __all__ = ["require_program", "run", "starting"]
@@ -190,18 +192,20 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
         if not (options.settings.embedded or options.verbose or options.quiet) and sys.stderr.isatty():
             names = [run_options.leader] if run_options.leader else lock_options.resources
             output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.label}")
-        waiting = Waiting(coordinator, command[0], is_verbose=bool(options.verbose), is_quiet=options.quiet)
         environment = config.environment(options.chosen_url, hand_on=run_options.pass_url)
-        job = supervisor.Job(command, environment, kill_after, waiting.end, waiting.log_start)
         note = clean(os.path.basename(command[0]))[:200] if run_options.note is None else run_options.note
-        try:
+        with wait_shown(coordinator, is_verbose=bool(options.verbose), is_quiet=options.quiet) as end_wait:
+            job = supervisor.Job(command, environment, kill_after, end_wait, partial(_log_start, command[0]))
             if run_options.leader is not None:
                 kill_after_sigterm = STEP_DOWN_SECONDS if run_options.kill_after is None else run_options.kill_after
                 job = replace(job, step_down=supervisor.StepDown(kill_after_sigterm))
                 return _lead(run_options.leader, note, job, coordinator, events)
             return _hold(job, coordinator, events, lock_options, run_options, note, token)
-        finally:
-            waiting.end()
+
+
+def _log_start(program: str, grant: sqlsem.Grant, pid: int) -> None:
+    positions = ", ".join(f"{name!r} at {position}" for name, position in grant.positions.items())
+    log.info("Started %s as process %d under %s", program, pid, positions)
 
 
 @contextlib.contextmanager
@@ -398,3 +402,65 @@ def _describe_blockers(coordinator: sqlsem.Coordinator, lock_options: _LockOptio
         log.info("cannot see the queue: %s", exc)
         return "see who holds it with: sqlsem ls"
     return blockers_in_words(blockers) or "see who holds it with: sqlsem ls"
+
+
+def acquired(lock: sqlsem.Lock, timeout: float | None) -> sqlsem.Grant | None:
+    """Acquire a lock, and return its grant; None if it is not granted in time."""
+    return lock.grant if lock.acquire(timeout=timeout) else None
+
+
+class OncePerPeriod:
+    """Acquires a lock by ``acquire``, unless the job is done for this period.
+
+    Attributes:
+        done: True if the job is done for this period.
+    """
+
+    done = False
+
+    def __init__(self, coordinator: sqlsem.Coordinator, period: Period, acquire: supervisor.Acquire) -> None:
+        self._client = coordinator.client
+        self._period = period
+        self._acquire = acquire
+
+    def __call__(self, on_lost: LostCallback, timeout: float | None) -> sqlsem.Grant | None:
+        grant = self._acquire(on_lost, timeout) if self._due(None) else None
+        if grant is None or self._due(grant):
+            return grant
+        grant.release()
+        return None
+
+    def _due(self, grant: sqlsem.Grant | None) -> bool:
+        self.done = not run_generator(self._period.due(self._client, grant), self._client.execute_effect)
+        return not self.done
+
+    def finish(self, grant: sqlsem.Grant, status: int) -> None:
+        """Mark the job as done if the command's status is 0. The lock is still held."""
+        if status != 0:
+            log.info("%r may run again in this period, as the command failed: %d", self._period.name, status)
+            return
+        try:
+            run_generator(self._period.mark(self._client, grant), self._client.execute_effect)
+        except LockLost as exc:
+            log.info("%r is not done: %s", self._period.name, exc)  # (the release reports the loss)
+
+
+def rate_of(coordinator: sqlsem.Coordinator, request: RateRequest, note: str) -> sqlsem.Rate:
+    """Return the rate that the command line names."""
+    windows: dict[Duration, int] = {window.ms / 1000: window.limit for window in request.windows}
+    return coordinator.rate(request.name, windows or None, cost=request.cost, note=note)
+
+
+def take_rates(coordinator: sqlsem.Coordinator, rates: Sequence[RateRequest], note: str, timeout: float | None) -> bool:
+    """Take from rates, one after another. Return False if that takes longer than ``timeout``; nothing is used then."""
+    taken: list[sqlsem.RateGrant] = []
+    began = time.monotonic()
+    for request in rates:
+        remaining = max(0.001, timeout - (time.monotonic() - began)) if timeout else timeout
+        grant = rate_of(coordinator, request, note).take(timeout=remaining)
+        if grant is None:
+            for earlier in taken:
+                earlier.adjust(0)
+            return False
+        taken.append(grant)
+    return True

@@ -1,4 +1,4 @@
-"""The commands with a live view of the database: ``sqlsem top`` and ``sqlsem dashboard``."""
+"""The commands with a live view: ``sqlsem top``, ``sqlsem dashboard`` and ``sqlsem demo``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from pathlib import Path
 import click
 
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.cli.options import often
+from sqlsem.cli.options import duration, often
 from sqlsem.config import files
+from sqlsem.ops import demo as show
 from sqlsem.ops.hosts import LOOPBACK, Hosts, is_loopback
 from sqlsem.ops.poller import Poller
 from sqlsem.ops.terminal import output
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["dashboard", "top"]
+__all__ = ["dashboard", "demo", "top"]
 
 TOKEN = "SQLSEM_DASHBOARD_TOKEN"  # noqa: S105 - the name of the variable
 interval_option = click.option(
@@ -157,3 +158,24 @@ def _token(file: Path | None) -> tuple[str, bool]:
             raise ConfigurationError(f"Cannot read the token from {file}: {exc}") from exc
     given = os.environ.get(TOKEN)
     return (given, False) if given else (secrets.token_urlsafe(24), True)
+
+
+@click.command(short_help="Watch several processes share a limit.")
+@click.option("--seconds", type=duration, default="10", show_default=True, help="How long it lasts.")
+@click.option("--workers", type=click.IntRange(2, 32), default=8, show_default=True, help="Processes that take part.")
+@click.option("--limit", type=click.IntRange(1, 32), default=3, show_default=True, help="Holders at a time.")
+def demo(seconds: float, workers: int, limit: int) -> int:
+    """Watch several processes share a limit, on a file of its own that is removed afterwards.
+
+    Your queues are not touched. Half way through, one of the holders is killed (SIGKILL), to show that its lock is
+    released without a clean-up. Each worker counts the holders by itself, without sqlsem.
+
+    \b
+    Examples:
+      sqlsem demo
+      sqlsem demo --workers 12 --limit 4 --seconds 20
+
+    \b
+    Exit codes: 0 the limit was kept, 1 it was not.
+    """
+    return show.demo(output.console(), seconds=seconds, workers=workers, limit=limit)

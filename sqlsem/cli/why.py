@@ -9,7 +9,7 @@ import click
 
 import sqlsem
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.cli.kept import kept_lines
+from sqlsem.cli.known import kept_lines
 from sqlsem.cli.options import Named, json_option, most_option
 from sqlsem.insight.chains import WaitGraph
 from sqlsem.insight.overview import Overview
