@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import duration, json_option
+from sqlsem.cli.signals import handled
 from sqlsem.ops import certify as certifying
 from sqlsem.ops.terminal import output
 from sqlsem.util.printable import clean_json
@@ -38,27 +34,6 @@ def numbers(value: str) -> frozenset[int]:
             f"there is no check {', '.join(map(str, unknown))}; there are 1 to {max(certifying.CHECKS)}"
         )
     return frozenset(selected)
-
-
-@contextlib.contextmanager
-def _end_on_signals(bench: certifying.Bench) -> Iterator[None]:
-    """Until the block ends, SIGTERM and SIGHUP end the command as Ctrl-C does: it removes its schema."""
-    before: dict[int, Any] = {}
-
-    def end(number: int, frame: object) -> None:
-        if not bench.removing:
-            raise SystemExit(128 + number)
-
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # (nohup ignores SIGHUP)
-                before[number] = signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @click.command(short_help="Show whether sqlsem works on this server.")
@@ -162,7 +137,11 @@ def certify(
     def done(result: certifying.Result) -> None:
         output.echo(result.line)
 
-    with _end_on_signals(bench):
+    def end(number: int) -> None:
+        if not bench.removing:
+            raise SystemExit(128 + number)
+
+    with handled(("SIGTERM", "SIGHUP", "SIGBREAK"), end):  # as Ctrl-C does: the schema is removed
         report = certifying.certify(
             bench,
             selected,

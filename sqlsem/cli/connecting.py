@@ -51,13 +51,10 @@ class Connecting:
             output.say(f"warning: {warning}")
         return settings
 
-    def _option(self, name: str) -> Any:
-        return self.given.get(name, self.settings.options.get(name, DEFAULTS[name]))
-
     @property
     def options(self) -> dict[str, Any]:
         """The options of `sqlsem.connect`."""
-        return {name: self._option(name) for name in DEFAULTS}
+        return {**DEFAULTS, **self.settings.options, **self.given}
 
     @property
     def sources(self) -> dict[str, str]:
@@ -66,25 +63,11 @@ class Connecting:
         return {**dict.fromkeys(DEFAULTS, "the default"), **self.settings.sources, **given}
 
     @property
-    def schema(self) -> str:
-        """The schema of the tables."""
-        return str(self._option("schema"))
-
-    @property
-    def table(self) -> str:
-        """The name of the queue's table."""
-        return str(self._option("table"))
-
-    @property
-    def life(self) -> float:
-        """The grace or, if there is one, the lease."""
-        lease = self._option("lease")
-        return float(self._option("grace") if lease is None else lease)
-
-    @property
-    def retry(self) -> float:
-        """The time to retry during an outage of the database, in seconds."""
-        return float(self._option("retry"))
+    def kill_after(self) -> float:
+        """The default time between SIGTERM and SIGKILL for a command whose lock is lost, in seconds."""
+        grace, lease = self.options["grace"], self.options["lease"]
+        life: float = grace if lease is None else lease
+        return min(1.0, life / 5) / 2
 
     @property
     def chosen_url(self) -> str:
@@ -93,8 +76,7 @@ class Connecting:
 
     def engine(self) -> Engine:
         """Return the engine, without a coordinator."""
-        grace, lease = self._option("grace"), self._option("lease")
-        options = Options(grace=grace, lease=lease, schema=self.schema, table=self.table)
+        options = Options(**{name: value for name, value in self.options.items() if name != "retry"})
         url = engines.plain(self.chosen_url)
         return engines.of_url(url)(url, options)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -41,36 +42,16 @@ EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
 )
 
 
-class Loaded(MutableMapping[str, click.Command]):
-    """Commands by name, in the order of the help. A command's module is imported on first use: importing all of them
-    takes longer than most commands.
+class Loaded(UserDict[str, Any]):
+    """Commands by name, in the order of the help: at first each as its place, such as "locks:ls", in this folder. A
+    command's module is imported on first use: importing all of them takes longer than most commands.
     """
 
-    def __init__(self, locations: Mapping[str, str]) -> None:
-        self._commands: dict[str, str | click.Command] = dict(locations)  # as "locks:ls", in this folder
-
-    def __getitem__(self, name: str) -> click.Command:
-        entry = self._commands[name]
-        if isinstance(entry, str):
-            module, _, variable = entry.partition(":")
-            command: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), variable)
-            self._commands[name] = entry = command
-        return entry
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._commands[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._commands[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._commands
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._commands)
-
-    def __len__(self) -> int:
-        return len(self._commands)
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(self.data[name], str):
+            module, _, variable = self.data[name].partition(":")
+            self.data[name] = getattr(importlib.import_module(f"{__package__}.{module}"), variable)
+        return self.data[name]
 
 
 class _InOrder(click.Group):

@@ -96,10 +96,10 @@ def batch_run(
         raise click.UsageError("Say what to run: -- COMMAND ARGS.")
     callback = _named_callback(callbacks)
     require_program(command[0])
-    kill_after = min(1.0, options.life / 5) / 2 if kill_after is None else kill_after
+    kill_after = options.kill_after if kill_after is None else kill_after
     failures: list[BatchFailed] = []
     with running_callbacks(options, shared, pass_url) as coordinator:
-        newest = _newest(coordinator, name)
+        newest = next(iter(batches.list_batches(coordinator, name, 1)), None)
         declared = _declared(name, part, newest, parts, window, callback)
         batch = coordinator.batch(name, on_success=callback, on_failed=failures.append, **declared)
         environment = config.environment(options.chosen_url, hand_on=pass_url)
@@ -123,11 +123,6 @@ def _named_callback(callbacks: Mapping[str, str | None]) -> Any:
     if len(named) > 1:
         raise click.UsageError("A batch has one callback: --callback-sql, --callback-shell or --callback-call.")
     return named[0] if named else None
-
-
-def _newest(coordinator: sqlsem.Coordinator, name: str) -> BatchEntry | None:
-    entries = batches.list_batches(coordinator, name, 1)
-    return entries[0] if entries else None
 
 
 def _declared(

@@ -170,9 +170,10 @@ def put(options: Connecting, /, queue: str, as_json: bool, lines: bool, **given:
       sqlsem put mails --lines --json-body - < mails.jsonl
       seq 10000 | sqlsem put nightly --lines --call etl:load
     """
-    work = {name: given.pop(name) for name in ("sql_text", "shell", "call", "arguments", "json_body")}
+    texts = {name: text for name in ("sql_text", "shell", "json_body", "call") if (text := given.pop(name)) is not None}
+    arguments = given.pop("arguments")
     try:
-        bodies = list(_bodies_of_lines(**work)) if lines else [_body(**work)]
+        bodies = list(_bodies_of_lines(texts, arguments)) if lines else [_body(texts, arguments)]
         every, name, when = given.pop("every"), given.pop("name"), {k: given.pop(k) for k in ("time_zone", "missed")}
         encoded = [tasks.encode(body) for body in bodies]
         tasks.check_put(**given)
@@ -240,62 +241,57 @@ def _schedule(options: Connecting, queue: str, cron: str, body: Any, as_json: bo
         output.say(f"next at {schedule.next_due:%Y-%m-%d %H:%M} UTC, if the queue has a worker: sqlsem work {queue}")
 
 
-def _body(
-    sql_text: str | None,
-    shell: str | None,
-    call: str | None,
-    arguments: Sequence[tuple[str | None, Any]],
-    json_body: str | None,
-) -> Any:
+#: The options that name a task, with their texts, and the arguments of its function, each with its name.
+Texts = Mapping[str, str]
+Arguments = Sequence[tuple[str | None, Any]]
+
+
+def _body(texts: Texts, arguments: Arguments) -> Any:
     """Return the body that the options name."""
     command = click.get_current_context().meta["sqlsem.command"]
-    if sum(value is not None for value in (sql_text, shell, call, json_body, command)) != 1:
+    if len(texts) + (command is not None) != 1:
         raise click.UsageError(
             "Say what to do, by one of --sql TEXT, --shell COMMAND, --call MODULE:FUNCTION, --json-body JSON or "
             "-- COMMAND ARGS."
         )
-    if arguments and call is None:
+    if arguments and "call" not in texts:
         raise click.UsageError("--arg goes with --call.")
-    if sql_text is not None:
-        return tasks.Sql(_option_text(sql_text))
-    if shell is not None or command is not None:
-        return tasks.Shell(command if shell is None else _option_text(shell))
-    if call is not None:
-        return _call(call, arguments)
-    assert json_body is not None
-    return tasks.Json(_json_value(_option_text(json_body)))
+    if command is not None:
+        return tasks.Shell(command)
+    ((option, text),) = texts.items()
+    if option == "call":
+        return _call(text, arguments)
+    return _body_of_text(option, _option_text(text), "--json-body")
 
 
-def _bodies_of_lines(
-    sql_text: str | None,
-    shell: str | None,
-    call: str | None,
-    arguments: Sequence[tuple[str | None, Any]],
-    json_body: str | None,
-) -> Iterator[Any]:
+def _body_of_text(option: str, text: str, source: str) -> Any:
+    if option == "sql_text":
+        return tasks.Sql(text)
+    return tasks.Shell(text) if option == "shell" else tasks.Json(_json_value(text, source))
+
+
+def _bodies_of_lines(texts: Texts, arguments: Arguments) -> Iterator[Any]:
     """Yield the task of each line of standard input."""
     command = click.get_current_context().meta["sqlsem.command"]
-    sources = [text for text in (sql_text, shell, json_body, None if call is None else "-") if text is not None]
-    if command is not None or arguments or sources != ["-"]:
+    if (
+        command is not None
+        or arguments
+        or ["-" if option == "call" else text for option, text in texts.items()] != ["-"]
+    ):
         raise click.UsageError("Say what a line is, by one of --sql -, --shell -, --json-body - or --call FUNCTION.")
+    (option,) = texts
     for number, line in enumerate(_option_text("-").split("\n"), 1):
-        text = line.strip()
-        if not text:
-            continue
-        if sql_text is not None:
-            yield tasks.Sql(text)
-        elif shell is not None:
-            yield tasks.Shell(text)
-        elif call is None:
-            yield tasks.Json(_json_value(text, f"Line {number}"))
-        else:
-            value = _json_value(text, f"Line {number}")
+        text, source = line.strip(), f"Line {number}"
+        if text and option != "call":
+            yield _body_of_text(option, text, source)
+        elif text:
+            value = _json_value(text, source)
             by_name = value if isinstance(value, dict) else {}
             positional = value if isinstance(value, list) else [] if isinstance(value, dict) else [value]
-            yield tasks.Call(call, *positional, **by_name)
+            yield tasks.Call(texts["call"], *positional, **by_name)
 
 
-def _call(function: str, arguments: Sequence[tuple[str | None, Any]]) -> tasks.Call:
+def _call(function: str, arguments: Arguments) -> tasks.Call:
     positional = [value for name, value in arguments if name is None]
     by_name = {name: value for name, value in arguments if name is not None}
     if len(positional) + len(by_name) < len(arguments):
@@ -303,8 +299,8 @@ def _call(function: str, arguments: Sequence[tuple[str | None, Any]]) -> tasks.C
     return tasks.Call(function, *positional, **by_name)
 
 
-def _json_value(text: str, what: str = "--json-body") -> Any:
+def _json_value(text: str, source: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise click.UsageError(f"{what} is not JSON: {exc}") from exc
+        raise click.UsageError(f"{source} is not JSON: {exc}") from exc

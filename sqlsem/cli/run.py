@@ -183,7 +183,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
     lock_options = _LockOptions(**given)
     lock_options.require_one(run_options)
     require_program(command[0])
-    kill_after = min(1.0, options.life / 5) / 2 if run_options.kill_after is None else run_options.kill_after
+    kill_after = options.kill_after if run_options.kill_after is None else run_options.kill_after
     events: supervisor.Events = SimpleQueue()
     if run_options.join:
         return _run_joined(supervisor.Job(command, os.environ, kill_after), events, run_options.lost_exit_code)

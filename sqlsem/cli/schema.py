@@ -6,12 +6,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
 from sqlsem import engines, sql
 from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.options import refusing
 from sqlsem.engines.base import Engine
 from sqlsem.engines.failures import Busy
 from sqlsem.engines.installed import FeatureSelection, needed, setting_number
@@ -29,33 +30,21 @@ _NO_CHOICE = "{where}: it has all tables or none, so no features can be chosen (
 log = logging.getLogger("sqlsem")
 
 
-class Features(click.ParamType[tuple[str, ...]]):
-    """A parameter type: names of features, separated by commas."""
-
-    name = "features"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Return the names; fail for unknown ones."""
-        if isinstance(value, tuple):
-            return value
-        names = tuple(name for name in str(value).replace(" ", "").split(",") if name)
-        try:
-            chosen(names)
-        except ConfigurationError as exc:
-            self.fail(str(exc), param, ctx)
-        if not names:
-            self.fail(f"name some of {', '.join(FEATURES)}", param, ctx)
-        return names
-
-
-FEATURE_NAMES = Features()
+@refusing
+def feature_names(value: str) -> tuple[str, ...]:
+    """Convert names of features, separated by commas."""
+    names = tuple(name for name in value.replace(" ", "").split(",") if name)
+    chosen(names)
+    if not names:
+        raise click.BadParameter(f"name some of {', '.join(FEATURES)}")
+    return names
 
 
 @click.command()
-@click.option("--only", type=FEATURE_NAMES, metavar="FEATURES", help="Install only these features, with commas.")
+@click.option("--only", type=feature_names, metavar="FEATURES", help="Install only these features, with commas.")
 @click.option(
     "--add",
-    type=FEATURE_NAMES,
+    type=feature_names,
     metavar="FEATURES",
     help="Add these features; all: every one.",
 )
@@ -90,7 +79,7 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
     selection = FeatureSelection(only or (), add or ())
     with _rights_to_install(engine):
         settings = engine.read_settings()
-    output.echo(f"{engine.label}, {engine.schema_label}, table {options.table}")
+    output.echo(f"{engine.label}, {engine.schema_label}, table {options.options['table']}")
     # `plan` raises an error in place of a downgrade or a removal.
     plan = engine.plan(settings or {}, FeatureSelection() if settings is None else selection)
     version = setting_number(settings, "schema_version") if settings else 0
@@ -118,7 +107,8 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
     if dry_run:
         output.echo("Nothing was changed (--dry-run).")
         return
-    session = _retrying(lambda: engine.connect("look"), options.retry)
+    retry = options.options["retry"]
+    session = _retrying(lambda: engine.connect("look"), retry)
     doing = ["waiting for other installers"]  # each step; the last one is under way
 
     def scripts_to_run(present: Mapping[str, str]) -> Iterator[tuple[int | None, str]]:
@@ -131,7 +121,7 @@ def init(options: Connecting, only: tuple[str, ...] | None, add: tuple[str, ...]
     try:
         with _rights_to_install(engine), options.progress(lambda: doing[-1]):
             # (Another session kept a lock: nothing was changed.)
-            _retrying(lambda: session.install(scripts_to_run), options.retry, Busy)
+            _retrying(lambda: session.install(scripts_to_run), retry, Busy)
     finally:
         session.close()
     output.echo("Done.")
@@ -177,10 +167,10 @@ def _retrying(call: Callable[[], T], retry: float, error: type[Unavailable] = Un
 @click.command("sql", short_help="Print the scripts of an engine.")
 @click.argument("engine", required=False, metavar="[ENGINE]")
 @click.argument("script", required=False, metavar="[SCRIPT]")
-@click.option("--only", type=FEATURE_NAMES, metavar="FEATURES", help="Print only these features; separated by commas.")
+@click.option("--only", type=feature_names, metavar="FEATURES", help="Print only these features; separated by commas.")
 @click.option(
     "--add",
-    type=FEATURE_NAMES,
+    type=feature_names,
     metavar="FEATURES",
     help="Print what adds these features to those of --only.",
 )
@@ -233,7 +223,8 @@ def sql_(
         output.echo(*f"{around['begin']};".split("\n"), "GO", "")
     for part in ("schema", *sql.rerunnable(name, features)) if script is None else (script,):
         part_features = features - present if part == "schema" and add else features
-        text = sql.script(name, part, schema=options.schema, table=options.table, features=part_features)
+        named = {key: options.options[key] for key in ("schema", "table")}
+        text = sql.script(name, part, **named, features=part_features)
         output.echo(*text.rstrip().split("\n"), "")
     if around is not None:
         output.echo(f"{around['commit']};", "GO")

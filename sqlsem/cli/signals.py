@@ -15,8 +15,8 @@ def handled(names: Iterable[str], handle: Callable[[int], object]) -> Iterator[N
     """A context in which ``handle`` is called with the number of each of these signals that arrives. Only the main
     thread may enter it.
 
-    ``handle`` must not raise: Python drops an exception that is raised during a ``__del__``, and the signal would be
-    lost. It may call `queue.SimpleQueue.put` at any time.
+    If ``handle`` raises an exception during a ``__del__``, Python drops that, and the signal is lost. It may call
+    `queue.SimpleQueue.put` at any time.
     """
     before: dict[int, Any] = {}
     for name in names:

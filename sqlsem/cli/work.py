@@ -155,26 +155,14 @@ def work(
             if words is not None:
                 output.say(f"warning: {words}")
         crew = Crew(coordinator, queue, workers, idle_exit, allowed)
-        with _picture(console, live) as picture, _task_log(options.verbose, console if live else None):
+        # The picture is drawn again and again, and cleared at the end.
+        drawing = output.picture(console, transient=True) if live else contextlib.nullcontext()
+        with drawing as picture, _task_log(options.verbose, console if live else None):
             code = _supervise(crew, events, picture)
         output.say(crew.summary())
         if crew.error is not None:
             raise crew.error
     return 1 if fail_on_error and code == 0 and crew.worker.failed else code
-
-
-@contextlib.contextmanager
-def _picture(console: Console, live: bool) -> Iterator[Live | None]:
-    """A context with an area of the terminal that is drawn again and again, and cleared at the end."""
-    if not live:
-        yield None
-        return
-    picture = output.picture(console, transient=True)
-    picture.start()
-    try:
-        yield picture
-    finally:
-        picture.stop()
 
 
 class _LogAbovePicture(logging.Handler):
