@@ -20,7 +20,7 @@ from sqlsem.client.operations.acquire_rate import RateAcquisition, RateGroupAcqu
 from sqlsem.client.operations.terms import AnyRequest, Terms
 from sqlsem.util import late
 from sqlsem.util.permits import Permit
-from sqlsem.values.errors import ConfigurationError, NotHeld
+from sqlsem.values.errors import NotHeld
 from sqlsem.values.locks import Duration
 from sqlsem.values.rates import RateRequest
 
@@ -198,13 +198,8 @@ class Lock:
         with late.importing:
             from sqlsem.client import decorated  # wrapt takes longer to load than sqlsem
 
-        if not decorated.is_coroutine(function):
-            name = getattr(function, "__qualname__", repr(function))
-            raise ConfigurationError(
-                f"{name} is no coroutine function, and cannot await its lock; decorate it with one of sqlsem.mutex and "
-                f"its siblings"
-            )
-        return decorated.hold_awaiting(function, self.terms, self._enter, self.__aexit__)
+        remedy = ", and cannot await its lock; decorate it with one of sqlsem.mutex and its siblings"
+        return decorated.hold_awaiting(function, self.terms, self._enter, self.__aexit__, remedy)
 
     def __repr__(self) -> str:
         return f"<aio.Lock {self.terms}>"

@@ -12,7 +12,6 @@ from sqlsem.aio.grants import Grant
 from sqlsem.aio.locks import Lock
 from sqlsem.client.once import Period, Periodic, release_after_interrupt
 from sqlsem.util import late
-from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Duration, OnceEntry
 
 __all__ = ["Once", "Run"]
@@ -130,9 +129,6 @@ class Once:
         with late.importing:
             from sqlsem.client import decorated  # wrapt takes longer to load than sqlsem
 
-        if not decorated.is_coroutine(function):
-            name = getattr(function, "__qualname__", repr(function))
-            raise ConfigurationError(f"{name} is no coroutine function; decorate it with sqlsem.once")
         return decorated.run_once_awaiting(function, self)
 
     def __repr__(self) -> str:

@@ -11,7 +11,6 @@ from sqlsem.client.operations.acquire_rate import RateAcquisition, split
 from sqlsem.client.operations.rate_grants import BaseRateGrant, adjusting
 from sqlsem.client.operations.terms import AnyRequest, Terms
 from sqlsem.util import late
-from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import Duration
 from sqlsem.values.rates import RateRequest
 
@@ -89,12 +88,8 @@ class Rate:
         with late.importing:
             from sqlsem.client import decorated  # wrapt takes longer to load than sqlsem
 
-        if not decorated.is_coroutine(function):
-            name = getattr(function, "__qualname__", repr(function))
-            raise ConfigurationError(
-                f"{name} is no coroutine function, and cannot await its rate; decorate it with sqlsem.rate"
-            )
-        return decorated.hold_awaiting(function, self.terms, self._enter, self.__aexit__)
+        remedy = ", and cannot await its rate; decorate it with sqlsem.rate"
+        return decorated.hold_awaiting(function, self.terms, self._enter, self.__aexit__, remedy)
 
     def __repr__(self) -> str:
         return f"<aio.Rate {self.terms}>"

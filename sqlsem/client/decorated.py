@@ -84,6 +84,13 @@ def is_coroutine(function: Callable[..., Any]) -> bool:
     return any(map(inspect.iscoroutinefunction, kinds))
 
 
+def _require_coroutine(function: Callable[..., Any], remedy: str) -> None:
+    if not is_coroutine(function):
+        raise ConfigurationError(
+            f"{getattr(function, '__qualname__', repr(function))} is no coroutine function{remedy}"
+        )
+
+
 def _name_of(function: Callable[..., Any]) -> str:
     inner = inspect.unwrap(getattr(function, "__func__", function))
     name: str = getattr(inner, "__qualname__", repr(inner))
@@ -117,8 +124,12 @@ def hold_awaiting(
     terms: Terms,
     enter: Callable[[Sequence[AnyRequest]], Awaitable[object]],
     leave: Callable[..., Awaitable[object]],
+    remedy: str,
 ) -> F:
-    """Decorate a coroutine function as `hold` does. ``enter``, ``leave``: as ``__aenter__``, ``__aexit__``."""
+    """Decorate a coroutine function as `hold` does. ``enter`` and ``leave`` work as ``__aenter__`` and ``__aexit__``.
+    ``remedy`` ends the error for another function.
+    """
+    _require_coroutine(function, remedy)
 
     async def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         await enter(terms.requests_of(instance, args, kwargs))
@@ -145,6 +156,7 @@ def run_once(function: F, once: AbstractContextManager[object | None]) -> F:
 
 def run_once_awaiting(function: F, once: AbstractAsyncContextManager[object | None]) -> F:
     """Decorate a coroutine function as `run_once` does."""
+    _require_coroutine(function, "; decorate it with sqlsem.once")
 
     async def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         async with once as run:

@@ -15,10 +15,9 @@ queues        the API of programs: putting tasks, waiting for them, listing them
 claiming      claims and ends of tasks, for programs and workers
 task          a task that was claimed
 worker        threads that run tasks
-recording     ends of tasks that are recorded later
 schedules     tasks that are put at the times of a cron expression
 cron          the times of a cron expression, in any time zone
-claim_buffer  the tasks that a worker has claimed but not started, and how many it claims at once
+claim_buffer  the tasks that a worker has claimed but not started, how many it claims at once, ends to be recorded
 prefetch      the thread that claims the next group of tasks while one runs
 """
 

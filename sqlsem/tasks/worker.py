@@ -23,10 +23,9 @@ from functools import partial
 
 from sqlsem.bodies import END_SECONDS, Allowed, Stop, command_killer, format_error, run
 from sqlsem.client.held.claims import owner_name
-from sqlsem.tasks.claim_buffer import GROUP_LATE_SECONDS, MAX_GROUP_SIZE, ClaimBuffer, ClaimSizer, TaskEnd
+from sqlsem.tasks.claim_buffer import MAX_GROUP_SIZE, ClaimBuffer, ClaimSizer, TaskEnd, Unrecorded, log_outcome
 from sqlsem.tasks.prefetch import Prefetcher
 from sqlsem.tasks.queues import Queue
-from sqlsem.tasks.recording import Unrecorded, log_outcome
 from sqlsem.tasks.task import Task
 from sqlsem.util.permits import Permit, PermitPool
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, call_and_log, restart_ended, spawn
@@ -507,9 +506,9 @@ class Worker:
                 self._maintain_queue()
             if self._ended.wait(GROUP_CHECK_SECONDS):
                 return
-            if self._buffer.is_late(GROUP_LATE_SECONDS):
+            if self._buffer.is_late():
                 self._flush()
-            elif not self._prefetcher.in_flight and self._buffer.has_unrecorded(GROUP_LATE_SECONDS):
+            elif not self._prefetcher.in_flight and self._buffer.has_unrecorded():
                 self._flush(unstarted=False)  # (a claim in flight is followed by another, which records them)
 
     def _maintain_queue(self) -> None:

@@ -67,7 +67,7 @@ def eager(monkeypatch):
 @pytest.fixture
 def unhurried(monkeypatch):
     """Let no group be late, however slow the machine is."""
-    monkeypatch.setattr(worker_module, "GROUP_LATE_SECONDS", PATIENCE)
+    monkeypatch.setattr(claim_buffer, "GROUP_LATE_SECONDS", PATIENCE)
 
 
 def put(queue, count, **options):
