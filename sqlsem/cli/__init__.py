@@ -72,7 +72,7 @@ def _logging(verbose: int) -> Iterator[None]:
     cls=Commands,
     commands=Loaded({name: place for group in COMMANDS.values() for name, place in group.items()}),
     headings={heading: tuple(group) for heading, group in COMMANDS.items()},
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
     epilog="""\b
 Examples:
   export SQLSEM_URL=postgresql://etl@db/dwh     (or a sqlsem.toml)
@@ -110,7 +110,9 @@ Exit codes: 0 done, 1 not in order (doctor, certify, audit, revoke), 64 wrong
 @click.option("--lease", type=duration, help="Use a lease of so many seconds, as behind a pooler.")
 @click.option("--retry", type=duration, help="Seconds to retry during an outage of the database.  [default: 10]")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print which database is used, or where tasks come from.")
-@click.option("-v", "--verbose", count=True, help="Log what happens; twice: everything, with tracebacks.")
+@click.option(
+    "-v", "--verbose", count=True, show_default=False, help="Log what happens; twice: everything, with tracebacks."
+)
 @click.version_option(sqlsem.__version__, prog_name="sqlsem")
 @click.pass_context
 def main(

@@ -44,7 +44,6 @@ def numbers(value: str) -> frozenset[int]:
     "--seconds",
     type=duration,
     default="5",
-    show_default=True,
     help="The duration of each measurement.",
 )
 @click.option(
@@ -60,7 +59,6 @@ def numbers(value: str) -> frozenset[int]:
     "--max-sessions",
     type=click.IntRange(6, 1000),
     default=20,
-    show_default=True,
     metavar="N",
     help="Open at most N sessions at a time.",
 )

@@ -50,7 +50,6 @@ Examples:
     type=address,
     metavar="HOST:PORT",
     default="127.0.0.1:9464",
-    show_default=True,
     help="The address for scrapes. There is no password: clients that can reach it see names, programs and notes.",
 )
 @click.option(
@@ -82,7 +81,6 @@ Examples:
     "maximum",
     type=click.IntRange(1, 10_000),
     default=100,
-    show_default=True,
     help="The most labels of a kind; the others share 'other'.",
 )
 @connecting

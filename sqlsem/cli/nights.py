@@ -52,7 +52,6 @@ def since_option(default: str) -> Callable[[F], F]:
         "--since",
         type=age,
         default=default,
-        show_default=True,
         metavar="TIME",
         help="Include requests that ended since then (24h, 30d, 02:00, 2026-01-31), and the present ones.",
     )
@@ -232,7 +231,7 @@ def numbered(value: str) -> tuple[str, int]:
     metavar="NAME=N",
     help="Replay with this weight.",
 )
-@click.option("--order", type=click.Choice(ORDERS), default="asked", show_default=True, help="Replay in this order.")
+@click.option("--order", type=click.Choice(ORDERS), default="asked", help="Replay in this order.")
 @most_option(MAX_REQUESTS, "Replay at most N finished requests, the newest ones.", largest=10_000_000)
 @json_option
 @connecting

@@ -211,7 +211,6 @@ def most_option(
         "maximum",
         type=click.IntRange(1, largest),
         default=default,
-        show_default=True,
         metavar="N",
         help=help_text,
     )

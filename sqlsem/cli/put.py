@@ -81,16 +81,16 @@ def _option_text(text: str) -> str:
     "--order",
     type=whole_number(TASK_BOUNDS["order"][0], "a whole number that fits"),
     default="0",
-    show_default=True,
     metavar="N",
     help="Lower orders run first; a task waits until every task of a lower order has ended.",
 )
-@click.option("--after", type=duration, default="0", help="Do not start it before this time has passed.")
+@click.option(
+    "--after", type=duration, default="0", show_default=False, help="Do not start it before this time has passed."
+)
 @click.option(
     "--max-attempts",
     type=whole_number(1, "a whole number from 1 on"),
     default="1",
-    show_default=True,
     metavar="N",
     help="How many attempts are made before it has failed.",
 )
@@ -99,14 +99,12 @@ def _option_text(text: str) -> str:
     type=_backoff,
     metavar="DURATION",
     default="1",
-    show_default=True,
     help="The approximate time before the second attempt; twice that before the third, up to 300 s.",
 )
 @click.option(
     "--on-failure",
     type=click.Choice(["stop", "continue"]),
     default="stop",
-    show_default=True,
     help="What later orders do when it has failed: stop (wait), or continue.",
 )
 @click.option("--note", help="A text that lists of the queue show.")
@@ -122,7 +120,6 @@ def _option_text(text: str) -> str:
     "--priority",
     type=whole_number(TASK_BOUNDS["order"][0], "a whole number that fits"),
     default="0",
-    show_default=True,
     metavar="N",
     help="Among the tasks of its key and order: higher ones first.",
 )
@@ -137,12 +134,11 @@ def _option_text(text: str) -> str:
 )
 @click.option("--every", metavar="CRON", help="Put it at these times, by any worker of the queue: '0 2 * * *'.")
 @click.option("--name", metavar="NAME", help="The schedule's name; a schedule of the same name is replaced.")
-@click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="For --every: Europe/Berlin.")
+@click.option("--time-zone", metavar="ZONE", default="UTC", help="For --every: Europe/Berlin.")
 @click.option(
     "--missed",
     type=click.Choice(tasks.MISSED),
     default="one",
-    show_default=True,
     help="With --every: put one task for all times at which the queue had no worker, or none (skip).",
 )
 @json_option

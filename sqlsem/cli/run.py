@@ -92,7 +92,11 @@ STEP_DOWN_SECONDS = 10.0
     "left out, the name of the one lock: report=1d, 6h.",
 )
 @click.option(
-    "--offset", type=duration, default="0", help="Moves the beginning of the periods: 6h, with 1d, is at 6:00 UTC."
+    "--offset",
+    type=duration,
+    default="0",
+    show_default=False,
+    help="Moves the beginning of the periods: 6h, with 1d, is at 6:00 UTC.",
 )
 @click.option(
     "--adopt",
@@ -125,14 +129,12 @@ STEP_DOWN_SECONDS = 10.0
     "--conflict-exit-code",
     type=click.IntRange(0, 255),
     default=EXIT_TEMPFAIL,
-    show_default=True,
     help="Exit code when the lock was not granted in time.",
 )
 @click.option(
     "--lost-exit-code",
     type=click.IntRange(0, 255),
     default=EXIT_LOST,
-    show_default=True,
     help="Exit code when the lock was lost.",
 )
 @click.option(

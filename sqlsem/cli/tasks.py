@@ -63,7 +63,6 @@ _queue_name = name_of("The queue's name", "queue")
     "--page",
     type=click.IntRange(1, 100_000),
     default=1,
-    show_default=True,
     metavar="N",
     help="Show this page; --max is the length of a page.",
 )

@@ -23,9 +23,7 @@ from sqlsem.values.errors import ConfigurationError
 __all__ = ["dashboard", "demo", "top"]
 
 TOKEN = "SQLSEM_DASHBOARD_TOKEN"  # noqa: S105 - the name of the variable
-interval_option = click.option(
-    "--interval", type=often, default="2", show_default=True, metavar="SECONDS", help="Time between refreshes."
-)
+interval_option = click.option("--interval", type=often, default="2", metavar="SECONDS", help="Time between refreshes.")
 
 
 def _require(module: str, extra: str) -> None:
@@ -68,8 +66,8 @@ def top(options: Connecting, interval: float) -> int:
 
 
 @click.command(short_help="Show queues and holders live, in a browser.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0: any that is free.")
+@click.option("--host", default="127.0.0.1", help="The address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8765, help="0: any that is free.")
 @click.option(
     "--name",
     "names",
@@ -161,9 +159,9 @@ def _token(file: Path | None) -> tuple[str, bool]:
 
 
 @click.command(short_help="Watch several processes share a limit.")
-@click.option("--seconds", type=duration, default="10", show_default=True, help="How long it lasts.")
-@click.option("--workers", type=click.IntRange(2, 32), default=8, show_default=True, help="Processes that take part.")
-@click.option("--limit", type=click.IntRange(1, 32), default=3, show_default=True, help="Holders at a time.")
+@click.option("--seconds", type=duration, default="10", help="How long it lasts.")
+@click.option("--workers", type=click.IntRange(2, 32), default=8, help="Processes that take part.")
+@click.option("--limit", type=click.IntRange(1, 32), default=3, help="Holders at a time.")
 def demo(seconds: float, workers: int, limit: int) -> int:
     """Watch several processes share a limit, on a file of its own that is removed afterwards.
 

@@ -77,7 +77,6 @@ def _modules(value: str) -> Sequence[str]:
     "--workers",
     type=click.IntRange(1, 1000),
     default=1,
-    show_default=True,
     metavar="N",
     help="How many tasks run at a time.",
 )
