@@ -54,16 +54,8 @@ class Lock:
         return Lock, (self.terms,)
 
     async def acquire(self, blocking: bool = True, timeout: Duration | None = -1) -> bool:
-        """Acquire the lock, as `sqlsem.Lock.acquire`. Return True if it was granted, False if it was not in time. If
-        the task is cancelled meanwhile, its request is withdrawn.
-
-        Args:
-            blocking: False tries without waiting (and accepts no timeout).
-            timeout: How long to wait at most; None or -1 for ever. Left out, the lock's own ``timeout`` applies.
-
-        Raises:
-            Deadlock: As for `sqlsem.Lock.acquire`.
-            Unavailable: The database is out of reach.
+        """Acquire the lock; arguments, result and errors are those of `sqlsem.Lock.acquire`. If the task is cancelled
+        meanwhile, its request is withdrawn.
         """
         grant = await self._acquire(self.terms.requests, self.terms.seconds(blocking, timeout))
         if grant is not None and self.terms.semaphore:
@@ -76,11 +68,8 @@ class Lock:
         return await run_generator(locked(driver.client, split(self.terms.requests)[0]), driver.execute_effect)
 
     async def release(self, n: int = 1) -> None:
-        """Release the latest acquisition of this task with this lock. With a `limit`, a task that holds none releases
-        one of another task of its event loop (acquired by `acquire` of this object, not by ``async with``). ``n``: the
-        number of acquisitions to release, one after the other.
-
-        Raises `NotHeld` if there is nothing to release, `LockLost` if the lock was lost meanwhile.
+        """Release the latest acquisition of this task with this lock, as `sqlsem.Lock.release`. With a `limit`, a task
+        that holds none releases one of another task of its event loop.
         """
         for _ in range(self.terms.check_number(n)):
             await self._release()

@@ -20,12 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Run:
-    """The one run of a period, as `sqlsem.Run`, with calls that are awaited.
-
-    Attributes:
-        name: The name given to `sqlsem.aio.once`.
-        grant: The grant of the mutex ``once:<name>``, which the run holds until it ends.
-    """
+    """The one run of a period: has the attributes of `sqlsem.Run`, and calls that are awaited."""
 
     def __init__(self, driver: Driver, period: Period, lock: Lock, grant: Grant) -> None:
         self.name = period.name

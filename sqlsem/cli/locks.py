@@ -300,9 +300,12 @@ def revoke(options: Connecting, position: int | None, member: int | None, login:
     """
     if sum(value is not None for value in (position, member, login)) != 1:
         raise click.UsageError("Name one of POSITION, --member and --login.")
-    if position is None:
-        with options.coordinator(must_exist=True) as coordinator:
+    with options.coordinator(must_exist=True) as coordinator:
+        if position is None:
             number = coordinator.admin.revoke_members(member=member, login=login, force=force)
+        else:
+            entry, gone = revoke_row(coordinator, position, force=force)
+    if position is None:
         output.echo(
             f"{number} members are gone, with their rows."
             if force
@@ -310,12 +313,9 @@ def revoke(options: Connecting, position: int | None, member: int | None, login:
             f"grace to stop. Not to wait: --force"
         )
         return
-    with options.coordinator(must_exist=True) as coordinator:
-        entry, gone = revoke_row(coordinator, position, force=force)
     subject = f"Position {position}"
     if entry is not None:
-        process = requester(entry)
-        subject += f" of {clean(entry.resource)} ({clean(process)})"
+        subject += f" of {clean(entry.resource)} ({clean(requester(entry))})"
     if gone:
         output.echo(f"{subject} is gone.")
     else:

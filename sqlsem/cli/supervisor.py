@@ -382,15 +382,10 @@ def _in_foreground() -> bool:
     if not tree_killer.POSIX:
         return True
     try:
-        tty = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
-    except OSError:
-        return False  # the terminal has hung up; another SIGHUP does no harm
-    try:
-        return os.tcgetpgrp(tty) == os.getpgrp()
-    except OSError:
+        with open("/dev/tty", "rb", buffering=0) as tty:
+            return os.tcgetpgrp(tty.fileno()) == os.getpgrp()
+    except OSError:  # the terminal has hung up: another SIGHUP does no harm
         return False
-    finally:
-        os.close(tty)
 
 
 # -- the command's process tree ----------------------------------------------------------------------------------------

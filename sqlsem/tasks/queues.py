@@ -279,9 +279,7 @@ class Queue:
         >>> sqlsem.queue("mails").set_limit(10)  # doctest: +SKIP
         >>> sqlsem.queue("mails").set_limit(5, key="tenant-7")  # doctest: +SKIP
         """
-        if limit is not None:
-            check_count("The limit", limit, 0)
-        self._set(key, "limit", limit)
+        self._set(key, "limit", _count("The limit", limit, 0))
 
     def set_key_limit(self, limit: int | None) -> None:
         """Limit how many tasks of each key run at a time, except for keys with a limit of their own; otherwise as
@@ -289,9 +287,7 @@ class Queue:
 
         >>> sqlsem.queue("mails").set_key_limit(2)  # doctest: +SKIP
         """
-        if limit is not None:
-            check_count("The limit of each key", limit, 0)
-        self._set(None, "key_limit", limit)
+        self._set(None, "key_limit", _count("The limit of each key", limit, 0))
 
     def set_rate(self, limit: int | None, per: Duration | None = None, *, key: str | None = None) -> None:
         """Limit how many tasks of this queue, or of this ``key``, all workers together start in any time window.
@@ -322,9 +318,7 @@ class Queue:
 
         >>> sqlsem.queue("mails").set_weight("tenant-7", 3)  # doctest: +SKIP
         """
-        if weight is not None:
-            check_count("The weight", weight)
-        self._set(check_name("The key", key), "weight", weight)
+        self._set(check_name("The key", key), "weight", _count("The weight", weight, 1))
 
     def _set(self, key: str | None, setting: str, value: int | None, per_ms: int | None = None) -> None:
         if key is not None:
@@ -348,7 +342,7 @@ class Queue:
         return rows[0] if rows else None
 
     def tasks(self, status: str | None = None, *, maximum: int = 100, skip: int = 0) -> list[TaskEntry]:
-        """Return up to ``most`` tasks: open ones in the order in which they will run, then ended ones, newest first.
+        """Return up to ``maximum`` tasks: open ones in the order in which they will run, then ended ones, newest first.
         Leave out the first ``skip``.
         """
         return BaseAdmin(self.claiming.client).tasks(self.name, status, maximum=maximum, skip=skip)
@@ -461,6 +455,10 @@ def _check_database(locks: Iterable[AnyLock], client: DatabaseClient) -> None:
         lock_client = lock.terms.given_client
         if lock_client is not None and lock_client is not client:
             raise ConfigurationError(f"{lock!r} is of another coordinator than the queue; its tasks cannot hold it")
+
+
+def _count(what: str, value: int | None, minimum: int) -> int | None:
+    return None if value is None else check_count(what, value, minimum)
 
 
 def _rate(limit: int | None, per: Duration | None) -> tuple[int | None, int | None]:
