@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -48,7 +49,6 @@ def numbers(value: str) -> frozenset[int]:
 )
 @click.option(
     "--long",
-    "long_",
     type=duration,
     is_flag=False,
     flag_value=LONG,
@@ -80,18 +80,14 @@ def numbers(value: str) -> frozenset[int]:
 @connecting
 def certify(
     options: Connecting,
+    /,
     url: str | None,
     only: frozenset[int] | None,
     skip: frozenset[int] | None,
-    seconds: float,
-    long_: float | None,
-    max_sessions: int,
-    databases: bool,
-    admin_url: str | None,
-    restart: float | None,
     as_json: bool,
     file: Path | None,
     with_host: bool,
+    **wishes: Any,
 ) -> int:
     """Show whether sqlsem works on this server: 25 checks, one line each.
 
@@ -111,14 +107,8 @@ def certify(
     """
     if url is not None:
         options = Connecting(url, None, options.given, options.verbose, options.quiet)
-    wishes = certifying.Wishes(
-        seconds=min(seconds, 3600.0),
-        long=long_,
-        max_sessions=max_sessions,
-        databases=databases or admin_url is not None,
-        admin_url=admin_url,
-        restart=restart,
-    )
+    wishes["seconds"] = min(wishes["seconds"], 3600.0)
+    wishes["databases"] |= wishes["admin_url"] is not None
     selected = (only or frozenset(certifying.CHECKS)) - (skip or frozenset())
     if not selected:
         raise click.UsageError("No check is left: --skip names all of them.")
@@ -126,14 +116,12 @@ def certify(
     engine = options.engine()
     if engine.local_file is None:
         engine.connect("look").close()  # out of reach, or not allowed, is no failed check
-    bench = certifying.Bench(options.chosen_url, chosen, wishes)
+    bench = certifying.Bench(options.chosen_url, chosen, certifying.Wishes(**wishes))
     bench.say = output.say
 
-    def began(report: certifying.Report) -> None:
-        output.echo(f"{bench.named.label}, {bench.engine.schema_label}", *report.head())
-
-    def done(result: certifying.Result) -> None:
-        output.echo(result.line)
+    def echo(*lines: str) -> None:
+        if not as_json:
+            output.echo(*lines)
 
     def end(number: int) -> None:
         if not bench.removing:
@@ -143,8 +131,8 @@ def certify(
         report = certifying.certify(
             bench,
             selected,
-            began=(lambda report: None) if as_json else began,
-            done=(lambda result: None) if as_json else done,
+            began=lambda report: echo(f"{bench.named.label}, {bench.engine.schema_label}", *report.head()),
+            done=lambda result: echo(result.line),
             with_host=with_host,
         )
     if file is not None:
@@ -154,6 +142,5 @@ def certify(
             raise ConfigurationError(f"Cannot write {file}: {exc.strerror}") from exc
     if as_json:
         output.print_json(report.document())
-    else:
-        output.echo(report.summary)
+    echo(report.summary)
     return 0 if report.ok else 1

@@ -121,15 +121,7 @@ def _watch(read_queues: Callable[[], Queues], console: Console, only: str | None
 @json_option
 @connecting
 def history(
-    options: Connecting,
-    resource: str | None,
-    since: float | None,
-    until: float | None,
-    outcome: str | None,
-    who: str | None,
-    operations: bool,
-    maximum: int,
-    as_json: bool,
+    options: Connecting, /, resource: str | None, outcome: str | None, operations: bool, as_json: bool, **filters: Any
 ) -> None:
     """Show finished requests, the newest first: the process, how long it waited and held, the outcome and who ended it.
 
@@ -149,11 +141,9 @@ def history(
         raise click.UsageError("--outcome filters requests; leave out --operations.")
     with options.coordinator(must_exist=True) as coordinator:
         if operations:
-            done = coordinator.admin.operations(resource, maximum=maximum, since=since, until=until, who=who)
+            done = coordinator.admin.operations(resource, **filters)
         else:
-            past = coordinator.admin.history(
-                resource, maximum=maximum, since=since, until=until, outcome=outcome, who=who
-            )
+            past = coordinator.admin.history(resource, outcome=outcome, **filters)
     if operations:
         output.show_or_json(as_json, [row.as_dict() for row in done], lambda width: render_operations(done, width))
     else:
