@@ -12,33 +12,23 @@ from typing import Any
 import click
 
 from sqlsem.ops.terminal import output
-from sqlsem.values.errors import (
-    BatchFailed,
-    ConfigurationError,
-    Deadlock,
-    LockLost,
-    NotHeld,
-    SchemaError,
-    SqlsemError,
-    TaskFailed,
-    Timeout,
-    Unavailable,
-)
+from sqlsem.values import errors
+from sqlsem.values.errors import SqlsemError
 
 __all__ = ["EXIT_LOST", "EXIT_TEMPFAIL", "Commands", "Listing", "Loaded", "Showing", "WithCommand"]
 
 #: The exit codes of sqlsem, after sysexits.h. (1 is a general failure.)
 EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE, EXIT_IO, EXIT_TEMPFAIL, EXIT_LOST, EXIT_CONFIG = 64, 69, 70, 74, 75, 76, 78
 EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
-    (ConfigurationError, EXIT_CONFIG),
-    (SchemaError, EXIT_CONFIG),
-    (Unavailable, EXIT_UNAVAILABLE),
-    (Timeout, EXIT_TEMPFAIL),
-    (Deadlock, EXIT_TEMPFAIL),
-    (LockLost, EXIT_LOST),
-    (NotHeld, 1),
-    (BatchFailed, 1),
-    (TaskFailed, 1),
+    (errors.ConfigurationError, EXIT_CONFIG),
+    (errors.SchemaError, EXIT_CONFIG),
+    (errors.Unavailable, EXIT_UNAVAILABLE),
+    (errors.Timeout, EXIT_TEMPFAIL),
+    (errors.Deadlock, EXIT_TEMPFAIL),
+    (errors.LockLost, EXIT_LOST),
+    (errors.NotHeld, 1),
+    (errors.BatchFailed, 1),
+    (errors.TaskFailed, 1),
 )
 
 
