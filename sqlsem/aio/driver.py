@@ -34,8 +34,6 @@ from sqlsem.util.threads import log
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import monotonic
 
-__all__ = ["Driver", "Signal", "awaited", "call_in_thread", "run_generator", "this_caller", "this_task"]
-
 S = TypeVar("S")
 T = TypeVar("T")
 

@@ -19,8 +19,6 @@ from sqlsem.client.operations.release_on_commit import releasing_on_commit
 from sqlsem.util.permits import Permit
 from sqlsem.values.locks import Duration
 
-__all__ = ["Grant", "release_grant"]
-
 T = TypeVar("T")
 
 

@@ -26,8 +26,6 @@ from sqlsem.client.leader import (
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.locks import check_call
 
-__all__ = ["Callback", "Leader", "Term"]
-
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 #: A callback, which gets the term: a plain function or a coroutine function.

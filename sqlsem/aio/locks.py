@@ -24,8 +24,6 @@ from sqlsem.values.errors import NotHeld
 from sqlsem.values.locks import Duration
 from sqlsem.values.rates import RateRequest
 
-__all__ = ["Lock"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

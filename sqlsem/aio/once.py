@@ -14,8 +14,6 @@ from sqlsem.client.once import Period, Periodic, release_after_interrupt
 from sqlsem.util import late
 from sqlsem.values.locks import Duration, OnceEntry
 
-__all__ = ["Once", "Run"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -14,8 +14,6 @@ from sqlsem.util import late
 from sqlsem.values.locks import Duration
 from sqlsem.values.rates import RateRequest
 
-__all__ = ["Rate", "RateGrant"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -15,8 +15,6 @@ import signal
 import socket
 import sys
 
-__all__ = ["SignalWakeup"]
-
 
 class SignalWakeup:
     """Wakes the running loop of the main thread at each signal, from `begin` until its last user has called `end`.

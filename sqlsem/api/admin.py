@@ -12,8 +12,6 @@ from sqlsem.values.errors import NotHeld
 from sqlsem.values.locks import OnceEntry, check_name, check_some
 from sqlsem.values.tasks import Schedule
 
-__all__ = ["Admin"]
-
 
 class Admin(BaseAdmin):
     """The calls of operators in one database: ``coordinator.admin``.

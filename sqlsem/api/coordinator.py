@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from sqlsem.engines.base import Creator, Engine
     from sqlsem.tasks import Queue
 
-__all__ = ["Coordinator", "connect", "coordinator_of"]
-
 
 class Coordinator(Factories[Lock, Rate, Once]):
     """The locks, queues and batches of one database. `sqlsem.connect` makes it. Use it in a ``with`` block, or `close`

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from sqlsem import config
     from sqlsem.engines import Database
 
-__all__ = ["configure", "configured", "default", "default_url"]
-
 log = logging.getLogger("sqlsem")
 
 _guard = threading.Lock()

@@ -24,8 +24,6 @@ from sqlsem.util.threads import call_and_log, spawn_in_handler
 from sqlsem.values.errors import SqlsemError
 from sqlsem.values.locks import Duration, check_call
 
-__all__ = ["Callback", "Leader", "Term", "leader"]
-
 T = TypeVar("T")
 #: A callback, which gets the term.
 Callback = Callable[["Term"], object]

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from sqlsem.values.locks import Duration
     from sqlsem.values.rates import RateRequest
 
-__all__ = ["Lock", "adopt", "adopt_in"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

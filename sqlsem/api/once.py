@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sqlsem.client.grants import Grant
     from sqlsem.values.locks import Duration, OnceEntry
 
-__all__ = ["Once", "Run"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sqlsem.values.locks import Duration
     from sqlsem.values.rates import RateRequest
 
-__all__ = ["Rate", "RateGrant"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

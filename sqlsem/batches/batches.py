@@ -19,8 +19,6 @@ from sqlsem.values.batches import BatchEntry
 from sqlsem.values.errors import ConfigurationError, Timeout
 from sqlsem.values.locks import Duration, check_duration, check_name, monotonic
 
-__all__ = ["Batch", "abandon", "batch", "list_batches", "resume"]
-
 log = logging.getLogger("sqlsem")
 
 #: How many batches are listed by default.

@@ -16,8 +16,6 @@ from sqlsem.engines.base import Session
 from sqlsem.values.batches import Callback
 from sqlsem.values.errors import BatchFailed, SqlsemError
 
-__all__ = ["CallbackClaim", "claim_callback", "resume", "run_callback", "take_over"]
-
 log = logging.getLogger("sqlsem")
 
 

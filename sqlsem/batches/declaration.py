@@ -19,8 +19,6 @@ from sqlsem.values.batches import BatchEntry
 from sqlsem.values.errors import BatchFailed, ConfigurationError, SqlsemError
 from sqlsem.values.locks import Duration, check_duration, check_name
 
-__all__ = ["Declaration", "brief", "errors_in", "listed", "why_not_here"]
-
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 

@@ -16,8 +16,6 @@ from sqlsem.engines.base import Session
 from sqlsem.values.batches import BatchEntry, PartEnd, PartEntry, PartStart
 from sqlsem.values.errors import BatchFailed, ConfigurationError, NotHeld, SqlsemError
 
-__all__ = ["Part"]
-
 log = logging.getLogger("sqlsem")
 
 

@@ -18,8 +18,6 @@ from sqlsem.util import tree_killer
 from sqlsem.util.threads import spawn
 from sqlsem.values.errors import TaskFailed
 
-__all__ = ["END_SECONDS", "command_killer", "run_command"]
-
 #: The time between a command's SIGTERM and its SIGKILL.
 END_SECONDS = 5.0
 #: How long to read the remaining output of a command that has ended.

@@ -14,8 +14,6 @@ from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.tasks import MAX_NESTED
 
-__all__ = ["Call", "Json", "Shell", "Sql", "arguments", "encode", "import_by_name"]
-
 
 @record
 class Sql:

@@ -17,8 +17,6 @@ from sqlsem.client.client import DatabaseClient
 from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError, SqlsemError, TaskFailed, TaskInterrupted
 
-__all__ = ["Allowed", "Started", "Stop", "run"]
-
 
 @record
 class Allowed:

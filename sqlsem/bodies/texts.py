@@ -8,8 +8,6 @@ from typing import Any
 from sqlsem.util.printable import clean, clean_json
 from sqlsem.values.errors import ConfigurationError, TaskFailed
 
-__all__ = ["MAX_KEPT_CHARACTERS", "as_json", "format_error", "keepable"]
-
 #: How much of an error, or of a command's output, the database keeps.
 MAX_KEPT_CHARACTERS = 8000
 

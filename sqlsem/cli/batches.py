@@ -17,8 +17,6 @@ from sqlsem.util.printable import clean
 from sqlsem.values.batches import BatchEntry
 from sqlsem.values.errors import BatchFailed, ConfigurationError
 
-__all__ = ["batch"]
-
 #: How many batches are read: by ``batch resume`` without an argument, and by ``batch abandon``.
 MAX_RESUMED = 1000
 _batch_name = name_of("The batch's name", "batch")

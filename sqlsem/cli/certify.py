@@ -15,8 +15,6 @@ from sqlsem.ops.terminal import output
 from sqlsem.util.printable import clean_json
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["certify"]
-
 #: The duration of --long without a value.
 LONG = "10m"
 

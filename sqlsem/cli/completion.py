@@ -25,8 +25,6 @@ from sqlsem.config import reading
 from sqlsem.ops.terminal import output
 from sqlsem.util.threads import spawn
 
-__all__ = ["VARIABLE", "answer", "completion", "man", "manual", "names"]
-
 #: The variable that a script sets, to the name of the shell and the word "complete".
 VARIABLE = "SQLSEM_COMPLETE"
 #: How long the database may take, in seconds.

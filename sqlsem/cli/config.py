@@ -19,8 +19,6 @@ from sqlsem.util.credentials import hide_secrets
 from sqlsem.util.printable import clean
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["config_"]
-
 _file = click.Path(dir_okay=False, path_type=Path)
 
 

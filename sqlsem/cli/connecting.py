@@ -22,8 +22,6 @@ from sqlsem.engines.protocol import Capability
 from sqlsem.ops.terminal import output
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["Connecting", "connecting"]
-
 log = logging.getLogger("sqlsem")
 
 #: The defaults of options.

@@ -20,8 +20,6 @@ from sqlsem.sql.features import FEATURES, listed
 from sqlsem.util.printable import clean
 from sqlsem.values.errors import ConfigurationError, SqlsemError
 
-__all__ = ["doctor"]
-
 #: More members of one login than this are reported: usually a program leaks them.
 MANY_MEMBERS = 500
 AGAIN = "Run again with -vv to see all of it."

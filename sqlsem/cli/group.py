@@ -15,8 +15,6 @@ from sqlsem.ops.terminal import output
 from sqlsem.values import errors
 from sqlsem.values.errors import SqlsemError
 
-__all__ = ["EXIT_LOST", "EXIT_TEMPFAIL", "Commands", "Listing", "Loaded", "Showing", "WithCommand"]
-
 #: The exit codes of sqlsem, after sysexits.h. (1 is a general failure.)
 EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE, EXIT_IO, EXIT_TEMPFAIL, EXIT_LOST, EXIT_CONFIG = 64, 69, 70, 74, 75, 76, 78
 EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (

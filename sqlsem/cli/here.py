@@ -17,8 +17,6 @@ from sqlsem.ops.terminal import output
 from sqlsem.util.credentials import has_secret
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["folders_to_import_from", "require_own_database", "running_callbacks", "same_database"]
-
 
 def folders_to_import_from() -> Sequence[str]:
     """Return the current folder, unless other users can write to it."""

@@ -23,8 +23,6 @@ from types import TracebackType
 from sqlsem.util.threads import ShouldContinue, SupervisedThread, spawn
 from sqlsem.values.errors import ConfigurationError, NotHeld
 
-__all__ = ["JOIN", "Joinable", "Joined"]
-
 log = logging.getLogger("sqlsem")
 
 #: The environment variable with the path of the parent's socket.

@@ -8,8 +8,6 @@ import sqlsem
 from sqlsem import config
 from sqlsem.values.errors import ConfigurationError, SqlsemError
 
-__all__ = ["kept_lines", "require_resource", "unknown_queue"]
-
 log = logging.getLogger(__name__)
 
 #: The number of requests and tasks that are searched for similar names.

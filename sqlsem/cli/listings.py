@@ -26,8 +26,6 @@ from sqlsem.util.printable import clean
 from sqlsem.values.locks import Duration
 from sqlsem.values.rates import Window
 
-__all__ = ["guard", "leader", "once", "rates"]
-
 _rate_name = name_of("The rate's name", "rate")
 _once_name = Named(refusing(once_name), "job")
 _leader_name = name_of("The leader's name", "leader")

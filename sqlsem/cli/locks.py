@@ -26,8 +26,6 @@ from sqlsem.values import locks
 from sqlsem.values.errors import Unavailable
 from sqlsem.values.locks import Entry, Resource
 
-__all__ = ["history", "ls", "pause", "reap", "resume", "revoke", "set_"]
-
 #: Queues, and the reasons why their requests wait.
 Queues = tuple[list[tuple[Resource, list[Entry]]], dict[int, Reason]]
 #: How requests end.

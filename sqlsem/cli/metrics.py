@@ -21,8 +21,6 @@ from sqlsem.values.errors import ConfigurationError
 if TYPE_CHECKING:
     from sqlsem.ops.metrics.exporter import Exporter
 
-__all__ = ["metrics"]
-
 #: The pause between two counts of the requests that died, were revoked or were lost.
 COUNT_EVERY_SECONDS = 60.0
 

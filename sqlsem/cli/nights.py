@@ -27,8 +27,6 @@ from sqlsem.ops.terminal.timeline import FORMATS, library, picture
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.locks import MAX_INT, Entry, Operation, Past, monotonic
 
-__all__ = ["audit", "replay", "timeline"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 #: How many rows are read at a time.
 PAGE_ROWS = 5000

@@ -16,30 +16,6 @@ from sqlsem.values import locks
 from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.rates import RateRequest, Window, windows_of
 
-__all__ = [
-    "Named",
-    "a_lock",
-    "age",
-    "allow_new_option",
-    "duration",
-    "json_option",
-    "limited",
-    "most_option",
-    "name_of",
-    "names_of",
-    "often",
-    "one_name",
-    "pass_url_option",
-    "rate_window",
-    "rated",
-    "refusing",
-    "resource_name",
-    "setting",
-    "shared_option",
-    "staged",
-    "whole_number",
-]
-
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:

@@ -22,8 +22,6 @@ from sqlsem.util.threads import spawn
 from sqlsem.values.batches import BatchEntry
 from sqlsem.values.errors import BatchFailed, ConfigurationError, SqlsemError
 
-__all__ = ["batch_run"]
-
 #: How often the time of the last heartbeat is read, in seconds.
 POLL_SECONDS = 0.25
 

@@ -25,8 +25,6 @@ from sqlsem.values.locks import Entry
 if TYPE_CHECKING:
     from sqlsem.insight.reasons import Reason
 
-__all__ = ["attempts_shown", "progress_shown", "wait_shown"]
-
 log = logging.getLogger("sqlsem")
 
 #: Seconds after which a call or its progress is shown, and between two looks at it.

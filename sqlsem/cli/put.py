@@ -22,8 +22,6 @@ from sqlsem.util.printable import clean
 from sqlsem.values.errors import ConfigurationError, SqlsemError
 from sqlsem.values.tasks import TASK_BOUNDS
 
-__all__ = ["put"]
-
 #: The longest time before a second attempt.
 LONGEST_BACKOFF_SECONDS = TASK_BOUNDS["backoff_ms"][1] // 1000
 _queue_name = name_of("The queue's name", "queue")

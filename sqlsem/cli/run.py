@@ -45,8 +45,6 @@ from sqlsem.values.errors import ConfigurationError, LockLost, SqlsemError
 from sqlsem.values.locks import Duration
 from sqlsem.values.rates import RateRequest
 
-__all__ = ["require_program", "run", "starting"]
-
 log = logging.getLogger("sqlsem")
 #: The time between SIGTERM and SIGKILL for a leader's command that steps down. It still holds the lock.
 STEP_DOWN_SECONDS = 10.0

@@ -21,8 +21,6 @@ from sqlsem.ops.terminal import output
 from sqlsem.sql.features import EVERYTHING, FEATURES, chosen, from_setting, listed
 from sqlsem.values.errors import ConfigurationError, Unavailable
 
-__all__ = ["init", "sql_"]
-
 #: The pause between two attempts.
 PAUSE_SECONDS = 0.25
 T = TypeVar("T")

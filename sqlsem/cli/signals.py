@@ -7,8 +7,6 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-__all__ = ["handled"]
-
 
 @contextlib.contextmanager
 def handled(names: Iterable[str], handle: Callable[[int], object]) -> Iterator[None]:

@@ -42,21 +42,6 @@ from sqlsem.util.tree_killer import ProcessTree
 from sqlsem.values.errors import LockLost, Unavailable
 from sqlsem.values.locks import monotonic
 
-__all__ = [
-    "CANNOT_RUN",
-    "NOT_FOUND",
-    "Acquire",
-    "Events",
-    "Job",
-    "StepDown",
-    "Stopped",
-    "lead",
-    "run",
-    "run_after",
-    "run_joined",
-    "signals_to",
-]
-
 #: Exit codes of a command that cannot be started, as in shells.
 NOT_FOUND, CANNOT_RUN = 127, 126
 #: Signals that we pass on to the command.

@@ -41,8 +41,6 @@ from sqlsem.values.errors import ConfigurationError, NotHeld
 from sqlsem.values.rates import Window
 from sqlsem.values.tasks import Attempt, TaskEntry
 
-__all__ = ["queues", "schedules", "tasks_"]
-
 #: How many failed tasks are read, to find the ones that block pending tasks.
 MAX_FAILED = 1000
 #: How many running tasks are read, to apply limits.

@@ -20,8 +20,6 @@ from sqlsem.ops.poller import Poller
 from sqlsem.ops.terminal import output
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["dashboard", "demo", "top"]
-
 TOKEN = "SQLSEM_DASHBOARD_TOKEN"  # noqa: S105 - the name of the variable
 interval_option = click.option("--interval", type=often, default="2", metavar="SECONDS", help="Time between refreshes.")
 

@@ -23,8 +23,6 @@ from sqlsem.values.errors import ConfigurationError
 from sqlsem.values.names import RATE_PREFIX
 from sqlsem.values.tasks import TaskEntry
 
-__all__ = ["why"]
-
 #: How many open tasks are read, to find the tasks that block another one.
 MAX_TASKS = 10_000
 #: The states of open tasks.

@@ -39,8 +39,6 @@ from sqlsem.values.tasks import TaskEntry
 if TYPE_CHECKING:
     from rich.live import Live
 
-__all__ = ["work"]
-
 log = logging.getLogger("sqlsem")
 
 #: The pause between two drawings, and the least pause between two polls of the queue.

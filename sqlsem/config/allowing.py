@@ -14,8 +14,6 @@ from sqlsem.config.reading import File
 from sqlsem.util import late
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["ALLOWED", "CHANGED", "NOT_ALLOWED", "allow", "deny", "state"]
-
 ALLOWED, CHANGED, NOT_ALLOWED = "allowed", "changed since it was allowed", "not allowed"
 
 

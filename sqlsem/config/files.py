@@ -17,8 +17,6 @@ from types import TracebackType
 
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["MAX_BYTES", "Content", "Folder", "Unfit", "read", "writable_by_others"]
-
 #: The largest file that is read.
 MAX_BYTES = 1_000_000
 #: Attempts to read a file that is written at the same time.

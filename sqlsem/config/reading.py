@@ -21,21 +21,6 @@ from sqlsem.util import late
 from sqlsem.util.credentials import hide_secrets
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = [
-    "FILE",
-    "NAMES",
-    "OPTIONS",
-    "SETTINGS",
-    "File",
-    "Search",
-    "find_named_file",
-    "find_project_file",
-    "find_user_file",
-    "nearest",
-    "project_file",
-    "user_path",
-]
-
 FILE = "sqlsem.toml"
 #: The names of a project's files, in the order of precedence.
 NAMES = (FILE, "pyproject.toml")

@@ -17,8 +17,6 @@ from sqlsem.util.printable import first_line
 from sqlsem.values.locks import monotonic
 from sqlsem.values.tasks import End
 
-__all__ = ["MAX_GROUP_SIZE", "ClaimBuffer", "ClaimSizer", "TaskEnd", "Unrecorded", "log_outcome"]
-
 log = logging.getLogger("sqlsem")
 
 #: How long the tasks of a group should take together, and how many tasks a group has at most.

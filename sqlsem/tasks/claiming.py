@@ -24,8 +24,6 @@ from sqlsem.tasks.task import Task, remember_ends, tickets_of
 from sqlsem.values.locks import monotonic
 from sqlsem.values.tasks import Claimed, End
 
-__all__ = ["Claiming"]
-
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 

@@ -20,8 +20,6 @@ from cronsim import CronSim, CronSimError
 
 from sqlsem.values.errors import ConfigurationError
 
-__all__ = ["check_cron", "last_due", "next_due"]
-
 UTC = timezone.utc
 FIELDS = 5
 MAX_CRON = 255

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from sqlsem.util.threads import ShouldContinue, SupervisedThread
 
-__all__ = ["Prefetcher"]
-
 #: How long `start` waits for the thread to get Python's lock. Only speed depends on it.
 START_SECONDS = 0.01
 

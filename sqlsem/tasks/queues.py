@@ -48,8 +48,6 @@ from sqlsem.values.tasks import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Queue", "check_put", "queue"]
-
 #: The most tasks and characters of one statement: a long statement would delay heartbeats. (A larger task has its own.)
 MAX_TASKS, MAX_CHARACTERS = 500, 4_000_000
 #: The greatest number of locks of a task.

@@ -21,8 +21,6 @@ from sqlsem.tasks.cron import last_due, next_due
 from sqlsem.values.errors import ConfigurationError, SqlsemError
 from sqlsem.values.tasks import Schedule
 
-__all__ = ["MISSED", "Scheduler"]
-
 log = logging.getLogger("sqlsem")
 
 #: How to treat missed times: put one task for all of them, or none.

@@ -19,8 +19,6 @@ from sqlsem.engines.base import Session
 from sqlsem.values.locks import Request, Ticket, monotonic
 from sqlsem.values.tasks import Claimed, End
 
-__all__ = ["Task", "remember_ends", "tickets_of"]
-
 
 def tickets_of(claimed: Claimed, requesting_id: str) -> list[Ticket]:
     """Return the tickets of the locks that a task was claimed with."""

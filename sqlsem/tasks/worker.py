@@ -32,8 +32,6 @@ from sqlsem.util.threads import ShouldContinue, SupervisedThread, call_and_log, 
 from sqlsem.values.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
 from sqlsem.values.locks import Duration, check_call, check_count, check_duration, monotonic
 
-__all__ = ["Worker"]
-
 log = logging.getLogger("sqlsem")
 
 MAX_THREADS = 1000
