@@ -14,8 +14,7 @@ for longer than its grace: write a callback that may be repeated.
 
 batches      the API of programs and operators: declaring a batch, waiting for it, listing, abandoning
 part         one run of a part
-callback     claims and runs the callback of a batch
-declaration  the state that the other modules share
+declaration  the state that the other modules share, and the callback
 """
 
 from sqlsem.batches.batches import Batch, abandon, batch, list_batches, resume

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from sqlsem.batches import callback
+from sqlsem.batches import declaration
 from sqlsem.batches.declaration import Declaration, brief, errors_in, listed, why_not_here
 from sqlsem.batches.part import Part
 from sqlsem.client.defaults import Coordinated
@@ -119,7 +119,7 @@ class Batch:
         """Run the callback of a batch of this name if the process that ran it has died. Return True if there was such a
         callback. Raises `BatchFailed` if it fails.
         """
-        return callback.resume(self._declaration)
+        return declaration.resume_callback(self._declaration)
 
     def __repr__(self) -> str:
         return f"<Batch {self.name!r} of {', '.join(self.parts)}>"
@@ -171,7 +171,7 @@ def resume(coordinator: Coordinated, which: int | str) -> bool:
         raise ConfigurationError(f"There is no batch {which!r}; see: sqlsem batch")
     # (Without `on_failed`, `recover` only logs the failures that it finds.)
     Declaration(entries[0].name, [part.part for part in entries[0].parts], 1, None, coordinator).recover()
-    claim = callback.claim_callback(coordinator.client, name, batch_id, own=False)
+    claim = declaration.claim_callback(coordinator.client, name, batch_id, own=False)
     if claim is None:
         for entry in _read(coordinator, name, batch_id):
             if entry.callback_status == "pending":

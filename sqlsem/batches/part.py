@@ -7,8 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from sqlsem.batches.callback import CallbackClaim, run_callback, take_over
-from sqlsem.batches.declaration import Declaration, brief, listed
+from sqlsem.batches.declaration import CallbackClaim, Declaration, brief, listed, run_callback, take_over
 from sqlsem.bodies import format_error
 from sqlsem.client.held.claims import Claim, owner_name
 from sqlsem.client.operations.backoff import backoff_delays

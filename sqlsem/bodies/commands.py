@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import sleep
 from typing import IO
 
-from sqlsem.bodies.texts import MAX_KEPT_CHARACTERS, keepable
+from sqlsem.bodies.kinds import MAX_KEPT_CHARACTERS, keepable
 from sqlsem.client.operations.backoff import backoff_delays
 from sqlsem.util import tree_killer
 from sqlsem.util.threads import spawn

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlsem.bodies.commands import END_SECONDS, run_command
-from sqlsem.bodies.kinds import arguments, import_by_name
-from sqlsem.bodies.texts import as_json
+from sqlsem.bodies.kinds import arguments, as_json, import_by_name
 from sqlsem.client.client import DatabaseClient
 from sqlsem.util.record import record
 from sqlsem.values.errors import ConfigurationError, SqlsemError, TaskFailed, TaskInterrupted
