@@ -85,9 +85,8 @@ def _connect(using: str, options: ConnectOptions) -> sqlsem.Coordinator:
         )
 
     def create() -> Any:
-        fresh: Any = connections.create_connection(
-            using
-        )  # (not this thread's connection, which Django closes with the request)
+        # (Not this thread's connection, which Django closes with the request.)
+        fresh: Any = connections.create_connection(using)
         return fresh.get_new_connection(fresh.get_connection_params())
 
     options.setdefault("creator", create)

@@ -142,7 +142,8 @@ class Grant(BaseGrant):
         if self._cancel_on_lost and self._task is None:
             self._task = asyncio.current_task()
             assert self._task is not None
-            self._cancelled_before = _cancelling(self._task)
+            if sys.version_info >= (3, 11):  # since then Python counts the requests to cancel a task
+                self._cancelled_before = self._task.cancelling()
             self.state.loss_callbacks.append(self._cancel_soon)
             if self.state.why_lost is not None:
                 self._cancel_soon()
@@ -177,10 +178,3 @@ async def release_grant(grant: Grant, by: Permit) -> None:
     driver.require_here(grant)
     grant.disarm(None)
     await run_generator(grant.client.release(grant, by), driver.execute_effect)
-
-
-def _cancelling(task: asyncio.Task[Any]) -> int:
-    """Return the number of requests to cancel a task. (Python counts them since 3.11.)"""
-    if sys.version_info >= (3, 11):
-        return task.cancelling()
-    return 0

@@ -127,9 +127,10 @@ class Part(Claim):
             existing, declared = {part.part for part in parts}, set(self._declaration.parts)
             additional = f"it also has {', '.join(sorted(existing - declared))}" if existing - declared else ""
             missing = f"it lacks {', '.join(sorted(declared - existing))}" if declared - existing else ""
+            opened = f"login {entry.opened_by} opened it at {entry.opened_at}; " if entry is not None else ""
             return (
                 f"Batch {batch_label} is open with other parts: {' and '.join(filter(None, (additional, missing)))}; "
-                f"{_opened(entry)}declare the same in all parts (a change takes effect with the next batch), or have "
+                f"{opened}declare the same in all parts (a change takes effect with the next batch), or have "
                 f"an operator run: sqlsem batch abandon {reply.batch_id}"
             )
         if reply.code == "in_callback" and entry is not None:
@@ -290,10 +291,6 @@ class Part(Claim):
 
     def _fail(self, error: BaseException) -> None:
         self.fail(error)
-
-
-def _opened(entry: BatchEntry | None) -> str:
-    return f"login {entry.opened_by} opened it at {entry.opened_at}; " if entry is not None else ""
 
 
 def _part_of(entry: BatchEntry | None, name: str) -> PartEntry | None:
