@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.commands import ERASE, LISTENER, PATIENCE, RAW_ERASE, Bench, alive, call, lines, pids, until
@@ -149,21 +152,8 @@ def test_command_on_a_terminal_shows_how_long_it_goes_on_trying(bench: Bench) ->
 
 def test_several_locks_are_held_at_once(bench: Bench) -> None:
     process = bench.listen(
-        *(
-            "run",
-            "--mutex",
-            "a",
-            "--limit",
-            "b=5:2",
-            "--read",
-            "c",
-            "--write",
-            "d",
-            "--stage",
-            "e=-7",
-            "--note",
-            "hello",
-        )
+        *("run", "--mutex", "a", "--limit", "b=5:2", "--read", "c", "--write", "d", "--stage", "e=-7"),
+        *("--note", "hello"),
     )
     holds = {(e.resource, e.state, e.access, e.limit, e.weight, e.note) for e in bench.entries()}
     assert holds == {
@@ -357,18 +347,29 @@ def test_ignored_signals_stay_ignored(bench: Bench) -> None:
     assert process.returncode == 3
 
 
-def test_ctrl_c_on_a_terminal_is_sent_once(bench: Bench) -> None:
+#: Makes standard input the controlling terminal, and runs a command.
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@contextlib.contextmanager
+def with_terminal(bench: Bench, *arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Start `sqlsem` with a controlling terminal, of which the other end is returned, too."""
     controller, terminal = os.openpty()
-    take_it = (
-        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    process = bench.start(
-        *("run", "--mutex", "x", "--", sys.executable, "-c", LISTENER, bench.told),
-        prefix=[sys.executable, "-c", take_it],
-        stdin=terminal,
-    )
+    process = bench.start(*arguments, prefix=[sys.executable, "-c", TAKE_TERMINAL], stdin=terminal)
     os.close(terminal)
     try:
+        yield process, controller
+    finally:
+        os.close(controller)
+
+
+def test_ctrl_c_on_a_terminal_is_sent_once(bench: Bench) -> None:
+    command = ("run", "--mutex", "x", "--", sys.executable, "-c", LISTENER, bench.told)
+    with with_terminal(bench, *command) as (process, controller):
         until(lambda: pids(bench.told), "the command's start")
         for number in (2, 3):
             os.write(controller, b"\x03")
@@ -378,31 +379,18 @@ def test_ctrl_c_on_a_terminal_is_sent_once(bench: Bench) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 5
         assert lines(bench.told)[1:] == ["SIGINT", "SIGINT", "SIGUSR1", "SIGTERM"]
-    finally:
-        os.close(controller)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descendants are found through /proc")
 def test_stubborn_command_on_a_terminal_is_killed(bench: Bench) -> None:
-    controller, terminal = os.openpty()
-    take_it = (
-        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-    )
     script = bench.folder / "stubborn.py"
     script.write_text(STUBBORN)
-    process = bench.start(
-        *("--grace", "1", "run", "--mutex", "x", "--", sys.executable, script, bench.told, script),
-        prefix=[sys.executable, "-c", take_it],
-        stdin=terminal,
-    )
-    os.close(terminal)
-    try:
+    command = ("--grace", "1", "run", "--mutex", "x", "--", sys.executable, script, bench.told, script)
+    with with_terminal(bench, *command) as (process, _):
         until(lambda: len(pids(bench.told)) == 2, "the start")
         bench.run("revoke", "--force", str(bench.entries()[0].position))
         assert process.wait(PATIENCE) == 76
         until(lambda: not any(map(alive, pids(bench.told))), "the end")
-    finally:
-        os.close(controller)
 
 
 # -- losing the lock --------------------------------------------------------------------------------------------------
