@@ -191,8 +191,6 @@ class Machine(DatabaseMachine):
     @invariant()
     def granted_sharers_prove_the_rows_ahead(self):
         """Ahead of a granted row with a shared access and a limit of 1, no row conflicts except an upgrading reader."""
-        if not hasattr(self, "session"):
-            return
         rows = self.rows()
         for position, access, limit, _, granted_at, *_ in rows:
             if granted_at is not None and access not in ("write", "upgrade") and limit == 1:

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from support.state_machines import DatabaseMachine, run_in_database
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")
@@ -286,8 +281,6 @@ class Machine(DatabaseMachine):
 
     @invariant()
     def the_record_is_the_models(self):
-        if not hasattr(self, "model"):
-            return
         entries = {batch.batch_id: batch for batch in self.watch.list_batches(self.of, None, 100)}
         assert entries.keys() == {batch.number for batch in self.model.batches}
         for batch in self.model.batches:

@@ -136,8 +136,6 @@ class Machine(DatabaseMachine):
 
     @invariant()
     def who_waits_holds_nothing_and_no_lock_is_passed(self):
-        if not hasattr(self, "workers"):
-            return
         inside = {}
         for entry in self.entries():
             if (entry.owner or "").startswith("task "):

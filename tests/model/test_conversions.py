@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import Phase
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, rule
 from support import until
 from support.state_machines import DatabaseMachine, run_in_database
 
@@ -225,7 +225,6 @@ class Machine(DatabaseMachine):
             assert session.upgrade(row.ticket, 0.0, NEVER) is None
             assert session.downgrade(row.ticket) is False
 
-    @precondition(lambda self: hasattr(self, "model"))
     @rule()
     def the_living_are_left_alone(self):
         self.operator.reap()  # the queue is still the model's: see below
@@ -238,32 +237,25 @@ class Machine(DatabaseMachine):
 
     @invariant()
     def the_queue_is_the_models(self):
-        if not hasattr(self, "model"):
-            return
         shown = [(entry.position, entry.access, entry.state) for entry in self.operator.entries(self.resource)]
         rows = self.model.rows
         assert shown == [(row.position, row.access, "holds" if self.holds(row) else "waits") for row in rows]
 
     @invariant()
     def nobody_is_beside_a_writer(self):
-        if not hasattr(self, "model"):
-            return
         inside = [row for row in self.model.rows if row.told or self.holds(row)]
         assert len(inside) <= 1 or not any(holder.access == "write" for holder in inside)
         assert sum(holder.access == "upgrade" for holder in inside) <= 1
 
     @invariant()
     def once_true_it_stays_true(self):
-        if not hasattr(self, "model"):
-            return
         for row in self.model.rows:
             row.was_free = row.was_free or row.granted or self.model.fits(row)
             assert not row.was_free or row.granted or self.model.fits(row), row
 
     @invariant()
     def fences_never_fall(self):
-        if hasattr(self, "fences"):
-            assert self.fences == sorted(self.fences)
+        assert self.fences == sorted(self.fences)
 
     def teardown(self):
         if not hasattr(self, "operator"):

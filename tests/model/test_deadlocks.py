@@ -29,6 +29,10 @@ def edges(cycle):
     return {(waiter, row) for waiter in cycle.blocked for row in cycle.rows if row.is_in_the_way_of(waiter)}
 
 
+#: Two owners, each of which waits for what the other one holds.
+RING = [holds(1, "x", "A"), holds(2, "y", "B"), row(3, "y", "A"), row(4, "x", "B")]
+
+
 def names(cycle):
     return {node[1] for node in cycle.nodes}
 
@@ -143,8 +147,7 @@ def test_pure_waiter_can_be_part_of_a_cycle():
 
 
 def test_waiter_behind_a_cycle_is_not_in_it():
-    rows = [holds(1, "x", "A"), holds(2, "y", "B"), row(3, "y", "A"), row(4, "x", "B")]
-    (cycle,) = find([*rows, holds(5, "z", "C"), row(6, "x", "C"), row(7, "z", "D")])
+    (cycle,) = find([*RING, holds(5, "z", "C"), row(6, "x", "C"), row(7, "z", "D")])
     assert names(cycle) == {"A", "B"}
     assert cycle.victim.position == 4
 
@@ -166,13 +169,10 @@ def test_a_limit_that_an_operator_has_set():
 
 def test_owners_are_told_apart():
     """Threads of one member wait for each other; a row without an owner belongs to no particular thread."""
-    ring = [holds(1, "x", "A"), holds(2, "y", "B"), row(3, "y", "A"), row(4, "x", "B")]
-    assert len(find(ring)) == 1
-    same = [dataclasses.replace(entry, owner=None) for entry in ring]
-    assert find(same) == []
-    bare = [dataclasses.replace(entry, member=None, owner=None) for entry in ring]
-    assert find(bare) == []
-    assert find([dataclasses.replace(entry, member=7) if entry.owner == "B" else entry for entry in ring])
+    assert len(find(RING)) == 1
+    assert find([dataclasses.replace(entry, owner=None) for entry in RING]) == []
+    assert find([dataclasses.replace(entry, member=None, owner=None) for entry in RING]) == []
+    assert find([dataclasses.replace(entry, member=7) if entry.owner == "B" else entry for entry in RING])
     assert find([holds(1, "x", "A"), row(2, "x", "A")])[0].victim.position == 2  # waits for itself
 
 
@@ -197,17 +197,11 @@ def test_concurrent_upgrades_are_a_deadlock():
 
 
 def test_two_cycles_are_found_at_once():
-    rings = [
-        entry
-        for base, tag in ((0, "l"), (10, "r"))
-        for entry in (
-            holds(base + 1, f"{tag}x", f"{tag}A"),
-            holds(base + 2, f"{tag}y", f"{tag}B"),
-            row(base + 3, f"{tag}y", f"{tag}A"),
-            row(base + 4, f"{tag}x", f"{tag}B"),
-        )
+    other = [
+        dataclasses.replace(entry, position=entry.position + 10, resource=f"r{entry.resource}", owner=f"r{entry.owner}")
+        for entry in RING
     ]
-    assert sorted(cycle.victim.position for cycle in find(rings)) == [4, 14]
+    assert sorted(cycle.victim.position for cycle in find([*RING, *other])) == [4, 14]
 
 
 def test_long_queue_is_searched_quickly():

@@ -233,7 +233,7 @@ class Machine(RuleBasedStateMachine):
     def somebody_looks(self):
         self.server.look()
 
-    @precondition(lambda self: hasattr(self, "server") and self.server.row and self.server.revoked is None)
+    @precondition(lambda self: self.server.row and self.server.revoked is None)
     @rule()
     def an_operator_wants_it_back(self):
         self.server.revoked = self.server.now
@@ -308,8 +308,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_believes_what_is_not_so(self):
-        if hasattr(self, "server"):
-            self.safe()
+        self.safe()
 
     def teardown(self):
         if hasattr(self, "patch"):

@@ -194,8 +194,6 @@ class Machine(DatabaseMachine):
 
     @invariant()
     def what_is_there_is_what_the_model_says(self):
-        if not hasattr(self, "model"):
-            return
         entries = self.sessions[0].entries(self.resource)
         assert [entry.position for entry in entries] == [caller.held.position for caller in self.model.inside]
         assert all(entry.granted_at is not None for entry in entries), "a row on the resource is a holder's"

@@ -10,15 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import Phase
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    consumes,
-    initialize,
-    invariant,
-    multiple,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import Bundle, consumes, initialize, invariant, multiple, precondition, rule
 from support import until
 from support.state_machines import DatabaseMachine, run_in_database
 
@@ -120,7 +112,7 @@ class Machine(DatabaseMachine):
     # -- members
 
     @rule(target=members)
-    @precondition(lambda self: hasattr(self, "operator") and len(self.sessions) < 4)
+    @precondition(lambda self: len(self.sessions) < 4)
     def join(self):
         session = self.database.session(grace=0)
         member = session.register_member("host", 1, "model")
@@ -240,7 +232,6 @@ class Machine(DatabaseMachine):
             self.model.rows.remove(row)
 
     @rule(resource=st.sampled_from(["a", "b", "*", "a*"]), cap=st.one_of(st.none(), st.integers(1, 4)))
-    @precondition(lambda self: hasattr(self, "operator"))
     def cap(self, resource, cap):
         full = f"{self.prefix}-{resource}"
         before = dict(self.model.caps)
@@ -255,7 +246,6 @@ class Machine(DatabaseMachine):
             self.operator.set_resource(full, "cap", cap)
 
     @rule(resource=st.sampled_from("ab"), paused=st.booleans())
-    @precondition(lambda self: hasattr(self, "operator"))
     def pause(self, resource, paused):
         full = f"{self.prefix}-{resource}"
         self.operator.set_resource(full, "paused", int(paused))
@@ -267,8 +257,6 @@ class Machine(DatabaseMachine):
 
     @invariant()
     def the_queue_is_the_models(self):
-        if not hasattr(self, "operator"):
-            return
         for resource in ("a", "b"):
             full = f"{self.prefix}-{resource}"
             expected = [row for row in self.model.rows if row.request.resource == full]
@@ -283,8 +271,6 @@ class Machine(DatabaseMachine):
 
     @invariant()
     def nobody_is_inside_who_must_not_be(self):
-        if not hasattr(self, "operator"):
-            return
         for full in {row.request.resource for row in self.model.rows}:
             inside = [row.request for row in self.model.rows if row.granted and row.request.resource == full]
             labels = {held.access for held in inside}

@@ -313,8 +313,6 @@ class Machine(DatabaseMachine):
 
     @invariant()
     def the_queue_is_the_models(self):
-        if not hasattr(self, "members"):
-            return
         tasks = sorted(self.model.tasks.values(), key=lambda task: (task.order, task.number))
         state = self.session.queue_state(self.queue)
         assert state.pending == any(task.status == "pending" for task in tasks)
