@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "2d44a3f5d3b68d754eb3df2c2e79e53bf5171dd795012ab28ad3daee8843b66e"}
+DIGESTS = {"0.1.0": "3e14ab8cd38b7383c47ebf5a655f593356406a1d9b1f98ec26ee13b4eaa0881b"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

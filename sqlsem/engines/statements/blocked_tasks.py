@@ -101,7 +101,7 @@ class BlockedTaskStatements(LockStatements, FairQueueingStatements):
         return self.admission(request, row["position"]).allowed
 
     def _startable_task(self, queue: str, proxy: int) -> int | None:
-        order = self.row("lowest_order", {"queue": queue})["task_order"]
+        order = self.row("order_of_turns", {"queue": queue})["task_order"]
         for task in self.rows("enqueued_blocked_tasks", {"queue": queue}):
             task_id = int(task["task_id"])
             locks = self.rows("locks_of", (task_id,))

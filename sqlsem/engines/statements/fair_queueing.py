@@ -71,7 +71,7 @@ class FairQueueingStatements(RateUsageStatements):
         so count it as started.
         """
         if not self.uses_fair_queueing(queue):
-            task = self.row("next_pending", {"queue": queue})
+            task = self.row("next_group", {"queue": queue, "maximum": 1})
             return None if task is None else int(task["task_id"])
         if self.row("key_waits", {"queue": queue, "key": ""}) is not None:
             return None
@@ -82,7 +82,7 @@ class FairQueueingStatements(RateUsageStatements):
         for key in self._keys_in_order(queue, order, running):
             first = self.rows("first_task_of_key", {"queue": queue, "order": order, "turn": key_hash(key)})
             if not key:
-                first += self.rows("first_without_key", {"queue": queue, "order": order})
+                first += self.rows("next_group", {"queue": queue, "maximum": 1})
             if first and (not start or self.may_start(queue, key, start=True)):
                 return int(min((-task["task_priority"], task["task_id"]) for task in first)[1])
         return None

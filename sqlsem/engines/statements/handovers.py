@@ -30,7 +30,7 @@ class HandoverStatements(ConversionStatements):
             transit = self.run("enrol_transit", {"member": member_id, "to": to or me, "ttl": lease_ms}).lastrowid
             for ticket in tickets:
                 key = {"resource": ticket.resource, "position": ticket.position}
-                owner = self.row("owner", key)["owner"]
+                owner = self.row("row", key)["owner"]
                 self.run("keep_one", {**key, "requesting_id": None, "outcome": "handed_over", "login": None})
                 giver = f"handed over by {owner or ticket.requesting_id}"[:255]
                 moved = {"requesting_id": f"in transit {transit}", "uid": f"in transit {transit}.{ticket.position}"}

@@ -182,7 +182,7 @@ class TaskStatements(FairQueueingStatements):
             return [] if claim is None else [claim]
         group: list[Claimed] = []
         size = 0
-        for task, kind, losses in self.rows("next_group", {"queue": queue, "maximum": maximum}):
+        for task, kind, losses, _ in self.rows("next_group", {"queue": queue, "maximum": maximum}):
             alone = losses > 0 or kind not in GROUPED
             if group and (alone or size > GROUP_SIZE):
                 break
@@ -256,10 +256,10 @@ class TaskStatements(FairQueueingStatements):
         return attempts
 
     def set_task(self, task_id: int, what: str) -> int:
-        runner = self.row("task_runner", (task_id,))
+        found = self.row("task_status", (task_id,))
         recovered = False
-        if runner is not None:
-            queue, member_id = runner
+        if found is not None and found["status"] == "running":
+            _, queue, member_id = found
             self.check_member(member_id)
             recovered = self.row("member", (member_id,)) is None and self.recover_tasks(queue, None) > 0
         with self.forks_blocked, self.transaction():

@@ -709,26 +709,20 @@ BEGIN
         AS r (kind, body, after_ms, max_attempts, backoff_ms, task_order, time_limit_ms, priority, key, locks, is_unique, replaces,
               ordinal);
     IF v_any.wrong IS NOT NULL THEN
-        SELECT * INTO v_task FROM jsonb_to_record(p_tasks->(v_any.wrong::integer - 1))
+        SELECT format(c.message, c.value) AS message INTO v_task
+        FROM jsonb_to_record(p_tasks->(v_any.wrong::integer - 1))
             AS r (body text, after_ms numeric, max_attempts numeric, backoff_ms numeric, "order" numeric, time_limit_ms numeric,
-                  priority numeric);
-        IF v_task.body IS NULL THEN
-            RAISE EXCEPTION 'sqlsem: the body of a task is NULL; give it a text' USING ERRCODE = '22023';
-        ELSIF NOT coalesce(v_task.after_ms, 0) BETWEEN 0 AND 315360000000 THEN
-            RAISE EXCEPTION 'sqlsem: a task can wait from now to ten years from now, not % ms', v_task.after_ms USING ERRCODE = '22023';
-        ELSIF NOT coalesce(v_task.backoff_ms, 0) BETWEEN 0 AND 300000 THEN
-            RAISE EXCEPTION 'sqlsem: the pause before the next attempt at a task is from 0 to 300000 ms, not %', v_task.backoff_ms
-                USING ERRCODE = '22023';
-        ELSIF NOT coalesce(v_task.time_limit_ms, 1) BETWEEN 1 AND 2147483647 THEN
-            RAISE EXCEPTION 'sqlsem: the time limit of a task must be from 1 to 2147483647 ms, not %', v_task.time_limit_ms
-                USING ERRCODE = '22023';
-        ELSIF NOT coalesce(v_task.max_attempts, 1) BETWEEN 1 AND 2147483647 THEN
-            RAISE EXCEPTION 'sqlsem: max_attempts of a task must be from 1 to 2147483647, not %', v_task.max_attempts USING ERRCODE = '22023';
-        ELSIF NOT coalesce(v_task.priority, 0) BETWEEN -2147483648 AND 2147483647 THEN
-            RAISE EXCEPTION 'sqlsem: the priority of a task must be from -2147483648 to 2147483647, not %', v_task.priority
-                USING ERRCODE = '22023';
-        END IF;
-        RAISE EXCEPTION 'sqlsem: the order of a task must be from -2147483648 to 2147483647, not %', v_task."order" USING ERRCODE = '22023';
+                  priority numeric)
+        CROSS JOIN LATERAL (VALUES
+            (r.after_ms, 0, 315360000000, 'a task can wait from now to ten years from now, not %s ms'),
+            (r.backoff_ms, 0, 300000, 'the pause before the next attempt at a task is from 0 to 300000 ms, not %s'),
+            (r.time_limit_ms, 1, 2147483647, 'the time limit of a task must be from 1 to 2147483647 ms, not %s'),
+            (r.max_attempts, 1, 2147483647, 'max_attempts of a task must be from 1 to 2147483647, not %s'),
+            (r.priority, -2147483648, 2147483647, 'the priority of a task must be from -2147483648 to 2147483647, not %s'),
+            (r."order", -2147483648, 2147483647, 'the order of a task must be from -2147483648 to 2147483647, not %s'))
+            AS c (value, low, high, message)
+        WHERE r.body IS NOT NULL AND c.value NOT BETWEEN c.low AND c.high LIMIT 1;
+        RAISE EXCEPTION 'sqlsem: %', coalesce(v_task.message, 'the body of a task is NULL; give it a text') USING ERRCODE = '22023';
     END IF;
     IF v_any.json THEN
         PERFORM {schema}.check_json(r.body) FROM jsonb_to_recordset(p_tasks) AS r (kind text, body text) WHERE r.kind = 'json';

@@ -2,6 +2,7 @@
 -- Every write is inside a transaction that is the gate: numbers become visible in their order.
 --
 -- Times are seconds since 1970. The words that differ between databases are in dialect.sql of the engine.
+-- where {liveness} is m.beacon, CAST(m.lease_until AS {real}) AS lease_until, CAST(m.missing_since AS {real}) AS missing_since, CAST(m.heartbeat_at AS {real}) AS heartbeat_at, {clock} AS now
 -- where {status_after} is CASE WHEN :outcome = 'finished' THEN 'finished' WHEN :outcome = 'cancelled' OR cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending' ELSE 'failed' END
 -- where {error_after} is CASE WHEN cancel_asked_by IS NULL OR :outcome = 'finished' THEN :error ELSE 'cancelled by ' || cancel_asked_by || coalesce({newline} || :error, '') END
 -- where {cap} is coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), (SELECT cap FROM {schema}_limit_pattern WHERE substr(:resource, 1, {length}(prefix)) = prefix ORDER BY {length}(prefix) DESC LIMIT 1))
@@ -223,7 +224,7 @@ WHERE resource_id = :line AND access_type = 'read' AND concurrency_limit = :plac
 ORDER BY requested_at - (weight - 1) * :ageing / 1000.0 DESC, queue_position DESC LIMIT 1
 
 -- name: row
-SELECT access_type AS access, concurrency_limit AS "limit", weight, member_id, granted_at IS NOT NULL AS granted,
+SELECT access_type AS access, concurrency_limit AS "limit", weight, member_id, owner, granted_at IS NOT NULL AS granted,
        CAST(revoked_at AS {real}) AS revoked_at
 FROM {table} WHERE resource_id = :resource AND queue_position = :position
 
@@ -292,9 +293,6 @@ DELETE FROM {schema}_once_run WHERE once_name = ?
 SELECT member_id, row_count, resource_id, queue_position, given_by, given_to, adopted_at IS NOT NULL AS adopted, adopted_by,
        adopted_uid, adopter, {clock} - coalesce(adopted_at, given_at) AS seconds
 FROM {schema}_handover WHERE token_hash = ?
-
--- name: owner
-SELECT owner FROM {table} WHERE resource_id = :resource AND queue_position = :position
 
 -- name: forget_handovers
 DELETE FROM {schema}_handover WHERE given_at < {clock} - 86400.0
@@ -416,8 +414,7 @@ SELECT t.resource_id AS resource, t.queue_position AS position,
        t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid,
        m.program, t.note, t.requested_at, t.granted_at,
        {greatest}(0.0, {clock} - coalesce(t.granted_at, t.requested_at)) AS seconds,
-       m.grace_ms / 1000.0 AS grace, t.member_id IS NOT NULL AS owned, m.beacon, CAST(m.lease_until AS {real}) AS lease_until,
-       CAST(m.missing_since AS {real}) AS missing_since, CAST(m.heartbeat_at AS {real}) AS heartbeat_at, {clock} AS now
+       m.grace_ms / 1000.0 AS grace, t.member_id IS NOT NULL AS owned, {liveness}
 FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE :resource IS NULL OR t.resource_id = :resource
 ORDER BY t.resource_id, t.queue_position
@@ -632,17 +629,12 @@ UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock} W
 -- name: superseded_by
 UPDATE {schema}_task SET error = :error WHERE task_id = :task
 
--- name: next_pending
-SELECT task_id FROM {schema}_task {index:task_plain}
+-- name: next_group
+-- The first tasks without a key. In a queue with fair queueing they were put before it had keys, limits or priorities, and
+-- so have no priority.
+SELECT task_id, kind, losses, task_priority FROM {schema}_task {index:task_plain}
 WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL
   AND ready_at <= {greatest}({clock}, put_at)  -- (put_at: the clock may have gone back since)
-  AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open = 1)
-ORDER BY task_id LIMIT 1
-
--- name: next_group
-SELECT task_id, kind, losses FROM {schema}_task {index:task_plain}
-WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL
-  AND ready_at <= {greatest}({clock}, put_at)
   AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open = 1)
 ORDER BY task_id LIMIT :maximum
 
@@ -691,13 +683,6 @@ SELECT task_id, task_priority FROM {schema}_task {index:task_fair}
 WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND lock_count IS NULL AND task_hash = :turn AND task_order = :order
   AND ready_at <= {greatest}({clock}, put_at)
 ORDER BY task_priority DESC, task_id LIMIT 1
-
--- name: first_without_key
--- Tasks that were put before the queue had keys, limits or priorities, and so have no priority.
-SELECT task_id, task_priority FROM {schema}_task {index:task_plain}
-WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL AND task_order = :order
-  AND ready_at <= {greatest}({clock}, put_at)
-ORDER BY task_id LIMIT 1
 
 -- name: queue_limits
 SELECT * FROM (
@@ -798,9 +783,6 @@ WHERE task_id IN (SELECT task_id FROM {schema}_task {index:task_blocked}
 -- name: forget_asked
 UPDATE {schema}_task SET locks_pending = NULL
 WHERE queue_name = :queue AND is_open = 1 AND status = 'pending' AND lock_count IS NOT NULL AND locks_pending IS NOT NULL
-
--- name: lowest_order
-SELECT min(task_order) AS task_order FROM {schema}_task {index:task_open} WHERE queue_name = :queue AND is_open = 1
 
 -- name: waiting_locks
 SELECT task_id, number, resource_id AS resource, access_type AS access, concurrency_limit AS "limit", weight, queue_position AS position
@@ -964,8 +946,7 @@ FROM {schema}_task AS t WHERE :queue IS NULL OR t.queue_name = :queue
 GROUP BY t.queue_name ORDER BY t.queue_name
 
 -- name: running_members
-SELECT t.queue_name AS queue, m.grace_ms / 1000.0 AS grace, 1 AS owned, m.beacon, CAST(m.lease_until AS {real}) AS lease_until,
-       CAST(m.missing_since AS {real}) AS missing_since, CAST(m.heartbeat_at AS {real}) AS heartbeat_at, {clock} AS now
+SELECT t.queue_name AS queue, m.grace_ms / 1000.0 AS grace, 1 AS owned, {liveness}
 FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.status = 'running' AND (:queue IS NULL OR t.queue_name = :queue)
 
@@ -981,8 +962,7 @@ SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body
        t.task_priority AS priority,
        CASE WHEN t.lock_count IS NOT NULL THEN
            (SELECT {json_array_of}(json_array(number, resource_id, queue_position, access_type, concurrency_limit, weight))
-            FROM {schema}_task_lock AS l WHERE l.task_id = t.task_id) END AS locks, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS {real}) AS lease_until,
-       CAST(m.missing_since AS {real}) AS missing_since, CAST(m.heartbeat_at AS {real}) AS heartbeat_at, {clock} AS now
+            FROM {schema}_task_lock AS l WHERE l.task_id = t.task_id) END AS locks, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, {liveness}
 FROM (-- A page of open tasks (those with a priority have an index of their own), and one of ended tasks.
       SELECT * FROM (SELECT * FROM {schema}_task
                      WHERE is_open = 1 AND task_priority = 0 AND (:queue IS NULL OR queue_name = :queue)
@@ -1016,11 +996,8 @@ FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member
 WHERE t.task_id = :task AND t.status = 'running'
 ORDER BY 2
 
--- name: task_runner
-SELECT queue_name, member_id FROM {schema}_task WHERE task_id = ? AND status = 'running'
-
 -- name: task_status
-SELECT status, queue_name FROM {schema}_task WHERE task_id = ?
+SELECT status, queue_name, member_id FROM {schema}_task WHERE task_id = ?
 
 -- name: retry_task
 -- (ready_at = put_at: ready at once, even if the clock has gone back.)
@@ -1092,8 +1069,7 @@ WHERE batch_id = :batch AND status = 'open'
 -- name: latest_batch
 -- The last columns are for the liveness check of the member that runs the callback.
 SELECT r.batch_id, r.status, r.opened_at, r.window_ms / 1000.0 AS "window", r.opened_by, r.callback_status,
-       m.grace_ms / 1000.0 AS grace, r.callback_status = 'running' AS owned, m.beacon, CAST(m.lease_until AS {real}) AS lease_until,
-       CAST(m.missing_since AS {real}) AS missing_since, CAST(m.heartbeat_at AS {real}) AS heartbeat_at, {clock} AS now
+       m.grace_ms / 1000.0 AS grace, r.callback_status = 'running' AS owned, {liveness}
 FROM {schema}_batch AS r LEFT JOIN {schema}_member AS m ON m.member_id = r.callback_member
 WHERE r.batch_name = ? ORDER BY r.batch_id DESC LIMIT 1
 
@@ -1226,8 +1202,7 @@ SELECT r.batch_id, r.batch_name AS name, r.status, r.window_ms / 1000.0 AS "wind
        {greatest}(0.0, coalesce(r.callback_ended, {clock}) - r.callback_started) AS callback_seconds, r.callback_error, r.opened_by, r.callback_kept_by, r.callback_login,
        p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at,
        p.ended_at AS part_ended_at, {greatest}(0.0, coalesce(p.ended_at, {clock}) - p.started_at) AS part_seconds, p.error, p.login,
-       m.grace_ms / 1000.0 AS grace, p.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS {real}) AS lease_until,
-       CAST(m.missing_since AS {real}) AS missing_since, CAST(m.heartbeat_at AS {real}) AS heartbeat_at, {clock} AS now
+       m.grace_ms / 1000.0 AS grace, p.status = 'running' AS owned, {liveness}
 FROM (SELECT * FROM {schema}_batch
       WHERE (:name IS NULL OR batch_name = :name) AND (:batch IS NULL OR batch_id = :batch)
       ORDER BY batch_id DESC LIMIT :maximum) AS r
