@@ -117,7 +117,6 @@ once_runs | uor | p_name:once
 operations | uor | p_name:resource p_maximum:count p_since:seconds p_until:seconds p_action:choice p_who:login
 overview | upwor |
 overview_rates | upwor |
-past | uor | p_resource:resource p_maximum:count p_since:seconds p_until:seconds p_outcome:choice
 past | uor | p_resource:resource p_maximum:count p_since:seconds p_until:seconds p_outcome:choice p_who:login
 pause | o | resource:resource
 pin | uwo | p_resource:resource p_position:position p_requesting_id:me

@@ -641,7 +641,7 @@ def test_kept_thread_that_has_died_is_begun_again(said, monkeypatch):
     thread.begin()
     until(lambda: ran)
     assert thread.runs
-    monkeypatch.setattr(thread, "_thread", threading.Thread())  # as an ended thread
+    monkeypatch.setattr(thread, "thread", threading.Thread())  # as an ended thread
     ours.restart_ended()
     until(lambda: len(ran) == 2, "another one does it")
     assert said("a-job ended unexpectedly")
@@ -659,7 +659,7 @@ def test_pool_reports_the_job_of_an_ended_thread():
     future = pool.submit(job)
     assert began.wait(PATIENCE)
     (worker,) = pool._workers
-    worker.supervised._thread = threading.Thread()  # as an ended thread
+    worker.supervised.thread = threading.Thread()  # as an ended thread
     ours.restart_ended()
     with pytest.raises(RuntimeError, match="ended during this call"):
         future.result(PATIENCE)

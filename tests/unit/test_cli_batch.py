@@ -55,6 +55,18 @@ def test_failed_part_has_the_exit_code_and_runs_again(bench: Bench, coordinator:
     assert parts_of(coordinator) == [(1, "succeeded", {"a": "succeeded", "b": "succeeded"})]
 
 
+def test_part_fails_if_its_command_cannot_be_started(
+    bench: Bench, coordinator: sqlsem.Coordinator, tmp_path: Path
+) -> None:
+    program = tmp_path / "without-interpreter"  # found only when it is started
+    program.write_text(f"#!{tmp_path / 'missing'}\n")
+    program.chmod(0o755)
+    code, _, words = bench.run("-q", "batch", "run", "nightly", "--part", "a", *TWO, "--", str(program))
+    assert code == 127, words
+    assert str(program) in words
+    assert parts_of(coordinator) == [(1, "open", {"a": "failed", "b": "expected"})]
+
+
 def test_new_batch_has_the_parts_but_no_callback_of_the_last(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
     for name in ("a", "b", "a"):
         assert part(bench, name, *(TWO if not parts_of(coordinator) else ())) == (0, "")

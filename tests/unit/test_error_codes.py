@@ -69,8 +69,10 @@ def test_exit_codes_match_the_command_line():
 
 #: SQLSTATEs and numbers of messages about an argument, and of messages that only pass on another.
 ABOUT_AN_ARGUMENT = {"22023", "50000"}
+TEXT = r"'((?:[^']|'')*)'"
+#: (A text may have a semicolon, which ends the statement elsewhere.)
 RAISED = re.compile(
-    r"RAISE EXCEPTION\s+'((?:[^']|'')*)'(?:[^;]*?ERRCODE = '(\w+)')?|THROW\s+(\d+),\s*N'((?:[^']|'')*)'"
+    rf"RAISE EXCEPTION\s+{TEXT}(?:(?:[^;']|'(?:[^']|'')*')*?ERRCODE = '(\w+)')?|THROW\s+(\d+),\s*N{TEXT}"
 )
 
 
