@@ -548,7 +548,7 @@ BROKEN: list[Fault] = [
     ("a column of OUTPUT", "tasks.sql", "OUTPUT deleted.task_id INTO", "OUTPUT deleted.task_no INTO", "task_no"),
     ("a column that is set", "tasks.sql", "SET status = N'cancelled',", "SET state = N'cancelled',", "state"),
     ("a column that is inserted", "batches.sql", "(batch_name, window_ms,", "(batch_name, window_s,", "window_s"),
-    ("a table variable's column", "deadlocks.sql", "@row SET stuck = 1 WHERE", "@row SET stick = 1 WHERE", "stick"),
+    ("a table variable's column", "deadlocks.sql", "@row SET blocked = 0", "@row SET stick = 0", "stick"),
     ("a function's column", "routines.sql", "SELECT @eligible = a.eligible", "SELECT @eligible = a.legible", "legible"),
     ("a system view's column", "public.sql", "@since = login_time", "@since = login_at", "login_at"),
     ("a table", "batches.sql", "INSERT INTO {schema}.batch_part ", "INSERT INTO {schema}.batch_parts ", "batch_parts"),

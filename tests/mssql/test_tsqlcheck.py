@@ -47,3 +47,18 @@ def test_all_files_are_looked_at():
     assert own
     assert examples
     assert own | examples | {"docs/contributing/write-a-client.md", "docs/howto/ssis.md"} <= files
+
+
+def test_every_text_to_break_is_there():
+    """Also without .NET: the proof that faults are found (`test_every_fault_would_be_found`) breaks these texts."""
+    texts = {}
+
+    def read(path):
+        text = path.read_text(encoding="utf-8")
+        texts[path.name] = texts.get(path.name, "") + text
+        return text
+
+    for _ in tsqlcheck.batches(tsqlcheck.ROOT, read):
+        pass
+    faults = [*tsqlcheck.BROKEN, *tsqlcheck.BROKEN_MORE]
+    assert [fault for fault, file, old, *_ in faults if old not in texts.get(file, "")] == []
