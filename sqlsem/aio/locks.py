@@ -85,7 +85,7 @@ class Lock:
     async def _end(self, grant: Grant, by: Permit) -> bool:
         """Release a grant, unless another task does. After any interrupt, too, it is not on this task's stack."""
         try:
-            owns_release = not grant.state.is_unowned or self._unowned.take(grant)
+            owns_release = self._unowned.take(grant)
             if owns_release:
                 await release_grant(grant, by)
             return owns_release

@@ -125,7 +125,7 @@ class Lock:
         this thread's stack.
         """
         try:
-            is_ours = not grant.state.is_unowned or self._unowned.take(grant)
+            is_ours = self._unowned.take(grant)
             if is_ours:
                 client = grant.client
                 run_generator(client.release(grant, by), client.execute_effect)

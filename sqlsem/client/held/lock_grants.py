@@ -73,8 +73,8 @@ class UnownedGrants(Generic[G]):
         return None
 
     def take(self, grant: G) -> bool:
-        """Claim the release of an unowned grant. Return False if another thread or task releases it."""
-        return self._grants.pop(grant, None) is not None
+        """Claim the release of a grant. Return False if another thread or task releases it."""
+        return not grant.state.is_unowned or self._grants.pop(grant, None) is not None
 
     def oldest(self, may_release: Callable[[G], bool] = lambda _: True) -> G | None:
         """Return the grant that was acquired first; `take` it before you release it."""

@@ -19,22 +19,21 @@ class SqliteShortcuts(SqliteConnection):
 
     def register_alone(self, values: dict[str, Any]) -> int | None:
         with fork.forks_blocked:
-            if self.connection is not None and self.connection.in_transaction:
-                self.roll_back()
+            self.roll_back()
             inserted = self.run_text(self.queries["insert_first"], values)
             return inserted.lastrowid if inserted.rowcount == 1 else None
 
     def leave_alone(self, values: dict[str, Any]) -> bool:
         with fork.forks_blocked:  # a fork would close the connection, which counts the changed rows
+            self.roll_back()
             connection = self.connection or self.open_connection()
-            if connection.in_transaction:
-                self.roll_back()
             if self.has_routines is not connection:
                 self._create_routines(connection)
             before = connection.total_changes
             self.run_text(self.queries["leave_alone"], values)
             left = connection.total_changes > before
-            self._written += left
+            if left:
+                self.wrote()
             return left
 
     def version(self) -> tuple[int, int]:
