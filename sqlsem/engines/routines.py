@@ -191,13 +191,13 @@ class RoutineTasks(RoutineConnection):
         return _claimed(self.call("claim_task", member_id, queue, owner, uid, again))
 
     def end_task(self, member_id: int, end: End) -> str | None:
-        status: str | None = self.call("end_task", member_id, *end[:5])[0]
+        status: str | None = self.call("end_task", member_id, *end.stored)[0]
         return status
 
     def next_task(
         self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
     ) -> tuple[str | None, Claimed | None]:
-        status, *claimed = self.call("next_task", member_id, *end[:5], queue, owner, uid, again)
+        status, *claimed = self.call("next_task", member_id, *end.stored, queue, owner, uid, again)
         return status, _claimed(claimed)
 
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:
@@ -333,15 +333,19 @@ class RoutineAdmin(RoutineConnection):
     def entries(self, resource: str | None) -> list[Entry]:
         return [Entry(*row) for row in self.rows("entries", resource)]
 
-    def history(self, resource: str | None, maximum: int, **criteria: Any) -> list[Past]:
-        return [Past(*row) for row in self.rows("past", resource, maximum, *self._criteria("outcome", **criteria))]
+    def history(self, resource: str | None, maximum: int, *, outcome: str | None = None, **criteria: Any) -> list[Past]:
+        return [Past(*row) for row in self.rows("past", resource, maximum, *self._criteria(outcome, **criteria))]
 
-    def operations(self, name: str | None, maximum: int, **criteria: Any) -> list[Operation]:
-        rows = self.rows("operations", name, maximum, *self._criteria("action", **criteria))
+    def operations(
+        self, name: str | None, maximum: int, *, action: str | None = None, **criteria: Any
+    ) -> list[Operation]:
+        rows = self.rows("operations", name, maximum, *self._criteria(action, **criteria))
         return [Operation(*row) for row in rows]
 
-    def _criteria(self, kind: str, *, since: Any = None, until: Any = None, who: Any = None, **kinds: Any) -> list[Any]:
-        return [self.age(since), self.age(until), kinds.get(kind), who]
+    def _criteria(
+        self, kind: str | None, *, since: float | None = None, until: float | None = None, who: str | None = None
+    ) -> list[Any]:
+        return [self.age(since), self.age(until), kind, who]
 
     def resources(self) -> list[Resource]:
         settings = {row[0]: row for row in self.rows("resource_settings")} if self.has_feature("operate") else {}

@@ -160,6 +160,11 @@ class End(NamedTuple):
     error: str | None = None
     last: bool = True  # True: if this attempt has failed, the task is not retried
 
+    @property
+    def stored(self) -> tuple[int, int, str, str | None, str | None]:
+        """The values that the database is given: all but ``last``."""
+        return self[:5]
+
 
 @record
 class QueueState:

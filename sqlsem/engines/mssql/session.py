@@ -180,7 +180,7 @@ class SqlServerSession(SqlServerConnection):
             text = [self.queries["end_task"]] * len(some)
             values: list[Any] = []
             for end in some:
-                values += [member_id, *end[:5]]
+                values += [member_id, *end.stored]
             last = start + len(some) == len(ends)
             if last and maximum:
                 text.append(self.queries["claim_tasks"])

@@ -209,7 +209,7 @@ class PostgresSession(PostgresLocks):
         self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, maximum: int
     ) -> tuple[list[str | None], list[Claimed]]:
         names = ("task", "attempt", "outcome", "result", "error")
-        documents = json.dumps([dict(zip(names, end[:5], strict=True)) for end in ends])
+        documents = json.dumps([dict(zip(names, end.stored, strict=True)) for end in ends])
         ended, claimed = self.call("next_tasks", member_id, documents, queue, owner, uid, again, maximum)
         statuses = json.loads(ended or "{}")  # by task
         return [statuses.get(str(end.task_id)) for end in ends], [Claimed(*row) for row in json.loads(claimed or "[]")]

@@ -21,7 +21,7 @@ class AdministrationStatements(BatchStatements):
         # (The indexes begin with the outcome. So read the newest rows of each outcome, and merge them.)
         outcomes = [row["outcome"] for row in self.rows("outcomes")] if outcome is None else [outcome]
         name = "past" if resource is None else "past_of_resource"
-        values = {"since": None, "until": None, "who": None, **criteria, "maximum": maximum}
+        values = _criteria(**criteria) | {"maximum": maximum}
         values |= {} if resource is None else {"resource": resource}
         pages = [self.rows(name, values | {"outcome": outcome}) for outcome in outcomes]
         newest = heapq.merge(*pages, key=_when_ended, reverse=True)
@@ -120,8 +120,10 @@ class AdministrationStatements(BatchStatements):
                 self.note_operation("reap", new=str(gone))
         return gone
 
-    def operations(self, name: str | None, maximum: int, **criteria: Any) -> list[Operation]:
-        values = {**dict.fromkeys(("since", "until", "action", "who")), **criteria, "name": name, "maximum": maximum}
+    def operations(
+        self, name: str | None, maximum: int, *, action: str | None = None, **criteria: Any
+    ) -> list[Operation]:
+        values = _criteria(**criteria) | {"action": action, "name": name, "maximum": maximum}
         return [shown(Operation, row) for row in self.rows("operations", values)]
 
     def _positions(self) -> set[tuple[str, int]]:
@@ -137,6 +139,10 @@ class AdministrationStatements(BatchStatements):
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
+
+
+def _criteria(*, since: float | None = None, until: float | None = None, who: str | None = None) -> dict[str, Any]:
+    return {"since": since, "until": until, "who": who}
 
 
 def _when_ended(row: Any) -> tuple[bool, float, int]:

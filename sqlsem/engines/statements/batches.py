@@ -60,7 +60,8 @@ class BatchStatements(MemberStatements):
                     self.run("expire_batch", {"now": now, "batch": batch_id})
                 if code == "joins":
                     # (The clock counts milliseconds, but only the first part may begin with its batch.)
-                    now += 1e-6 if now == opened else 0.0
+                    if now == opened:
+                        now += 1e-6
                     self.run("reopen_batch", {"batch": batch_id, "window": round(window * 1000)})
                 else:
                     values = {"name": name, "window": round(requested_window * 1000), "now": now}
