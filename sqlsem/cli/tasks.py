@@ -46,6 +46,7 @@ MAX_FAILED = 1000
 #: How many running tasks are read, to apply limits.
 MAX_RUNNING = 10_000
 _queue_name = name_of("The queue's name", "queue")
+_number_from_0 = whole_number(0, "a whole number from 0 on")
 
 
 @click.group(
@@ -390,7 +391,7 @@ def queues(options: Connecting, queue: str | None, as_json: bool) -> None:
     "limit",
     "No limit (for a key: that of --per-key).",
     "Set a limit, or none.",
-    type=whole_number(0, "a whole number from 0 on"),
+    type=_number_from_0,
     metavar="N",
     help="At most N run at a time. 0: none.",
 )
@@ -398,7 +399,7 @@ def queues(options: Connecting, queue: str | None, as_json: bool) -> None:
     "per_key",
     "No limit of each key.",
     "Set a limit, or none.",
-    type=whole_number(0, "a whole number from 0 on"),
+    type=_number_from_0,
     metavar="N",
     help="At most N of each key run at a time.",
 )
