@@ -14,15 +14,20 @@ pytestmark = pytest.mark.engines("postgresql", "mysql")
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_restart_shorter_than_the_grace_costs_nothing(own_server, restarted, agents, name, mode, queued):
+def test_a_restart_shorter_than_the_grace_costs_nothing(own_server, restarted, agents, name, waiting, mode):
     holder, first, second = agents(3, on=restarted, **AMPLE)
-    entries = queued(holder, first, second, on=restarted)
+    position = holder.hold("mutex", name)["position"]
+    entries = []
+    for number, waiter in enumerate((first, second), 2):
+        entries.append(waiter.ask("mutex", name))
+        waiting(name, number, on=restarted)
     before = restarted.queue(name)
     own_server.restart(mode)
 
     assert restarted.queue(name) == before
     holder.check()
     assert not holder.lost()
+    assert before[0][0] == position
     remains(lambda: not any(entry.ready for entry in entries), 0.5, "the waiters wait")
     left_at = holder.release()["leaving"]
     answer = entries[0].get()
