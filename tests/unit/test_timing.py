@@ -92,3 +92,15 @@ def test_heartbeats_fit_into_each_life(scale, options):
         life = options.get("lease", options["grace"] if "lease" not in options else None)
         assert member._certain_seconds < life
         assert 2 * member._heartbeat_interval <= member._certain_seconds
+
+
+def test_watchdog_wakes_when_a_heartbeat_is_due():
+    """Later it may be too late: a stuck thread has to be replaced before the last heartbeat is too old."""
+    with sqlsem.testing.memory(grace=60.0) as coordinator:
+        member = coordinator.client.member
+        now = member.clock()
+        member.clock = lambda: now
+        interval, heartbeat = member._heartbeat_interval, member.heartbeat_thread
+        for until_due, pause in [(0.5, 0.5), (2 * interval, interval), (0.001, 0.01), (-1, interval)]:
+            heartbeat.due = now + until_due
+            assert member._watchdog_pause() == pytest.approx(pause)

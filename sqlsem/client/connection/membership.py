@@ -396,10 +396,7 @@ class Membership:
 
     def _run_watchdog(self, should_continue: ShouldContinue) -> None:
         while should_continue():
-            until_late = min(self._seconds_until_uncertain(), self.main.seconds_until_overdue())
-            pause = max(0.01, min(until_late, self._heartbeat_interval))
-            if self.heartbeat_thread.is_suspect:
-                pause = min(pause, SUSPECT_SECONDS)
+            pause = self._watchdog_pause()
             self.watchdog.due = self.clock() + pause + self._tolerance
             if self.closing.wait(pause):
                 return
@@ -418,6 +415,16 @@ class Membership:
                 self.verify()
             elif self._seconds_until_uncertain() <= 0:
                 self._mark_lost_and_interrupt()
+
+    def _watchdog_pause(self) -> float:
+        """Return the seconds until something may be late."""
+        pause = min(self._heartbeat_interval, self._seconds_until_uncertain(), self.main.seconds_until_overdue())
+        if self.heartbeat_thread.is_suspect:
+            pause = min(pause, SUSPECT_SECONDS)
+        until_due = self.heartbeat_thread.due - self.clock()
+        if until_due > 0:  # else it was seen to be late, and its database is slow
+            pause = min(pause, until_due)
+        return max(0.01, pause)
 
     def _seconds_until_uncertain(self) -> float:
         """Return the seconds until the last heartbeat is too old; with nothing held, the time that a new lock has."""
