@@ -28,7 +28,9 @@ def struck(number, do, *files):
         if frame.f_code.co_filename not in files:
             return None
         frame.f_trace_opcodes = True
-        if event == "call" or (event == "opcode" and frame.f_lasti in after_calls(frame.f_code)):
+        # (Python 3.10 tells of a resumed generator outside of its blocks. A signal arrives inside.)
+        begins = event == "call" and (sys.version_info >= (3, 11) or frame.f_lasti == -1)
+        if begins or (event == "opcode" and frame.f_lasti in after_calls(frame.f_code)):
             lines_seen += 1
             if lines_seen == number:
                 raise KeyboardInterrupt
