@@ -24,6 +24,7 @@ import sqlsem
 import sqlsem.testing
 from sqlsem.cli import main
 from sqlsem.ops.metrics import Collector, labels, register
+from sqlsem.ops.metrics import exporter as exporter_module
 from sqlsem.ops.metrics.exporter import Exporter
 from sqlsem.util.printable import clean
 from sqlsem.values.errors import Unavailable
@@ -218,7 +219,8 @@ def test_waiting_is_attributed_to_holders(url):
     assert {label_set["holder_note"] for label_set in blamed.values()} == {labels.label(ODD)}
 
 
-def test_single_query_for_each_scrape(url):
+def test_single_query_for_each_scrape(url, monkeypatch):
+    monkeypatch.setattr(exporter_module, "FRESH_SECONDS", PATIENCE)
     calls = []
     with sqlsem.connect(url) as locks:
         exporter = Exporter(locks)
