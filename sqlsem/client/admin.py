@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sqlsem.client.client import DatabaseClient
+from sqlsem.engines.answers import naming_resource
 from sqlsem.engines.base import Session
 from sqlsem.engines.priorities import why_no_priorities
 from sqlsem.engines.protocol import Capability
@@ -171,7 +172,8 @@ class BaseAdmin(AdminViews):
         else:
             changes = [(window.ms, window.limit) for window in windows_of(limit, per)]
         for window_ms, number in changes:
-            self.client.with_connection(partial(_set_rate, resource, window_ms, number), Capability.RATES)
+            with naming_resource(resource):
+                self.client.with_connection(partial(_set_rate, resource, window_ms, number), Capability.RATES)
 
     def reset_rate(self, name: str) -> bool:
         """Reset a rate: delete its use, its debts, and the limits that programs have declared. Operators' limits stay.
@@ -201,7 +203,8 @@ class BaseAdmin(AdminViews):
         name = check_name("The resource name", resource)
         if limit is not None:
             check_count("The limit", limit)
-        self.client.with_connection(lambda session: session.set_resource(name, "cap", limit), Capability.SETTINGS)
+        with naming_resource(name):
+            self.client.with_connection(lambda session: session.set_resource(name, "cap", limit), Capability.SETTINGS)
 
     def set_stale_after(self, resource: str, seconds: Duration | None) -> None:
         """Set the age at which rows of bare participants (without beacon and lease) are removed; None: never."""

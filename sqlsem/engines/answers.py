@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlsem.util import late
@@ -20,9 +21,16 @@ RIGHTS = ("operate", "retry")
 _CODES: dict[str | int | None, str] = {"25001": "transaction", 50001: "transaction", "42501": "rights", 50006: "rights"}
 _CODES_BY_TEXT = (
     ("priority", re.compile(r"sqlsem: no (priority is named|priorities are set|waiting by priority) for ")),
-    ("rate", re.compile(r"sqlsem: (no limit is set for |programs have declared \d+ windows for )?[E ]*'rate:")),
+    (
+        "rate",
+        re.compile(
+            r"sqlsem: (this rate has |(no limit is set for |programs have declared \d+ windows for )?[E ]*'rate:)"
+        ),
+    ),
     ("session", re.compile(r"sqlsem: this (connection changed sessions|session gave its beacon up)")),
 )
+#: The codes of refusals that concern a resource of the call.
+_ABOUT_RESOURCES = ("configuration", "priority", "rate")
 
 
 def refusal_code(number: str | int | None, text: str) -> str | None:
@@ -33,6 +41,42 @@ def refusal_code(number: str | int | None, text: str) -> str | None:
     ('rate', 'rights')
     """
     return next((code for code, words in _CODES_BY_TEXT if words.match(text)), _CODES.get(number))
+
+
+def name_resource(exc: SqlsemError, resources: Sequence[str], *, in_text: bool = False) -> None:
+    """Set the attribute ``resource`` of a refusal, unless it is set: a server's refusal names the resource in its text
+    only. ``resources``: those of the call. Of several, the first in the text is the one that was refused.
+    ``in_text``: a refusal whose text has none of them is about something else.
+
+    >>> exc = ConfigurationError("sqlsem: no limit is set for 'it''s b', and the request names none")
+    >>> name_resource(exc, ["b", "it's b"])
+    >>> exc.resource
+    "it's b"
+    """
+    if exc.resource is not None or exc.code not in _ABOUT_RESOURCES:
+        return
+    if len(resources) == 1 and not in_text:
+        exc.resource = resources[0]
+        return
+    text = str(exc)
+    found = []
+    for name in resources:
+        # (PostgreSQL doubles quotation marks and backslashes, SQL Server does not.)
+        for form in {f"'{name}'", "'" + name.replace("'", "''").replace("\\", "\\\\") + "'"}:
+            if form in text:
+                found.append((text.index(form), -len(form), name))
+    if found:
+        exc.resource = min(found)[2]
+
+
+@contextlib.contextmanager
+def naming_resource(*resources: str, in_text: bool = False) -> Iterator[None]:
+    """Set the attribute ``resource`` of refusals in the block, by `name_resource`."""
+    try:
+        yield
+    except ConfigurationError as exc:
+        name_resource(exc, resources, in_text=in_text)
+        raise
 
 
 def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:

@@ -84,7 +84,7 @@ class Store:
         unlimited = [row.resource for row in self.rows() if row.limit is None and self.cap(row.resource) is None]
         if unlimited:
             self.caps = before
-            raise ConfigurationError(counted_on(len(unlimited), unlimited[0]), resource=unlimited[0])
+            raise ConfigurationError(counted_on(len(unlimited), unlimited[0]))
         self.wake()
 
     def pause(self, resource: str, paused: bool) -> None:

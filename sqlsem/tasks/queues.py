@@ -21,6 +21,7 @@ from sqlsem.client.operations.release_on_commit import require_same_database
 from sqlsem.client.operations.terms import Terms
 from sqlsem.client.operations.timeout_details import running_tasks
 from sqlsem.client.options import AnyLock, PutOptions, check_options, shows_options
+from sqlsem.engines.answers import naming_resource
 from sqlsem.engines.base import Session
 from sqlsem.engines.protocol import Capability
 from sqlsem.insight.blockers import tasks_in_words
@@ -127,6 +128,7 @@ class Queue:
         if len(bodies) > 1 and (template.unique is not None or template.replace is not None):
             raise ConfigurationError(f"A key is for one task, and these are {len(bodies)}; put each with its own")
         task_ids: list[int] = []
+        resources = [lock.resource for lock in template.locks]
         if cursor is not None:
             engine = self.claiming.client.engine
             engine.require(Capability.TASKS, "put()")
@@ -134,15 +136,17 @@ class Queue:
             refuse_autocommit(dbapi_cursor, "put()")
             session = engine.session_on(dbapi_cursor)
             require_same_database(self.claiming.client, session.database_identity, "put()")
-            for chunk in _chunks(template, bodies):
-                task_ids += session.put_tasks(self.name, os.urandom(12).hex(), chunk)
+            with naming_resource(*resources, in_text=True):
+                for chunk in _chunks(template, bodies):
+                    task_ids += session.put_tasks(self.name, os.urandom(12).hex(), chunk)
             return task_ids
         for chunk in _chunks(template, bodies):
             uid = os.urandom(12).hex()
-            task_ids += self.claiming.client.member.call(
-                "put",
-                lambda session, _, chunk=chunk, uid=uid: session.put_tasks(self.name, uid, chunk),  # type: ignore[misc]
-            )
+            with naming_resource(*resources, in_text=True):
+                task_ids += self.claiming.client.member.call(
+                    "put",
+                    lambda session, _, chunk=chunk, uid=uid: session.put_tasks(self.name, uid, chunk),  # type: ignore[misc]
+                )
             self.claiming.client.queue_changes.notify()
         return task_ids
 

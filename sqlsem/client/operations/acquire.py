@@ -17,12 +17,13 @@ from sqlsem.client.monitors import lock_order, parent_locks
 from sqlsem.client.operations.waiting import WaitingOperation, row_removed
 from sqlsem.client.waiters.queues import Waiter
 from sqlsem.client.waiters.state import FINAL, Step, WaiterState
+from sqlsem.engines.answers import name_resource
 from sqlsem.engines.failures import Busy
 from sqlsem.engines.priorities import is_priority_entry, priority_queue
 from sqlsem.insight.patterns import Patterns
 from sqlsem.util import runtime
 from sqlsem.util.threads import log
-from sqlsem.values.errors import Deadlock, LockLost, SqlsemError
+from sqlsem.values.errors import ConfigurationError, Deadlock, LockLost, SqlsemError
 from sqlsem.values.events import Behind, Deadlocked, Lost, TimedOut, Waiting
 from sqlsem.values.locks import MAX_NAME, Entry, Request, Resource, Ticket
 
@@ -254,9 +255,13 @@ class Acquisition(WaitingOperation, Generic[G]):
         # (Not earlier: a pending registration keeps heartbeats from deleting orphaned rows, and this call may have
         # waited long for the main connection.)
         member.begin_registration(self.uid)
-        tickets = session.register(
-            member_id, self.requesting_id, self.owner, self.uid, self.requests, self.timeout == 0
-        )
+        try:
+            tickets = session.register(
+                member_id, self.requesting_id, self.owner, self.uid, self.requests, self.timeout == 0
+            )
+        except ConfigurationError as exc:
+            name_resource(exc, [request.resource for request in self.requests])
+            raise
         self.tickets, self._ungranted = tickets or [], []
         member.add(self.tickets)
         for ticket in self.tickets:

@@ -16,6 +16,7 @@ from sqlsem.client.operations.acquire import Acquisition, G
 from sqlsem.client.operations.waiting import row_removed
 from sqlsem.client.waiters.queues import Waiter
 from sqlsem.client.waiters.state import WaiterState
+from sqlsem.engines.answers import naming_resource
 from sqlsem.engines.failures import Busy
 from sqlsem.engines.priorities import PriorityAnswer
 from sqlsem.engines.protocol import Capability
@@ -114,9 +115,10 @@ class PriorityAcquisition(Acquisition[G]):
             if self.rolled_back:
                 return PriorityAnswer(None, False)
             member.begin_registration(self.uid)
-            answer = session.acquire_by_priority(
-                member_id, self.requesting_id, self.owner, self.uid, request, self.timeout == 0, entry
-            )
+            with naming_resource(request.resource):
+                answer = session.acquire_by_priority(
+                    member_id, self.requesting_id, self.owner, self.uid, request, self.timeout == 0, entry
+                )
             # (No heartbeat comes in between, because this call has the main connection.)
             if answer.ticket is not None:
                 self.tickets = [answer.ticket]

@@ -18,6 +18,7 @@ from sqlsem.client.operations import terms
 from sqlsem.client.operations.acquire import Acquisition
 from sqlsem.client.operations.rate_grants import BaseRateGrant, adjusting
 from sqlsem.client.operations.waiting import row_removed
+from sqlsem.engines.answers import naming_resource
 from sqlsem.engines.failures import Busy, Disconnected
 from sqlsem.engines.protocol import Capability
 from sqlsem.util import runtime
@@ -300,7 +301,8 @@ class RateAcquisition(Generic[R]):
         first, *others = (member._demand() for member in waiting)
         request = replace(self._request, cost=first.cost)
         try:
-            answer = session.take_rate(request, ticket, first.ahead_ms, others)
+            with naming_resource(request.resource):
+                answer = session.take_rate(request, ticket, first.ahead_ms, others)
         except Disconnected:
             self._answer_lost = True
             raise

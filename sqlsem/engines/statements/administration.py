@@ -61,9 +61,7 @@ class AdministrationStatements(BatchStatements):
         """Raise `ConfigurationError` if a request without a limit of its own has lost its cap."""
         unlimited = self.row("without_limit", {"resource": resource, "prefix": prefix})
         if unlimited["number"]:
-            raise ConfigurationError(
-                counted_on(unlimited["number"], unlimited["resource"]), resource=unlimited["resource"]
-            )
+            raise ConfigurationError(counted_on(unlimited["number"], unlimited["resource"]))
 
     def _setting_of(self, resource: str) -> dict[str, Any]:
         row = self.row("setting_of", (resource,))
