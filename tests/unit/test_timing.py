@@ -10,6 +10,7 @@ import pytest
 
 import sqlsem.testing
 from sqlsem import sql
+from sqlsem.client.connection import membership
 from sqlsem.engines.base import Options
 from sqlsem.util import timing
 from sqlsem.util.timing import DEFAULT, Timing
@@ -103,4 +104,4 @@ def test_watchdog_wakes_when_a_heartbeat_is_due():
         interval, heartbeat = member._heartbeat_interval, member.heartbeat_thread
         for until_due, pause in [(0.5, 0.5), (2 * interval, interval), (0.001, 0.01), (-1, interval)]:
             heartbeat.due = now + until_due
-            assert member._watchdog_pause() == pytest.approx(pause)
+            assert membership._watchdog_pause(member) == pytest.approx(pause)

@@ -396,7 +396,7 @@ class Membership:
 
     def _run_watchdog(self, should_continue: ShouldContinue) -> None:
         while should_continue():
-            pause = self._watchdog_pause()
+            pause = _watchdog_pause(self)
             self.watchdog.due = self.clock() + pause + self._tolerance
             if self.closing.wait(pause):
                 return
@@ -415,16 +415,6 @@ class Membership:
                 self.verify()
             elif self._seconds_until_uncertain() <= 0:
                 self._mark_lost_and_interrupt()
-
-    def _watchdog_pause(self) -> float:
-        """Return the seconds until something may be late."""
-        pause = min(self._heartbeat_interval, self._seconds_until_uncertain(), self.main.seconds_until_overdue())
-        if self.heartbeat_thread.is_suspect:
-            pause = min(pause, SUSPECT_SECONDS)
-        until_due = self.heartbeat_thread.due - self.clock()
-        if until_due > 0:  # else it was seen to be late, and its database is slow
-            pause = min(pause, until_due)
-        return max(0.01, pause)
 
     def _seconds_until_uncertain(self) -> float:
         """Return the seconds until the last heartbeat is too old; with nothing held, the time that a new lock has."""
@@ -501,3 +491,15 @@ class Membership:
         for thread in (self.heartbeat_thread, self.watchdog):
             thread.join(max(0.0, deadline - self.clock()))
         return True
+
+
+def _watchdog_pause(member: Membership) -> float:
+    """Return the seconds until something of a member may be late."""
+    until_uncertain, until_overdue = member._seconds_until_uncertain(), member.main.seconds_until_overdue()
+    pause = min(member._heartbeat_interval, until_uncertain, until_overdue)
+    if member.heartbeat_thread.is_suspect:
+        pause = min(pause, SUSPECT_SECONDS)
+    until_due = member.heartbeat_thread.due - member.clock()
+    if until_due > 0:  # else it was seen to be late, and its database is slow
+        pause = min(pause, until_due)
+    return max(0.01, pause)
