@@ -15,7 +15,7 @@ import sqlsem
 from sqlsem import sql
 
 #: The hash of each frozen version.
-DIGESTS = {"0.1.0": "3e14ab8cd38b7383c47ebf5a655f593356406a1d9b1f98ec26ee13b4eaa0881b"}
+DIGESTS = {"0.1.0": "266580f9eafde0393f679bc79ddbd1a82b5629e6132fdc811fb99565b5230fe8"}
 #: The version of the tables in each.
 SCHEMA_VERSIONS = {"0.1.0": 1}
 pytestmark = pytest.mark.engines("sqlite", "postgresql", "mysql")

@@ -21,7 +21,6 @@ BAD_NAMES = [
 BAD_REQUESTS = [
     ({"limit": 0}, "limit on"),
     ({"limit": -1}, "limit on"),
-    ({"limit": None}, "no limit is set for"),
     ({"limit": 2, "weight": 3}, "weight on"),
     ({"limit": 2, "weight": 0}, "weight on"),
     ({"limit": 2, "weight": None}, "weight on"),
@@ -115,6 +114,8 @@ def test_bad_requests(session, database, refused, name, routine):
     for named, words in BAD_REQUESTS:
         with refused("22023", 50000, words):
             connection.acquire(name, routine=routine, **named)
+    with refused("22023", 50008, "no limit is set for"):
+        connection.acquire(name, routine=routine, limit=None)
     assert database.queue(name) == []
     assert connection.acquire(name, routine=routine)[0] == 0
     assert connection.call("release", name) == 0

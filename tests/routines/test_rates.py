@@ -91,7 +91,7 @@ def test_an_operator_sets_and_clears_limits(session, refused, database, name):
         return [(window_ms, limit, used, cap) for _, window_ms, limit, used, *_, cap in rows]
 
     assert (set_rate(None), operator.call("reset_rate", resource), shown()) == (-1, -1, [])
-    with refused("22023", 50000, "no limit is set"):
+    with refused("22023", 50008, "no limit is set"):
         take(connection, name, None, None)
     assert (set_rate(2), set_rate(9, HOUR * 2)) == (0, 0)
     assert [take(connection, name, None, None, timeout_ms=0)[0] for _ in range(3)] == [0, 0, -1]
@@ -107,7 +107,7 @@ def test_an_operator_sets_and_clears_limits(session, refused, database, name):
     assert operator.call("reset_rate", resource) == 0
     assert (shown(), take(connection, name, None, None)[0]) == ([(HOUR, 3, 0, 3)], 0)
     assert (set_rate(None), shown(), set_rate(None)) == (0, [], -1)
-    with refused("22023", 50000, "no limit is set"):
+    with refused("22023", 50008, "no limit is set"):
         take(connection, name, None, None)
     assert take(connection, name, 1, timeout_ms=0)[0] == -1, "earlier use counts for the next limit"
     for limit, per_ms in ((0, HOUR), (2**31, HOUR), (1, 0), (1, None)):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from support import procedures
 from support.databases import Database
 from support.patience import PATIENCE, until
 
@@ -201,7 +202,8 @@ def close_idle() -> None:
 def refused(database: Database, sqlstate: str, number: int, words: str) -> Iterator[None]:
     """Assert that the body fails with that SQLSTATE on PostgreSQL, and with that number in T-SQL.
 
-    The pattern ``words`` must be found in the message.
+    The pattern ``words`` must be found in the message. On PostgreSQL, the number must be one of those that T-SQL raises
+    with a message that begins as this one.
     """
     if database.engine == "postgresql":
         import psycopg as driver
@@ -211,6 +213,8 @@ def refused(database: Database, sqlstate: str, number: int, words: str) -> Itera
         yield
     if database.engine == "postgresql":
         assert caught.value.sqlstate == sqlstate, caught.value
+        numbers = procedures.numbers_of(caught.value.diag.message_primary or "")
+        assert number in (numbers or {number}), f"T-SQL raises {numbers}: {caught.value}"
     else:
         assert number_of(caught.value) == number, caught.value
     assert re.search(words, str(caught.value)), caught.value

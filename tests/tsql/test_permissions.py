@@ -506,6 +506,8 @@ def test_old_grants_are_taken_back_and_roles_can_be_made_again(database, as_logi
     assert may(connection, database, "EXECUTE", {"work", "put"}) == set()
     database.rows(f"GRANT EXECUTE ON {database.schema}.[work] TO {database.schema}_user")
     assert may(connection, database, "EXECUTE", {"work", "put"}) == {"work"}
+    if not database.rows("SELECT TOP (1) 1 FROM sys.database_permissions"):
+        pytest.skip("this server lists no permissions, so the script cannot see any")
     admin = database.raw()
     for batch in re.split(r"(?m)^GO$", sql.script("mssql", "permissions", schema=database.schema)):
         if batch.strip():

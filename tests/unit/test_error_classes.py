@@ -13,10 +13,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from support.procedures import messages
 
 import sqlsem.sql
 from sqlsem.engines.answers import name_resource
 from sqlsem.engines.mssql.engine import SqlServerSession
+from sqlsem.engines.mssql.errors import OUR_WORDS
 from sqlsem.engines.postgresql.connection import PsycopgConnection
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "errors.md"
@@ -69,6 +71,14 @@ def test_documented_errors_contain_every_raised_code() -> None:
     states = {state for _, _, listed in table for state in listed}
     assert raised("mssql", r"(?:THROW|raise_error) (5\d{4})") == numbers
     assert raised("postgresql", r"ERRCODE = '(\w{5})'") == states
+
+
+def test_words_of_a_message_stand_for_its_number() -> None:
+    """Some drivers report no numbers; then the beginning of a message decides."""
+    assert len(messages()) > 250
+    for message in messages():
+        known = {number for number, words in OUR_WORDS if re.match(words, message.text)}
+        assert known <= message.numbers, message
 
 
 @pytest.mark.parametrize(("words", "numbers", "states"), rows(), ids=lambda value: str(value)[:30])

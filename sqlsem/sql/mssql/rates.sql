@@ -252,7 +252,7 @@ CREATE OR ALTER PROCEDURE {schema}.take_tokens
     BEGIN
         SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N'''; name a limit and a window, or have an operator set them: ',
             N'EXEC {schema}.set_rate');
-        EXEC {schema}.raise_error 50000, @message;
+        EXEC {schema}.raise_error 50008, @message;
     END;
     SELECT TOP (1) @window_ms = f.window_ms, @fixed = f.fixed FROM @force AS f WHERE f.fixed < @cost ORDER BY f.fixed;
     IF @fixed IS NOT NULL
