@@ -68,11 +68,14 @@ class SqlSession:
         return ", ".join(marks)
 
     def call(self, routine: str, *parameters: Any, **named: Any) -> Any:
-        """Return the first row of a routine's answer, or in T-SQL its return code; a single value as itself."""
+        """Return the first row of a routine's answer; in T-SQL its return code if there is no row. A single value is
+        returned as itself.
+        """
         if self.tsql:
             text = f"DECLARE @c int; EXEC @c = {{s}}.{routine} {self._marks(parameters, named)}; SELECT @c"
-            return self.rows(text, *parameters, *named.values())[0][0]
-        row = self.listed(routine, *parameters, **named)[0]
+            row = self.rows(text, *parameters, *named.values())[0]
+        else:
+            row = self.listed(routine, *parameters, **named)[0]
         return row[0] if len(row) == 1 else row
 
     def listed(self, routine: str, *parameters: Any, **named: Any) -> list[tuple[Any, ...]]:

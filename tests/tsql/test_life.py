@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from support import remains, until
+from support import remains, slack, until
 
 pytestmark = pytest.mark.engines("mssql")
 
@@ -63,9 +63,10 @@ def test_a_try_gets_in_where_the_dead_have_been(member, session, database, name)
 
 def test_free_session_lock_alone_grants_nothing(member, session, database, name):
     """A woken waiter checks the owner of the row: it may be within its grace."""
-    connection, (holder, number) = session(), member(6000)
+    connection, (holder, number) = session(), member(round(1000 * slack(2)))
     holder.rows(REGISTER, number, name)
-    waiting = connection.waiting(name, timeout_ms=60000)
+    waiting = connection.waiting(name, timeout_ms=600_000)
+    holder.rows("EXEC {s}.heartbeat ?", number)
     holder.close()
     states_seen = []
     until(lambda: states_seen.append([row[0] for row in states(database, name)]) or waiting.done())
