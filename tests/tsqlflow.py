@@ -226,7 +226,7 @@ class Expressions:
             return UNKNOWN
         result: Value = method(node, scopes)
         collation = node.get("Collation")
-        if (collation is not None and node.kind not in ("CastCall", "ConvertCall")) or collation is not None:
+        if collation is not None:
             result = replace(result, label=Label(3, collated(collation.Value)))
         return result
 

@@ -108,7 +108,7 @@ class SqlServerDoctor(Doctor):
             (workers,) = self._ask("workers")
             detail.append(f"the server has {workers} worker threads")
         if not workers:
-            detail.append("it is not detail here how many worker threads the server has (that takes VIEW SERVER STATE)")
+            detail.append("how many worker threads the server has is not known (that takes VIEW SERVER STATE)")
         with contextlib.suppress(SqlsemError, IndexError):
             maximum, members, waiting = self._ask("waiters")
             allowed = "as many as come" if maximum is None else str(maximum)
@@ -147,7 +147,7 @@ class SqlServerDoctor(Doctor):
 
     def encryption(self) -> Check:
         right = "VIEW SERVER STATE, or VIEW SERVER SECURITY STATE from 2022 on"
-        detail = f"it is not detail here whether the line is encrypted (that takes {right})"
+        detail = f"whether the line is encrypted is not known (that takes {right})"
         encrypted = None
         with contextlib.suppress(SqlsemError, IndexError):
             encrypted = self._ask("encryption")[0] == "TRUE"
