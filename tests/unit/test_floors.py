@@ -5,12 +5,16 @@ import pytest
 
 #: Of each package: the first version without the last known fault that matters here, and the fault.
 FIXED = {
+    "click": ("8.2", "before it, the tests of commands cannot tell the two streams apart"),
+    "cronsim": ("2.7", "backwards from a time at which a schedule was due, it passed that time over"),
     "filelock": ("3.20.3", "it followed links"),
     "h11": ("0.16", "CVE-2025-43859: requests smuggled in chunked bodies"),
     "jinja2": ("3.1.6", "CVE-2025-27516: a sandbox that could be left"),
     "psycopg": ("3.2.5", "CVE-2025-1094 in the libpq that it brings (17.2 before, 17.4 since)"),
     "starlette": ("1.3.1", "CVE-2025-62727 (Range), CVE-2026-48818 (UNC paths), CVE-2026-54282 (request.url)"),
+    "textual": ("4.0", "its notifications knew no `markup`: each message of sqlsem top was a TypeError"),
     "uvicorn": ("0.32.1", "before it, a stream did not end when its browser had gone"),
+    "wrapt": ("1.17", "a decorated builtin got the object that it belongs to as an argument"),
 }
 #: Packages of the extra `dashboard`, which read strangers' requests: each must be in the table.
 READ_REQUESTS = {"h11", "jinja2", "starlette", "uvicorn"}
