@@ -76,6 +76,8 @@ class Lock:
         Raises:
             Deadlock: This thread holds the lock already (without ``reentrant=True``; a `limit` may be held several
                 times while there is room), or it is in a cycle of waiters. Never if the call does not wait.
+            LockLost: The request was removed while it waited; or a remaining row of a lost `all_of` of this thread
+                blocks the request (release that lock first).
             Unavailable: The database is out of reach.
         """
         seconds, stack = self.terms.seconds(blocking, timeout), self._stacks.get()

@@ -103,7 +103,7 @@ REFUSALS = [
     ("configuration", 50008, " requests (on % first) name no limit and count on this one", None),
     ("priority", 50009, "no priority is named for %, which is granted by priority", None),
     ("priority", 50009, "no priorities are set for %, and the request names one", None),
-    ("rate", 50000, "no limit is set for %; name a limit", "no limit is set for %"),
+    ("rate", 50008, "no limit is set for %; name a limit", "no limit is set for %"),
     ("rate", 50000, "% is asked for ", None),
     ("rate", 50000, "programs have declared 40 windows for % within these windows", None),
     ("rate", 50000, "this rate has limits for 10 windows", "% has limits for 10 windows"),

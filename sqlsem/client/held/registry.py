@@ -286,26 +286,34 @@ class GrantRegistry:
             return list(self._grants)
 
     def requests_of(self, number: int) -> list[Request]:
-        """Return the requests that the thread or task with this number holds."""
+        """Return the requests whose rows the thread or task with this number has, those of lost grants included."""
         with self.state_lock:
             return [
                 request
                 for resource, grants in self._by_caller.get(number, {}).items()
                 for grant in grants
-                if grant.state.why_lost is None
+                if grant.state.why_lost is None or self._has_row(grant, resource)
                 for request in grant.state.requests
                 if request.resource == resource
             ]
 
+    def _has_row(self, grant: BaseGrant, resource: str) -> bool:
+        """Return True if the grant still has its row of a resource. A lost grant of several resources keeps the rows
+        that were not removed until its holder releases it: nothing else ends the holder's work.
+        """
+        return any(ticket.resource == resource and self._member.has_ticket(ticket) for ticket in grant.state.tickets)
+
     def _held_of(self, caller: Caller, resource: str) -> list[tuple[BaseGrant, Request]]:
-        """Return the grants and requests of a thread or task for a resource, the latest first."""
+        """Return the grants and requests of a thread or task for a resource, the latest first. Lost grants are among
+        them while they have a row of the resource.
+        """
         held = self._by_caller.get(caller.number)
         if not held:
             return []
         return [
             (grant, next(request for request in grant.state.requests if request.resource == resource))
             for grant in reversed(held.get(resource, ()))
-            if grant.state.why_lost is None
+            if grant.state.why_lost is None or self._has_row(grant, resource)
         ]
 
     # -- acquiring ----------------------------------------------------------------------------------------------
@@ -320,7 +328,7 @@ class GrantRegistry:
         return [
             grant
             for grant, held in self._held_of(caller, request.resource)
-            if held.covers(request) and not grant.state.is_unowned
+            if held.covers(request) and not grant.state.is_unowned and grant.state.why_lost is None
         ]
 
     def reenter(self, held: HeldGrant[Any]) -> bool:
@@ -336,8 +344,8 @@ class GrantRegistry:
         self, requests: Sequence[Request], caller: Caller, reentrant: bool, timeout: float | None
     ) -> bool:
         """Check if a grant of the caller itself blocks the requests. If so, return True if ``timeout`` is 0, and else
-        raise `Deadlock`. (A limit may have room for a further grant of the same caller; if it has none, the deadlock
-        monitor finds out.)
+        raise `Deadlock`, or `LockLost` for a lost grant. (A limit may have room for a further grant of the same caller;
+        if it has none, the deadlock monitor finds out.)
         """
         if caller.number not in self._by_caller:  # the usual case: the caller holds nothing
             return False
@@ -347,6 +355,10 @@ class GrantRegistry:
                     continue
                 if timeout == 0:
                     return True
+                if grant.state.why_lost is not None:
+                    if lost := self.lost_rows_of(caller):  # (else it was released just now)
+                        raise LockLost(lost, resource=request.resource)
+                    continue
                 remedy = "release it first, take what is needed in one go (weight=…, all_of), or pass reentrant=True"
                 if held.access == READ and request.access == WRITE:
                     remedy = "make it the writer (grant.upgrade()), or release it first"
@@ -358,6 +370,24 @@ class GrantRegistry:
                     resource=request.resource,
                 )
         return False
+
+    def lost_rows_of(self, caller: Caller) -> str:
+        """Return a description of the lost grants of a thread or task that still have rows, with the remedy; empty if
+        there are none.
+        """
+        with self.state_lock:
+            grants = dict.fromkeys(
+                grant
+                for resource, grants in self._by_caller.get(caller.number, {}).items()
+                for grant in grants
+                if grant.state.why_lost is not None and self._has_row(grant, resource)
+            )
+        return "; ".join(
+            f"The lock of this {caller.kind} on {', '.join(map(repr, grant.positions))} is lost: "
+            f"{grant.state.why_lost}. Its other rows stay until this {caller.kind} releases it, and block further "
+            f"requests of its own; leave its block, or release it, and acquire it again"
+            for grant in grants
+        )
 
     def requests_ahead(self, ticket: Ticket) -> list[Request]:
         """Return the requests of this process that hold the ticket's resource at positions ahead of it. Only the first

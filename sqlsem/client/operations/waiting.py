@@ -112,7 +112,9 @@ class WaitingOperation:
         assert self.deadlock is not None
         answer = yield from self.poll_once(waiter)
         if answer is False:
-            raise Deadlock(deadlocks.message(self.deadlock), resource=waiter.ticket.resource)
+            lost = self.client.registry.lost_rows_of(self.caller)
+            message = ". ".join(filter(None, (deadlocks.message(self.deadlock), lost)))
+            raise Deadlock(message, resource=waiter.ticket.resource)
         return answer
 
     def read_entries(self, resource: str, what: str) -> Effects[list[Entry]]:
