@@ -190,7 +190,8 @@ class Queue:
         """
         check_options("schedule()", options, PutOptions.__optional_keys__)
         kind, text = encode(body)
-        task_options = {**self._checked(options).as_options(), "missed": missed}
+        template = self._checked(options)
+        task_options = {**template.as_options(), "missed": missed}
         if missed not in MISSED:
             raise ConfigurationError(f"missed is 'one' or 'skip', not {missed!r}")
         if name is None:
@@ -204,7 +205,8 @@ class Queue:
             session.save_schedule(name, self.name, cron, time_zone, kind, text, task_options, due)
             return session.list_schedules(name, None)[0]
 
-        return self.claiming.client.with_connection(save, Capability.SCHEDULES)
+        with naming_resource(*(lock.resource for lock in template.locks), in_text=True):
+            return self.claiming.client.with_connection(save, Capability.SCHEDULES)
 
     def claim(self, wait: Duration | None = None) -> Iterator[Task]:
         """Claim one task after the other; end when there was none for ``wait`` (None: never end; 0: do not wait).

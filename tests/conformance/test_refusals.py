@@ -94,6 +94,11 @@ def task_with_a_lock_without_limit(coordinator, name):
     coordinator.queue(name).put({}, locks=[coordinator.limit(name("a"))])
 
 
+def schedule_with_a_lock_without_limit(coordinator, name):
+    locks = [coordinator.mutex(name("b")), coordinator.limit(name("a"))]
+    coordinator.queue(name).schedule("0 2 * * *", {}, name=name, locks=locks)
+
+
 def limit_of_a_pattern_in_use(coordinator, name):
     coordinator.admin.set_limit(f"{name}*", 2)
     with coordinator.limit(name("a")):
@@ -243,6 +248,7 @@ REFUSALS = [
     (used_token, sqlsem.NotHeld, HANDOVER, itself),
     (revoked_token, sqlsem.NotHeld, HANDOVER, itself),
     (task_with_a_lock_without_limit, sqlsem.ConfigurationError, WRONG, suffixed("a")),
+    (schedule_with_a_lock_without_limit, sqlsem.ConfigurationError, WRONG, suffixed("a")),
     (second_upgrade, sqlsem.Deadlock, "deadlock", itself),
     (revoked_while_it_waits, sqlsem.LockLost, "lock-lost", itself),
     (revoked_while_it_is_held, sqlsem.LockLost, "lock-lost", itself),

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +26,7 @@ from sqlsem.values.tasks import (
     QueueState,
     Schedule,
     TaskEntry,
+    TaskLock,
     task_locks,
 )
 
@@ -48,12 +49,16 @@ class TaskStatements(FairQueueingStatements):
         with self.forks_blocked, self.transaction():
             return self.put_in_transaction(queue, uid, tasks)
 
+    def require_limits(self, locks: Iterable[TaskLock]) -> None:
+        """Raise `ConfigurationError` if a lock of a task names no limit, and no operator has set one."""
+        for lock in locks:
+            if lock.limit is None and self.row("cap", {"resource": lock.resource})["cap"] is None:
+                raise ConfigurationError(no_limit_set(lock.resource), resource=lock.resource)
+
     def put_in_transaction(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
         """Put tasks as `put_tasks` does, in a transaction that is already open (for schedules)."""
         login = self.login()
-        for lock in {lock for task in tasks for lock in task.locks if lock.limit is None}:
-            if self.row("cap", {"resource": lock.resource})["cap"] is None:
-                raise ConfigurationError(no_limit_set(lock.resource), resource=lock.resource)
+        self.require_limits(dict.fromkeys(lock for task in tasks for lock in task.locks))
         turns = self.uses_fair_queueing(queue) or any(task.key for task in tasks)
         keys = [task.key if task.key or not (turns or task.priority) else "" for task in tasks]
         uids = [f"{uid}.{number}" for number in range(1, len(tasks) + 1)]
@@ -318,6 +323,7 @@ class ScheduleStatements(TaskStatements):
         check_task_options(options)
         values = {"name": name, "queue": queue, "cron": cron, "zone": zone, "kind": kind, "body": body}
         with self.forks_blocked, self.transaction():
+            self.require_limits(NewTask.of_options(kind, body, options).locks)
             stored = {"options": json.dumps(options), "due": due.timestamp(), "login": self.login()}
             self.run("save_schedule", {**values, **stored})
 
