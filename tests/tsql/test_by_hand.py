@@ -19,6 +19,8 @@ pytestmark = pytest.mark.engines("mssql")
 def schema(database: Database) -> Iterator[str]:
     name = random_name()
     yield name
+    if row(database, f"SELECT SCHEMA_ID(N'{name}')") == (None,):
+        return
     connection = database.raw()
     for batch in batches(sql.script("mssql", "drop", schema=name)):
         connection.cursor().execute(batch)

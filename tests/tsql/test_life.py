@@ -63,13 +63,18 @@ def test_a_try_gets_in_where_the_dead_have_been(member, session, database, name)
 
 def test_free_session_lock_alone_grants_nothing(member, session, database, name):
     """A woken waiter checks the owner of the row: it may be within its grace."""
-    connection, (holder, number) = session(), member(round(1000 * slack(2)))
+    connection, observer, (holder, number) = session(), session(), member(round(1000 * slack(2)))
+
+    def seen():
+        return [row[2] for row in observer.rows("EXEC {s}.entries ?", name)]
+
     holder.rows(REGISTER, number, name)
+    assert seen() == ["holds"], "compiled before it has to be quick"
     waiting = connection.waiting(name, timeout_ms=600_000)
     holder.rows("EXEC {s}.heartbeat ?", number)
     holder.close()
     states_seen = []
-    until(lambda: states_seen.append([row[0] for row in states(database, name)]) or waiting.done())
+    until(lambda: states_seen.append(seen()) or waiting.done())
     assert waiting.result().code == 1
     assert ["holds", "waits"] in states_seen
     assert [second for second in states_seen if len(second) > 1 and second[1] != "waits"] == []
