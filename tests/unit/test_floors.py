@@ -5,7 +5,7 @@ import pytest
 
 #: Of each package: the first version without the last known fault that matters here, and the fault.
 FIXED = {
-    "click": ("8.2", "before it, the tests of commands cannot tell the two streams apart"),
+    "click": ("8.2.1", "8.2.0 did not complete some arguments; before it, tests had no stderr apart"),
     "cronsim": ("2.7", "backwards from a time at which a schedule was due, it passed that time over"),
     "filelock": ("3.20.3", "it followed links"),
     "h11": ("0.16", "CVE-2025-43859: requests smuggled in chunked bodies"),
@@ -14,6 +14,7 @@ FIXED = {
     "starlette": ("1.3.1", "CVE-2025-62727 (Range), CVE-2026-48818 (UNC paths), CVE-2026-54282 (request.url)"),
     "textual": ("4.0", "its notifications knew no `markup`: each message of sqlsem top was a TypeError"),
     "uvicorn": ("0.32.1", "before it, a stream did not end when its browser had gone"),
+    "vl-convert-python": ("1.8", "the Vega-Lite that it brought was older than the timeline's specification"),
     "wrapt": ("1.17", "a decorated builtin got the object that it belongs to as an argument"),
 }
 #: Packages of the extra `dashboard`, which read strangers' requests: each must be in the table.
