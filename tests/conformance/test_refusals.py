@@ -138,11 +138,6 @@ def revoked_token(coordinator, name):
     coordinator.adopt(token)
 
 
-def token_for_an_unknown_login(coordinator, name):
-    with coordinator.mutex(name) as grant:
-        grant.hand_over(to=name("nobody"))
-
-
 def revoked_while_it_waits(coordinator, name, attempt):
     with coordinator.mutex(name):
         waiting = attempt(coordinator.mutex(name))
