@@ -140,14 +140,14 @@ class Queue:
                 for chunk in _chunks(template, bodies):
                     task_ids += session.put_tasks(self.name, os.urandom(12).hex(), chunk)
             return task_ids
-        for chunk in _chunks(template, bodies):
-            uid = os.urandom(12).hex()
-            with naming_resource(*resources, in_text=True):
+        with naming_resource(*resources, in_text=True):
+            for chunk in _chunks(template, bodies):
+                uid = os.urandom(12).hex()
                 task_ids += self.claiming.client.member.call(
                     "put",
                     lambda session, _, chunk=chunk, uid=uid: session.put_tasks(self.name, uid, chunk),  # type: ignore[misc]
                 )
-            self.claiming.client.queue_changes.notify()
+                self.claiming.client.queue_changes.notify()
         return task_ids
 
     def _checked(self, options: PutOptions) -> NewTask:
