@@ -38,13 +38,13 @@ class Message(NamedTuple):
 
 @functools.cache
 def messages() -> list[Message]:
-    messages = []
+    found = []
     for name, procedure in PROCEDURES.items():
         waiting: list[Message] = []  # a later call of raise_error takes their texts
         parts = re.split(r"((?:THROW 5\d{4}, )?N'sqlsem: (?:[^']|'')*')", procedure)
         for literal, code in zip(parts[1::2], parts[2::2], strict=True):
             message = Message(name, literal.partition("N'")[2][:-1].replace("''", "'"), set())
-            messages.append(message)
+            found.append(message)
             code = re.sub(r"N'(?:[^']|'')*'", "", code)
             raised = re.findall(r"\braise_error (5\d{4})", code)
             if literal.startswith("THROW"):
@@ -57,7 +57,7 @@ def messages() -> list[Message]:
                 for known in waiting:
                     known.numbers.update(map(int, raised))
                 waiting.clear()
-    return messages
+    return found
 
 
 def numbers_of(text: str) -> set[int]:
