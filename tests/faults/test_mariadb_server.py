@@ -113,6 +113,7 @@ def test_waiting_sessions_are_seen_and_ended(mariadb_server, numbers):
         thread.start()
         return thread
 
+    assert mariadb_server.waiting(numbers) == []  # (an answer that a poll soon after must not get again)
     row, name = wait("INSERT INTO numbers VALUES (1)"), wait("SELECT GET_LOCK(%s, 60)", numbers)
     waiting = until(lambda: len(found := mariadb_server.waiting(numbers)) == 2 and found, "two sessions wait")
     for session in waiting:
