@@ -11,6 +11,10 @@ FIXED = {
     "h11": ("0.16", "CVE-2025-43859: requests smuggled in chunked bodies"),
     "jinja2": ("3.1.6", "CVE-2025-27516: a sandbox that could be left"),
     "psycopg": ("3.2.5", "CVE-2025-1094 in the libpq that it brings (17.2 before, 17.4 since)"),
+    "pymysql": (
+        "1.2.4",
+        "before 1.2, no TLS unless asked for; before this, an error where the URL verifies the server",
+    ),
     "starlette": ("1.3.1", "CVE-2025-62727 (Range), CVE-2026-48818 (UNC paths), CVE-2026-54282 (request.url)"),
     "textual": ("4.0", "its notifications knew no `markup`: each message of sqlsem top was a TypeError"),
     "uvicorn": ("0.32.1", "before it, a stream did not end when its browser had gone"),
