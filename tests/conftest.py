@@ -48,6 +48,7 @@ import signal
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -567,6 +568,16 @@ def connect(
         coordinator.close()
     if request.node.get_closest_marker("leaves_rows") is None:
         assert database.queue(name) == [], "the test left rows in the queue"
+
+
+@pytest.fixture(autouse=True)
+def _modules() -> Iterator[None]:
+    """Check that a test which made modules be imported anew has put all of them back. (`support.forget_engine`)"""
+    yield
+    for name, module in list(sys.modules.items()):
+        package, _, attribute = name.rpartition(".")
+        other = getattr(sys.modules.get(package), attribute, None) if package.startswith("sqlsem") else None
+        assert other is module or not isinstance(other, types.ModuleType), f"there are two modules {name}"
 
 
 #: The warnings about rows that a test still holds when it ends are right.

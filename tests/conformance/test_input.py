@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from support import Database, PostgresServer, free_port, keep_to_the_permissions, random_name
+from support import Database, PostgresServer, forget_engine, free_port, keep_to_the_permissions, random_name
 
 import sqlsem
 from sqlsem.engines import of_url
@@ -153,7 +153,7 @@ def test_a_missing_driver_names_the_extra(monkeypatch, url, module, drivers, ext
         ]:
             monkeypatch.delitem(sys.modules, loaded)
         monkeypatch.setitem(sys.modules, driver, None)
-    monkeypatch.delitem(sys.modules, f"sqlsem.engines.{module}", raising=False)
+    forget_engine(monkeypatch, module)
     with pytest.raises(sqlsem.ConfigurationError, match=rf"sqlsem\[{extra}\]"):
         coordinator = sqlsem.connect(url)
         coordinator.admin.entries()

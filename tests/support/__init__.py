@@ -3,7 +3,7 @@
 from support import browsers
 from support.children import Channel, Child, child_main, keep_to_the_permissions, make_lock, require_no_crash, session
 from support.costs import cost_of_next_ready, cost_of_turns, pages, processor_seconds, without_collector
-from support.databases import Database, MemoryDatabase, odbc_of_url, pinned, random_name, with_database
+from support.databases import Database, MemoryDatabase, forget_engine, odbc_of_url, pinned, random_name, with_database
 from support.forks import TESTS
 from support.histories import Recorder, Stay, check_history, overlap
 from support.mariadb import MariaDBServer, MariaDBSession, mariadb_lacks

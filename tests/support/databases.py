@@ -7,12 +7,16 @@ import os
 import re
 import secrets
 import sqlite3
+import sys
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 import sqlsem
+from sqlsem import engines
 from sqlsem.client.effects import run_generator
 from sqlsem.engines import of_url
 from sqlsem.engines.base import Engine, Options, Session
@@ -204,6 +208,12 @@ class MemoryDatabase(Database):
     def queue(self, prefix: str) -> list[tuple[Any, ...]]:
         rows = sorted((row.position, row.resource, row.requesting_id) for row in self.session().entries(None))
         return [row for row in rows if row[1].startswith(prefix)]
+
+
+def forget_engine(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Make the next use of an engine import its package anew. The test's end puts the known one back."""
+    monkeypatch.delitem(sys.modules, f"sqlsem.engines.{module}", raising=False)
+    monkeypatch.delattr(engines, module, raising=False)
 
 
 def odbc_of_url(url: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support import command_line, overviews
+from support import command_line, forget_engine, overviews
 from support.commands import call, done, drawn
 from support.overviews import NOW
 
@@ -522,7 +522,7 @@ def test_sql_for_sqlcmd_is_a_single_transaction_in_ascii() -> None:
 def test_sql_of_the_urls_engine_needs_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLSEM_URL", f"postgresql://someone:{SECRET}@nowhere/db")
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "sqlsem.engines.postgresql", raising=False)
+    forget_engine(monkeypatch, "postgresql")
     assert "GRANT" in done("sql", "permissions")
     assert SECRET not in done("sql")
 
@@ -633,7 +633,7 @@ def test_doctor_knows_network_file_systems(
 def test_doctor_reports_a_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLSEM_URL", f"postgresql://someone:{SECRET}@nowhere/db")
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "sqlsem.engines.postgresql", raising=False)
+    forget_engine(monkeypatch, "postgresql")
     result = call("doctor")
     assert result.exit_code == 1
     assert "FAIL" in result.stdout
