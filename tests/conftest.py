@@ -2,7 +2,7 @@
 
     database         a `support.Database` with the tables in it; the test runs once for each available engine
                      (``@pytest.mark.engines("sqlite", …)`` restricts it to some). SQLite: a file of the test's own.
-                     Others: one database a worker (``--shuffle 2``: a test), so use the names of ``name`` only.
+                     Others: one database a worker (``--shuffle 2``: a test) with others' rows: use ``name``.
     name             a `str`, and a function: ``name`` and ``name("b")`` are resources of this test alone
     connect          ``connect(grace=…)`` makes coordinators on ``database``; closed at the end, when no row of the
                      test's resources may be left (``@pytest.mark.leaves_rows``: not checked)
@@ -68,7 +68,7 @@ import face as aio_face  # noqa: E402
 import microsoft  # noqa: E402
 import selection  # noqa: E402
 import support  # noqa: E402
-from support import databases, environment, galera, late_threads, shared_servers, shuffling  # noqa: E402
+from support import databases, environment, frozen, galera, late_threads, shared_servers, shuffling  # noqa: E402
 
 import sqlsem  # noqa: E402
 from clients.mixed import dotnet  # noqa: E402
@@ -430,11 +430,23 @@ def new_postgres_database(server: support.PostgresServer) -> support.Database:
     return create(_templates.get(place))
 
 
+def lived_in(database: support.Database, request: pytest.FixtureRequest) -> support.Database:
+    """Leave rows of every kind in a database for several tests: a test that sees more than its own fails always.
+
+    Else it would fail only after certain other tests. (Databases of single tests, and of some features, stay empty.)
+    """
+    if shuffling.scope_of_databases(config=request.config) == "session" and not os.environ.get("SQLSEM_TEST_FEATURES"):
+        frozen.use(database)
+    return database
+
+
 @pytest.fixture(scope=shuffling.scope_of_databases)
-def _postgres_database(postgres_server: support.PostgresServer) -> Iterator[support.Database]:
+def _postgres_database(
+    postgres_server: support.PostgresServer, request: pytest.FixtureRequest
+) -> Iterator[support.Database]:
     import psycopg
 
-    database = new_postgres_database(postgres_server)
+    database = lived_in(new_postgres_database(postgres_server), request)
     yield database
     name = databases.name_of_database(database)
     with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
@@ -450,8 +462,10 @@ def new_mariadb_database(server: support.MariaDBServer) -> support.Database:
 
 
 @pytest.fixture(scope=shuffling.scope_of_databases)
-def _mysql_database(mariadb_server: support.MariaDBServer) -> Iterator[support.Database]:
-    database = new_mariadb_database(mariadb_server)
+def _mysql_database(
+    mariadb_server: support.MariaDBServer, request: pytest.FixtureRequest
+) -> Iterator[support.Database]:
+    database = lived_in(new_mariadb_database(mariadb_server), request)
     yield database
     mariadb_server.end_sessions(database=databases.name_of_database(database))  # their transactions would block it
     mariadb_server.rows(f"DROP DATABASE {databases.name_of_database(database)}")

@@ -298,7 +298,7 @@ def rows(coordinator, client):
     return {
         (entry.resource, entry.position, entry.access)
         for entry in coordinator.admin.entries()
-        if entry.member_id == client.member.member_id
+        if entry.member_id is not None and entry.member_id == client.member.member_id
     }
 
 
